@@ -109,14 +109,6 @@ def test_arrays_beside_variables_are_not_given_away(wrap: Any) -> None:
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS, ids=IDS)
-def test_arguments_are_not_given_away(wrap: Any) -> None:
-    net, x = MLP(nnx.Rngs(0)), values(16, 3)
-    for _ in range(2):
-        wrap(net, donate=True)(x)
-    assert_close(x, X)
-
-
-@pytest.mark.parametrize("wrap", WRAPPERS, ids=IDS)
 def test_an_exception_while_tracing_gives_nothing_away(wrap: Any) -> None:
     net = Counter(nnx.Rngs(0))
     fast = wrap(

@@ -11,7 +11,7 @@ from flax import nnx
 
 import paraxis as px
 from tests._support import assert_close, values
-from tests.transforms._models import MLP, Counter, Noisy, Normed, Tied, arrays_in, assert_untouched
+from tests.transforms._models import MLP, Counter, Tied, arrays_in, assert_untouched
 
 
 class Scaler(nnx.Module):
@@ -35,14 +35,6 @@ def test_every_form_computes_what_is_computed_without_it() -> None:
     assert_close(px.Jit(scaler.scaled)(x), jnp.asarray(w * x))
     assert_close(px.Jit(scaler.scaled)(x, by=3.0), jnp.asarray(w * x * 3))
     assert_close(px.Jit(lambda v, x: v[...] * x, scaler.scale)(x), jnp.asarray(w * x))
-
-
-def test_functions_of_pytrees_need_no_modules() -> None:
-    x, y = values(3), values(3, seed=1)
-    fn = px.Jit(lambda tree, *, c: {"sum": tree["a"] + tree["b"][0] + c, "as is": tree["a"]})
-    assert_close(fn({"a": x, "b": [y]}, c=2.0), {"sum": x + y + 2.0, "as is": x})
-    assert px.Jit(lambda: 3)() == 3
-    assert jax.grad(px.Jit(lambda x: x**3))(2.0) == 12.0
 
 
 def _static(net: Scaler, x: jax.Array, kind: str, power: int = 1, *, flag: bool = False) -> jax.Array:
@@ -85,13 +77,6 @@ def test_static_arguments_of_modules_and_methods_and_pytree_functions() -> None:
     assert_close(px.Jit(lambda x, n: x * len(range(n)), static_argnums=1)(x, n=4), x * 4)
 
 
-def test_what_is_no_function_or_no_module_is_refused() -> None:
-    with pytest.raises(px.StateError, match=r"Jit: f must be a function or a module, got int; write px\.Jit\(net\)"):
-        px.Jit(3)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(px.StateError, match=r"Jit: modules\[1\] is a dict without variables.*f\(net, params, x\)"):
-        px.Jit(lambda net, params, x: x, Scaler(), {"w": values(3)})
-
-
 def test_writes_come_back_exactly_once_and_nothing_else_is_replaced() -> None:
     net = Counter(nnx.Rngs(0))
     kernel, bias = net.layer.kernel.get_value(), net.layer.bias.get_value()
@@ -102,17 +87,6 @@ def test_writes_come_back_exactly_once_and_nothing_else_is_replaced() -> None:
         assert net.calls.get_value().dtype == jnp.int32
         assert net.layer.kernel.get_value() is kernel
         assert net.layer.bias.get_value() is bias
-
-
-@pytest.mark.slow
-def test_state_of_layers_is_what_it_is_without_compiling() -> None:
-    x = values(6, 3)
-    for make in (Normed, Noisy):
-        here, there = make(nnx.Rngs(1)), make(nnx.Rngs(1))
-        fast = px.Jit(here)
-        for _ in range(3):
-            assert_close(fast(x), there(x))
-        assert_close(arrays_in(here), arrays_in(there))
 
 
 def test_tied_weights_stay_one_variable() -> None:

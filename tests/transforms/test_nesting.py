@@ -11,7 +11,7 @@ from flax import nnx
 
 import paraxis as px
 from tests._support import assert_close, values
-from tests.transforms._models import MLP, Counter, Noisy, Normed, arrays_in, assert_untouched
+from tests.transforms._models import MLP, Counter, arrays_in, assert_untouched
 
 WRAPPERS = {"Jit": px.Jit, "Parallel": px.Parallel, "Vectorize": px.Vectorize}
 STYLES: dict[str, Callable[[Any, Any, Any], Callable[..., Any]]] = {
@@ -44,38 +44,6 @@ def test_two_transforms_in_any_order_write_once(outer: str, inner: str, style: s
 
 def _placed(x: Any) -> Any:
     return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), x)
-
-
-def test_deeper_nestings() -> None:
-    net, x = Counter(nnx.Rngs(0)), values(8, 2, 3)
-    rows = px.Vectorize(net)
-    for n, fn in enumerate(
-        (
-            px.Jit(px.Parallel(px.Vectorize(px.Jit(net)))),
-            px.Parallel(px.Jit(px.Vectorize(rows))),
-            px.Jit(px.Jit(px.Jit(net))),
-            px.Jit(lambda rows, x: px.Parallel(lambda rows, x: rows(x), rows)(x), rows),
-        ),
-        start=1,
-    ):
-        assert_close(_placed(fn(x)), _linear(net, x))
-        assert net.calls.get_value() == n
-
-
-def test_an_inner_function_called_several_times_counts_each_time() -> None:
-    net, x = Counter(nnx.Rngs(0)), values(8, 3)
-    for outer in (px.Jit, px.Parallel):
-        for inner in (px.Jit(net), px.Vectorize(net)):
-            before = int(net.calls.get_value())
-            fn = outer(_thrice, net, inner)
-            assert_close(_placed(fn(x)), 3 * _linear(net, x), rtol=1e-4)
-            assert net.calls.get_value() == before + 4
-
-
-def _thrice(net: Counter, inner: Callable[..., Any], x: jax.Array) -> jax.Array:
-    total = inner(x) + inner(x)
-    net(x)
-    return total + inner(x)
 
 
 def _loss(net: Counter, x: jax.Array) -> jax.Array:
@@ -147,33 +115,6 @@ def test_gradients_of_each_row() -> None:
         assert net.calls.get_value() == n
 
 
-@pytest.mark.slow
-def test_second_derivatives() -> None:
-    net, x = Counter(nnx.Rngs(0)), values(8, 3)
-
-    def penalty(net: Counter, x: jax.Array) -> jax.Array:
-        gradients, _ = px.GradValues(_loss, net)(x)
-        return sum((g**2).sum() for g in gradients)  # pyright: ignore[reportReturnType]
-
-    def by_hand(weights: list[jax.Array]) -> jax.Array:
-        inner = jax.grad(lambda w: ((x @ w[1] + w[0]) ** 2).mean())(weights)
-        return sum((g**2).sum() for g in inner)  # pyright: ignore[reportReturnType]
-
-    expected = jax.grad(by_hand)([net.layer.bias.get_value(), net.layer.kernel.get_value()])
-    assert_close(list(px.Jit(px.GradValues(penalty, net))(x)[0]), expected)
-    assert_close(list(px.GradValues(penalty, net)(x)[0]), expected)
-    assert net.calls.get_value() == 2
-
-
-@pytest.mark.parametrize("make", [Normed, Noisy, MLP])
-def test_layers_with_state_are_nested_as_they_are_plain(make: Any) -> None:
-    here, there, x = make(nnx.Rngs(0)), make(nnx.Rngs(0)), values(6, 3)
-    fn = px.Jit(lambda inner, x: px.GradValues(lambda inner, x: inner(x).sum(), inner)(x)[1], px.Jit(here))
-    for _ in range(2):
-        assert_close(fn(x), there(x).sum(), rtol=1e-4, atol=1e-4)
-    assert_close(arrays_in(here), arrays_in(there))
-
-
 def test_edits_made_outside_reach_the_inner_function_without_compiling() -> None:
     net, x, traces = MLP(nnx.Rngs(0)), values(2, 3), list[int]()
 
@@ -191,16 +132,6 @@ def test_edits_made_outside_reach_the_inner_function_without_compiling() -> None
     net.first = nnx.Linear(3, 8, rngs=nnx.Rngs(9))
     assert_close(outer(x), 2 * net(x))
     assert_close(inner(x), net(x))
-
-
-def test_a_replaced_variable_is_found_by_the_inner_function_when_shapes_change() -> None:
-    net = Counter(nnx.Rngs(0))
-    inner = px.Jit(net)
-    outer = px.Jit(lambda inner, x: inner(x) * 2, inner)
-    outer(values(2, 3))
-    net.layer.kernel, net.calls = nnx.Param(values(3, 4)), nnx.Variable(jnp.asarray(7, "int32"))
-    assert_close(outer(values(5, 3)), 2 * _linear(net, values(5, 3)))
-    assert net.calls.get_value() == 8
 
 
 @pytest.mark.slow

@@ -73,14 +73,6 @@ def test_the_rate_is_traced() -> None:
     assert len(traces) == 1
 
 
-def test_it_works_eagerly_and_takes_lists_in_order() -> None:
-    net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
-    before = [v[...] for v in px.variables(net)]
-    px.Optimizer(net, optax.sgd)(0.5, [jnp.ones(4), jnp.full((3, 4), 2.0)])
-    for v, old, size in zip(px.variables(net), before, (1.0, 2.0), strict=True):
-        np.testing.assert_allclose(v[...], old - 0.5 * size, rtol=1e-6)
-
-
 def test_only_the_chosen_variables_are_trained() -> None:
     net = MLP(nnx.Rngs(0))
     kernels = px.variables(net).subset(lambda name, _: name.endswith("kernel"))
@@ -94,43 +86,21 @@ def test_only_the_chosen_variables_are_trained() -> None:
     )
 
 
-def test_several_modules_train_together() -> None:
-    a, b = nnx.Linear(3, 4, rngs=nnx.Rngs(0)), nnx.Linear(4, 4, rngs=nnx.Rngs(1))
-    opt = px.Optimizer((a, b), optax.sgd)
-    gradients, _ = px.GradValues(lambda a, b, x, y: ((b(a(x)) - y) ** 2).mean(), a, b)(X, Y)
-    expected = a.kernel[...] - 0.1 * gradients["[0](Linear).kernel"]
-    opt(0.1, gradients)
-    np.testing.assert_allclose(a.kernel[...], expected, rtol=1e-6)
-
-
-def test_further_arguments_of_the_update_are_passed_on() -> None:
-    net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
-    opt = px.Optimizer(net, lambda lr: optax.chain(optax.sgd(lr), optax.contrib.reduce_on_plateau()))
-    opt(0.1, nnx.grad(square_loss)(net, X, Y), value=jnp.array(1.0))
-
-
-def test_its_state_is_in_variables_and_shares_the_module_s() -> None:
-    net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
-    opt = px.Optimizer(net, optax.sgd, momentum=0.9)
-    both = px.variables(net) + px.variables(opt)
-    assert [name for name in both.names() if "trace" in name] == both.names()[2:]
-    assert len(both) == 4
-
-
 @pytest.mark.parametrize(
-    ("gradients", "message"),
+    ("lr", "gradients"),
     [
-        ([jnp.ones(4)], "1 gradients were given for 2 variables"),
-        ([jnp.ones(4), jnp.ones((4, 3))], r"gradient of \(Linear\)\.kernel has shape \(4, 3\), the variable \(3, 4\)"),
+        (0.1, [jnp.ones(4)]),
+        (0.1, [jnp.ones(4), jnp.ones((1, 4))]),
+        (jnp.ones(4), [jnp.ones(4), jnp.ones((3, 4))]),
     ],
-    ids=["too few", "shape"],
+    ids=["too few", "one of another shape", "several rates"],
 )
-def test_gradients_that_do_not_fit_raise_and_change_nothing(gradients: Any, message: str) -> None:
+def test_gradients_that_do_not_fit_raise_and_change_nothing(lr: Any, gradients: Any) -> None:
     net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
     opt = px.Optimizer(net, optax.sgd, momentum=0.9)
     before = [v[...] for v in px.variables(opt)]
-    with pytest.raises(px.ShapeError, match=message):
-        opt(0.1, gradients)
+    with pytest.raises(px.ShapeError, match="gradients must be one for each of the 2 variables, of its shape"):
+        opt(lr, gradients)
     assert all(v[...] is b for v, b in zip(px.variables(opt), before, strict=True))
 
 
@@ -138,14 +108,8 @@ def test_wrong_arguments_say_what_to_write() -> None:
     net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
     with pytest.raises(px.StateError, match=r"must be a function of the learning rate.*optax\.sgd, momentum=0\.9"):
         px.Optimizer(net, optax.sgd(0.1))  # pyright: ignore[reportArgumentType]
-    with pytest.raises(px.StateError, match=r"picks no variable of Linear; write wrt=nnx\.Param"):
+    with pytest.raises(px.StateError, match=r"picks no variable; write wrt=nnx\.Param"):
         px.Optimizer(net, optax.sgd, wrt=nnx.BatchStat)
-    with pytest.raises(px.ShapeError, match=r"lr must be a scalar, got shape \(2,\); write opt\(0\.1, gradients\)"):
-        px.Optimizer(net, optax.sgd)(jnp.ones(2), [jnp.ones(4), jnp.ones((3, 4))])
-    opt = px.Optimizer(net, optax.sgd)
-    net.bias = nnx.data(None)
-    with pytest.raises(px.StateError, match=r"variable \(Linear\)\.bias is no longer in the module"):
-        opt(0.1, [jnp.ones(4), jnp.ones((3, 4))])
 
 
 @pytest.mark.parametrize(
@@ -154,7 +118,7 @@ def test_wrong_arguments_say_what_to_write() -> None:
     ids=["rprop", "injected", "chain"],
 )
 def test_an_optimiser_that_keeps_the_rate_in_its_state_is_refused(factory: Any) -> None:
-    with pytest.raises(px.StateError, match=r"keeps the learning rate in its state, as .*lambda lr: optax\.rprop"):
+    with pytest.raises(px.StateError, match=r"keeps the learning rate in its state.*lambda lr: optax\.rprop"):
         px.Optimizer(MLP(nnx.Rngs(0)), factory)
     fixed = px.Optimizer(MLP(nnx.Rngs(0)), lambda lr: optax.chain(optax.rprop(0.01), optax.scale(lr)))
     assert len(fixed.names) == 4

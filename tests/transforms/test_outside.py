@@ -1,7 +1,6 @@
 """A module that a compiled function takes from outside is refused when it is wrapped; copies of wrapped functions."""
 
 import copy
-import inspect
 import pickle
 from typing import Any
 
@@ -58,7 +57,7 @@ def test_a_module_from_outside_is_refused_with_the_line_to_write(wrap: Any) -> N
     for name, functions in cases.items():
         for fn in functions:
             with pytest.raises(
-                px.StateError, match=rf"uses '{name}', .*px\.{wrap.__name__}\(lambda net, …: …, {name}\)"
+                px.StateError, match=rf"uses '{name}' from outside, .*px\.{wrap.__name__}\(lambda net, …: …, {name}\)"
             ):
                 wrap(fn, *([net] if fn.__code__.co_argcount == 2 else []))
 
@@ -69,22 +68,6 @@ def test_sizes_other_names_and_given_modules_are_no_modules_from_outside(wrap: A
     assert_close(Trainer().step(X), NET(X))
     assert_close(px.Vectorize(lambda x: NET(x))(X), NET(X))
     assert_close(px.GradValues(lambda x: NET(x).sum(), argnums=0)(X)[0], jnp.ones((8, 4)) @ NET.kernel[...].T)
-
-
-def test_a_wrapped_function_that_is_reached_through_an_object_is_refused_when_called() -> None:
-    class Holder:
-        net = Counter(nnx.Rngs(0))
-        fast = px.Jit(net)
-
-        def step(self, net: Any, x: jax.Array) -> jax.Array:
-            return self.fast(x).sum()
-
-    holder = Holder()
-    before = arrays_in(holder.net)
-    for wrap in (px.Jit, px.Parallel, px.GradValues):
-        with pytest.raises(px.StateError, match=r"is used inside a function of .*Give it as an argument"):
-            wrap(holder.step, MLP(nnx.Rngs(0)))(X)
-    assert_untouched(before, holder.net)
 
 
 def call(net: Counter, x: jax.Array) -> jax.Array:
@@ -117,14 +100,6 @@ def test_modules_that_belong_together_are_copied_together() -> None:
     assert_close(net_copied.bias[...], net.bias[...] - 0.1)
 
 
-@pytest.mark.parametrize("wrap", [px.Jit, px.Parallel, px.Vectorize, px.GradValues])
-def test_the_signature_is_that_of_the_function_without_its_modules(wrap: Any) -> None:
-    net = Counter(nnx.Rngs(0))
-    assert list(inspect.signature(wrap(loss, net)).parameters) == ["x", "scale"]
-    for of_net in (wrap(net), wrap(net.__call__), wrap(wrap(net))):
-        assert list(inspect.signature(of_net).parameters) == ["x"]
-
-
 LATE: dict[str, Any] = {
     "Jit": lambda net: px.Jit(call)(net, X),
     "by keyword": lambda net: px.Jit(lambda x, net: net(x))(X, net=net),
@@ -145,7 +120,7 @@ def test_a_module_given_when_calling_is_refused_and_is_left_as_it_was(case: str)
 
 
 def test_a_function_that_jax_has_compiled_is_refused_if_it_is_to_have_modules() -> None:
-    with pytest.raises(px.StateError, match=r"compiled by jax\.jit already.*px\.Jit\(call\.__wrapped__, net\)"):
+    with pytest.raises(px.StateError, match=r"compiled by jax\.jit already.*f\.__wrapped__"):
         px.Jit(jax.jit(call), Counter(nnx.Rngs(0)))
     assert_close(px.Jit(jax.jit(lambda x: x * 2))(X), X * 2)
 

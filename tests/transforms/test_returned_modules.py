@@ -39,14 +39,12 @@ def counted(f: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 @pytest.mark.parametrize("wrap", WRAPS)
-def test_a_part_of_what_was_given_is_refused_by_name_and_nothing_is_written(wrap: str) -> None:
-    for f, named in [
-        (lambda net: net, "Net"),
-        (lambda net: {"found": (X, net.layers[0])}, r"Net\.layers\.0"),
-        (lambda net: net.layers[0].bias, r"Net\.layers\.0\.bias"),
-    ]:
+def test_a_part_of_what_was_given_is_refused_and_nothing_is_written(wrap: str) -> None:
+    for f in (lambda net: net, lambda net: {"found": (X, net.layers[0])}, lambda net: net.layers[0].bias):
         net = Net()
-        message = rf"{wrap.rpartition(' ')[2]}: the function returned {named}, a part of .*nnx\.state\(module\)"
+        message = (
+            rf"{wrap.rpartition(' ')[2]}: the function returned a module that it was given, .*nnx\.state\(module\)"
+        )
         with pytest.raises(px.StateError, match=message):
             WRAPS[wrap](counted(f), net)(X)
         assert int(net.count[...]) == 0

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh
 
 import paraxis as px
 from tests._support import assert_close, at_night, values
-from tests.transforms._models import Counter, Noisy, Normed
+from tests.transforms._models import Normed
 
 DEVICES = [1, 2, 3, 8]
 SOME_DEVICES = [1, 8, *at_night([2, 3], 2)]
@@ -52,18 +52,6 @@ def rewrite(store: Store) -> None:
     """Each device writes what was there."""
     for v in px.variables(store):
         v.set_value(v[...] * 1)
-
-
-def test_the_rules_on_eight_devices() -> None:
-    kinds = ("first", "sum", "stack")
-    store = Store(**{kind: nnx.Variable(jnp.arange(5), sync=kind) for kind in kinds})
-    px.Parallel(rewrite, store)()
-    assert store["first"].tolist() == [0, 1, 2, 3, 4]
-    assert store["sum"].tolist() == [0, 8, 16, 24, 32]
-    assert store["stack"].tolist() == [[0, 1, 2, 3, 4]] * 8
-    averaged = Store(v=nnx.Variable(jnp.array([1.0, 2.0]), sync="mean"))
-    px.Parallel(add_index, averaged)()
-    assert averaged["v"].tolist() == [4.5, 5.5]
 
 
 @pytest.mark.sampled(4)
@@ -148,25 +136,6 @@ def test_integers_keep_their_dtype_and_are_exact(dtype: str) -> None:
         assert got.tolist() == value.astype(dtype).tolist(), rule
 
 
-def test_a_variable_that_holds_a_tree() -> None:
-    store = Store(v=nnx.Variable({"a": jnp.zeros(2), "n": jnp.asarray(3)}, sync="mean"))
-
-    def body(store: Store) -> None:
-        old = store.v.get_value()
-        store.v.set_value({"a": old["a"] + px.axis_index("device"), "n": old["n"] + 1})
-
-    px.Parallel(body, store)()
-    new = store.v.get_value()
-    assert (new["a"].tolist(), int(new["n"])) == ([3.5, 3.5], 4)
-
-
-def test_a_counter_counts_calls_not_devices() -> None:
-    net = Counter(nnx.Rngs(0))
-    for _ in range(3):
-        px.Parallel(net)(values(8, 3))
-    assert (int(net.calls[...]), net.calls[...].dtype) == (3, "int32")
-
-
 @pytest.mark.parametrize("devices", SOME_DEVICES)
 def test_batch_statistics_of_each_device_are_averaged(devices: int) -> None:
     net, x = nnx.BatchNorm(3, momentum=0.9, rngs=nnx.Rngs(0)), values(24, 3)
@@ -223,37 +192,6 @@ def test_each_device_and_each_call_has_its_own_mask(devices: int) -> None:
     again = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
     first = px.Parallel(again, mesh=mesh_of(devices), reduce="stack")(jnp.ones((24, 64)))
     assert [np.asarray(share[0] > 0).tobytes() for share in first] == masks[:devices]
-
-
-def test_rows_that_are_padded_draw_as_others_do() -> None:
-    drop = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
-    y = np.asarray(px.Parallel(drop)(jnp.ones((10, 64))))
-    assert y.shape == (10, 64)
-    assert len({row.tobytes() for row in y}) == 10
-    assert drop.rngs is not None
-    assert int(drop.rngs.count[...]) == 1
-
-
-@pytest.mark.slow
-def test_streams_that_are_not_drawn_from_stay() -> None:
-    net, x = Noisy(nnx.Rngs(0)), values(16, 3)
-    fast = px.Parallel(net)
-    fast(x)
-    net.eval()
-    assert_close(np.asarray(fast(x)), np.asarray(net.layer(x)))
-    assert net.dropout.rngs is not None
-    assert int(net.dropout.rngs.count[...]) == 1
-    rngs = nnx.Rngs(params=0, noise=1)
-    drawn = px.Parallel(lambda rngs: rngs.noise.normal((2,)), rngs)()
-    assert len(set(np.asarray(drawn).tolist())) == 16
-    assert (int(rngs.noise.count[...]), int(rngs.params.count[...])) == (1, 0)
-
-
-def test_a_batch_norm_that_names_its_axis_keeps_it() -> None:
-    net = nnx.Dict(own=nnx.BatchNorm(3, axis_name="rows", rngs=nnx.Rngs(0)))
-    seen: list[str] = []
-    px.Parallel(lambda net, x: seen.append(net.own.axis_name), net, sync_batch_norm=True)(values(8))
-    assert seen[0] == "rows"
 
 
 def cubed(net: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:

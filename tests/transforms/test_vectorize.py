@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import paraxis as px
-from tests.transforms._models import MLP, Counter, Noisy, Normed
+from tests.transforms._models import Noisy, Normed
 
 X = np.random.default_rng(0).normal(size=(10, 3)).astype("float32")
 Y = np.random.default_rng(1).normal(size=(10, 4)).astype("float32")
@@ -45,12 +45,6 @@ def test_rows_have_their_own_randomness_and_the_stream_advances_once() -> None:
     assert rngs.default.key.shape == ()
 
 
-def test_a_row_s_randomness_does_not_depend_on_how_many_rows_there_are() -> None:
-    few = px.Vectorize(lambda rngs, x: rngs.normal(), nnx.Rngs(0))(jnp.zeros(3))
-    many = px.Vectorize(lambda rngs, x: rngs.normal(), nnx.Rngs(0))(jnp.zeros(9))
-    np.testing.assert_array_equal(few, many[:3])
-
-
 def test_a_stream_that_is_not_drawn_from_stays() -> None:
     net = Noisy(nnx.Rngs(0))
     net.eval()
@@ -80,13 +74,6 @@ def test_streams_of_several_keys_and_lone_keys_are_split_as_well() -> None:
     assert len({*noise(jnp.zeros(8)).tolist(), *noise(jnp.zeros(8)).tolist()}) == 16
 
 
-def test_rows_are_those_of_vmap() -> None:
-    net = MLP(nnx.Rngs(0))
-    definition, state = nnx.split(net)
-    expected = jax.vmap(lambda x: nnx.merge(definition, state)(x))(X)
-    np.testing.assert_allclose(px.Vectorize(net)(X), expected, rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("batch_axis", "shapes"),
     [(1, ((3, 10), (4, 10))), ((0, 1), ((10, 3), (4, 10))), (({"a": 0, "b": None}, -1), None)],
@@ -104,11 +91,6 @@ def test_batch_axes(batch_axis: Any, shapes: Any) -> None:
     np.testing.assert_allclose(out[1], 2 * Y, rtol=1e-6)
 
 
-def test_numbers_and_keywords_are_given_whole() -> None:
-    out = px.Vectorize(lambda x, k, shift: x * k + shift.sum())(X, 2.0, shift=jnp.ones(10))
-    np.testing.assert_allclose(out, 2 * X + 10, rtol=1e-6)
-
-
 def test_per_example_gradients_are_those_of_a_loop() -> None:
     net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
     gradient = px.GradValues(lambda net, x, y: ((net(x) - y) ** 2).mean(), net)
@@ -119,12 +101,6 @@ def test_per_example_gradients_are_those_of_a_loop() -> None:
         residual = np.asarray(net(X[i]) - Y[i])
         np.testing.assert_allclose(rows[0][i], residual / 2, rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(rows[1][i], np.outer(X[i], residual) / 2, rtol=1e-4, atol=1e-6)
-
-
-def test_what_is_the_same_for_all_rows_is_written_once() -> None:
-    net = Counter(nnx.Rngs(0))
-    px.Vectorize(net)(X)
-    assert [int(v[...]) for v in px.variables(net) if v.dtype == jnp.int32] == [1]
 
 
 def test_what_differs_needs_a_rule() -> None:

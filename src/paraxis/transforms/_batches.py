@@ -1,104 +1,134 @@
-"""Arguments split along a batch axis, beside those that are given whole."""
+"""Arguments split among rows or devices, and what comes back from these combined."""
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
-from paraxis._axes import tree
-from paraxis.errors import ShapeError
+from paraxis._axes import layout, tree
+from paraxis._axes.axis import Axis
+from paraxis._calls import check
+from paraxis._core import reductions
+from paraxis.errors import ShapeError, StateError
+from paraxis.transforms._modules import Graph
 
 Axes = int | None | Sequence[Any]
-_WHOLE = object()  # stands for None, which would be taken for structure
 
 
-@dataclasses.dataclass(frozen=True)
-class Batch:
-    """Arguments taken apart: ``rows`` are split, each along the axis in ``axes``; ``whole`` are not.
+class Batch(NamedTuple):
+    """The leaves of arguments, and the axis along which each is split; ``None``: it is given whole.
 
-    ``size`` is the number of rows; ``None`` if nothing is split.
+    ``size`` is the number of rows; ``None`` if nothing is split. ``structure`` is that of arguments and keywords.
     """
 
-    rows: list[Any]
-    whole: list[Any]
-    axes: tuple[int, ...]
+    leaves: list[Any]
+    axes: list[int | None]
     size: int | None
     structure: Any
-    is_row: tuple[bool, ...]
-
-    def put_together(self, rows: Sequence[Any], whole: Sequence[Any]) -> Any:
-        ours, theirs = iter(rows), iter(whole)
-        return jax.tree.unflatten(self.structure, [next(ours if is_row else theirs) for is_row in self.is_row])
 
 
 def split(transform: str, batch_axis: Axes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Batch:
-    """Take arguments apart. Leaves without dimensions are given whole, whatever their axis.
+    """Split arguments. Leaves without dimensions are given whole, whatever their axis, and so are keywords.
 
     Raises:
-        ShapeError: naming the argument, if an axis is missing, sizes disagree, or it is one random key for all rows,
-            which would be the same noise on each, unless batch_axis says None for it.
+        ShapeError: if sizes disagree, or an argument is one random key for all rows, which would be the same noise on
+            each, unless batch_axis says None for it.
     """
     args = tuple(args)
-    found, structure = jax.tree_util.tree_flatten_with_path(args)
-    axes = _axes(transform, batch_axis, args)
-    kept = [_axis(transform, path, x, at) for (path, x), at in zip(found, axes, strict=True)]
-    sizes = {
-        tree.name("args", path): np.shape(x)[at] for (path, x), at in zip(found, kept, strict=True) if at is not None
-    }
+    given = tuple(batch_axis)[: len(args)] if isinstance(batch_axis, Sequence) else (batch_axis,) * len(args)
+    found, structure = jax.tree_util.tree_flatten_with_path((args, dict(kwargs)))
+    wanted = tree.entries(given, args)
+    wanted += [0 if _is_key(x) else None for _, x in found[len(wanted) :]]
+    axes: list[int | None] = []
+    sizes: dict[str, int] = {}
+    for (path, x), at in zip(found, wanted, strict=True):
+        name, shape = tree.name("args" if path[0].idx == 0 else "kwargs", path[1:]), np.shape(x)
+        if at is not None and _is_key(x):
+            raise ShapeError(
+                f"{transform}: {name} is one random key, which would be the same noise everywhere. Give a key per row, "
+                f"jax.random.split(key, rows), or bind nnx.Rngs; if one for all is meant, give it by position and "
+                f"write batch_axis=(0, None)"
+            )
+        axes.append(None if at is None or not shape else range(len(shape))[at])
+        if (at := axes[-1]) is not None:
+            sizes[name] = shape[at]
     if len(set(sizes.values())) > 1:
-        listed = ", ".join(f"{label}: {size}" for label, size in sizes.items())
+        listed = ", ".join(f"{name}: {size}" for name, size in sizes.items())
         raise ShapeError(
             f"{transform}: the sizes of the batch axes disagree ({listed}). Write None in batch_axis for what is not "
             f"a batch: batch_axis=(0, None)"
         )
-    alike = [
-        tree.name("args", path) for (path, x), at in zip(found, axes, strict=True) if at is not _WHOLE and _is_key(x)
-    ]
-    alike += [name for name, x in kwargs.items() if any(map(_is_key, jax.tree.leaves(x)))]
-    if alike:
-        raise ShapeError(
-            f"{transform}: {alike[0]} is one random key, which would be the same noise everywhere. Give a key per "
-            f"row, jax.random.split(key, rows), or bind nnx.Rngs; if one for all is meant, give it by position and "
-            f"write batch_axis=(0, None)"
-        )
-    return Batch(
-        rows=[leaf for (_, leaf), at in zip(found, kept, strict=True) if at is not None],
-        whole=[leaf for (_, leaf), at in zip(found, kept, strict=True) if at is None],
-        axes=tuple(at for at in kept if at is not None),
-        size=next(iter(sizes.values()), None),
-        structure=structure,
-        is_row=tuple(at is not None for at in kept),
-    )
-
-
-def _axes(transform: str, batch_axis: Axes, args: tuple[Any, ...]) -> list[Any]:
-    """Return the axis of each leaf, or ``_WHOLE``."""
-    is_each = isinstance(batch_axis, Sequence)
-    given = tuple(batch_axis)[: len(args)] if is_each else (batch_axis,) * len(args)
-    marked = jax.tree.map(lambda at: _WHOLE if at is None else at, given, is_leaf=tree.is_none)
-    try:
-        return jax.tree.leaves(tree.spread(marked, args))
-    except (ValueError, TypeError) as error:
-        raise ShapeError(
-            f"{transform}: batch_axis={batch_axis!r} does not fit the {len(args)} arguments; write one entry per "
-            f"argument, each an integer, None, or a tree that is a prefix of the argument"
-        ) from error
-
-
-def _axis(transform: str, path: Any, x: Any, at: Any) -> int | None:
-    shape = np.shape(x)
-    if at is _WHOLE or not shape:
-        return None
-    if not -len(shape) <= at < len(shape):
-        raise ShapeError(
-            f"{transform}: {tree.name('args', path)} has shape {shape} and no axis {at} to split; write None for it in "
-            f"batch_axis to give it whole"
-        )
-    return at % len(shape)
+    return Batch([x for _, x in found], axes, next(iter(sizes.values()), None), structure)
 
 
 def _is_key(x: Any) -> bool:
     return isinstance(x, jax.Array) and x.ndim == 0 and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+# --- results ---------------------------------------------------------------------------------------------------------
+
+KINDS = ("concat", "stack", "first", "mean", "sum", "max", "min", "same")
+
+
+def reduced(kind: Any, x: jax.Array, axis: Axis, *, differs: bool) -> Any:
+    """``(devices, ...)`` → what ``kind`` makes of it. Values that all devices have alike need not be sent."""
+    if not isinstance(kind, str):
+        return kind(layout.gathered(x, axis))
+    if kind == "stack" or (kind == "concat" and x.ndim == 1):
+        return x
+    if kind == "concat":
+        return x.reshape(-1, *x.shape[2:])
+    alike = kind in ("first", "same", "max", "min") or (kind == "mean" and jnp.issubdtype(x.dtype, jnp.inexact))
+    if alike and not differs:
+        return layout.agreed(x, axis)
+    return layout.gathered(x, axis)[0] if kind in ("first", "same") else over(axis)(kind, x)
+
+
+def over(axis: Axis) -> Callable[[str, jax.Array], jax.Array]:
+    """Return the reductions by name, of ``(size, ...)`` over the elements of an axis."""
+    return lambda kind, x: getattr(reductions, f"reduce_{kind}")(x, axis)
+
+
+# --- variables -------------------------------------------------------------------------------------------------------
+
+RULES = ("mean", "sum", "max", "min", "first", "stack")
+Rule = str | Callable[[jax.Array], Any]
+"""One of ``RULES``, or a function of all values stacked."""
+Sync = Mapping[Any, Rule | None]
+"""Rules by a variable's name or type."""
+
+
+def check_sync(transform: str, sync: Sync | None, names: tuple[str, ...]) -> Sync:
+    """Return the rules that ``sync=`` gives, if there are such rules and such names."""
+    for key, rule in (sync or {}).items():
+        if not (rule is None or callable(rule)):
+            check.one_of(transform, f"sync[{key!r}]", rule, RULES, StateError)
+        if isinstance(key, str):
+            check.one_of(transform, "sync", key, names, StateError)
+    return dict(sync or {})
+
+
+def rule_of(graph: Graph, number: int, sync: Sync) -> Rule | None:
+    """Return a variable's own rule, or that for its name, or that for the nearest of its types; ``None``: none."""
+    variable, name = graph.variables[number], graph.names[number]
+    if variable.has_metadata("sync"):
+        return variable.get_metadata("sync")
+    rules = {nnx.BatchStat: "mean"} | dict(sync)
+    return next((rules[kind] for kind in (name, *type(variable).__mro__) if kind in rules), None)
+
+
+def combined(rule: Rule, x: jax.Array, fold: Callable[[str, jax.Array], jax.Array]) -> Any:
+    """``(size, ...)`` → the variable's new value. Integers and booleans keep their dtype: means are rounded."""
+    if not isinstance(rule, str):
+        return rule(x)
+    if rule in ("stack", "first"):
+        return x if rule == "stack" else x[0]
+    whole = x.astype(jnp.int32) if x.dtype == bool else x
+    if rule != "mean" or jnp.issubdtype(x.dtype, jnp.inexact):
+        return fold(rule, whole).astype(x.dtype)
+    size = len(x)  # counters may be larger than floats are exact, and their sum larger than their dtype: divide first
+    rest = fold("sum", (whole % size).astype(jnp.int32))
+    return (fold("sum", whole // size) + (rest + size // 2) // size).astype(x.dtype)

@@ -1,6 +1,5 @@
 """Gradients with respect to variables and arguments, with the state that the function writes threaded through."""
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -10,9 +9,8 @@ from flax import nnx
 
 from paraxis._calls import check, pytrees
 from paraxis.errors import ShapeError, StateError
-from paraxis.transforms._binding import run
-from paraxis.transforms._variables import Choice, Gradients, Variables, chooser
-from paraxis.transforms._wrapped import Wrapped, refuse_outside, running
+from paraxis.transforms._variables import Choice, Gradients, Variables, is_chosen
+from paraxis.transforms._wrapped import Wrapped, refuse_outside, run
 
 _R = TypeVar("_R", covariant=True)
 
@@ -65,10 +63,8 @@ class GradValues(Wrapped[_R], Generic[_R]):
             refuse_outside("GradValues", self._body.fn)
         chosen: Any = wrt
         if isinstance(wrt, Variables):  # by name: the modules of a run have other variables
-            binding, ids = self.binding(), {id(v) for v in wrt}
-            pairs = zip(binding.names, binding.graph.variables, strict=True)
-            chosen = frozenset(name for name, v in pairs if id(v) in ids)
-        chooser("GradValues", chosen)
+            graph, ids = self.binding().graph, {id(v) for v in wrt}
+            chosen = frozenset(name for name, v in zip(graph.names, graph.variables, strict=True) if id(v) in ids)
         self._body.options = chosen, argnums
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, _R]:
@@ -76,9 +72,8 @@ class GradValues(Wrapped[_R], Generic[_R]):
         check.no_cut("GradValues", "args", (args, kwargs))
         args, kwargs = pytrees.sealed((args, kwargs))
         binding, (wrt, argnums) = self.binding(), self._body.options
-        values, arrays = binding.values(), binding.graph.arrays
-        chosen, pairs = chooser("GradValues", wrt), zip(binding.names, binding.graph.variables, strict=True)
-        picked = [i for i, (name, v) in enumerate(pairs) if chosen(name, v)]
+        graph, values = binding.graph, binding.graph.values()
+        picked = [i for i, name in enumerate(graph.names) if is_chosen(wrt, name, graph.variables[i])]
         positions = [argnums] if isinstance(argnums, int) else list(argnums or ())
         if not picked and not positions:
             raise StateError(
@@ -94,8 +89,7 @@ class GradValues(Wrapped[_R], Generic[_R]):
                 here[i] = value
             for p, params, (_, others, rest) in zip(positions, theirs, parts, strict=True):
                 given[p] = rest.joined(params, others)
-            with running("GradValues") if picked else contextlib.nullcontext():
-                result, new = run("GradValues", self._body.fn, binding, (here, arrays), given, kwargs)
+            result, new = run("GradValues", self._body.fn, graph, (here, graph.arrays), given, kwargs)
             value: Any = result[0] if isinstance(result, (tuple, list)) and result else result
             if jnp.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
                 raise ShapeError(
@@ -106,8 +100,8 @@ class GradValues(Wrapped[_R], Generic[_R]):
 
         differentiable = [values[i] for i in picked], [params for params, _, _ in parts]
         (gradients, of_args), (result, new) = jax.grad(loss, argnums=(0, 1), has_aux=True)(*differentiable)
-        binding.write(new, "GradValues")
-        found = Gradients({binding.names[i]: g for i, g in zip(picked, gradients, strict=True)})
+        graph.write(new)
+        found = Gradients({graph.names[i]: g for i, g in zip(picked, gradients, strict=True)})
         if argnums is None:
             return found, pytrees.opened(result)
         inputs = of_args[0] if isinstance(argnums, int) else tuple(of_args)

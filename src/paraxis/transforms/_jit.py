@@ -1,14 +1,108 @@
-"""``Jit``: a function of modules, compiled, with their variables threaded through."""
+"""``Jit``: a function of modules, compiled, with their variables threaded through; what ``Parallel`` shares of it."""
 
+import abc
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from paraxis.transforms import _binding
-from paraxis.transforms._binding import Structure
-from paraxis.transforms._compiled import Compiled, State
-from paraxis.transforms._wrapped import Body
+import jax
+
+from paraxis._calls import check, pytrees
+from paraxis.transforms import _wrapped
+from paraxis.transforms._modules import Graph
+from paraxis.transforms._wrapped import Binding, Body, Wrapped
 
 _R = TypeVar("_R", covariant=True)
+State = tuple[Sequence[Any], Sequence[Any]]
+"""Values of the variables, and of arrays beside them."""
+
+
+class Compiled(Wrapped[_R], Generic[_R]):
+    """Base of the wrapped functions that are compiled: one ``jax.jit`` for each structure of the modules.
+
+    ``nnx.jit_partial`` binds modules likewise, but to one structure, and reads each variable in Python.
+    """
+
+    def __init__(
+        self,
+        f: Any,
+        modules: tuple[Any, ...],
+        static_argnums: int | Sequence[int],
+        static_argnames: str | Sequence[str],
+        donate: bool,
+    ) -> None:
+        super().__init__(f, modules)
+        _wrapped.refuse_outside(type(self).__name__, self._body.fn)
+        positions = [static_argnums] if isinstance(static_argnums, int) else list(static_argnums)
+        names = [static_argnames] if isinstance(static_argnames, str) else list(static_argnames)
+        for p in positions:
+            check.count(type(self).__name__, "static_argnums", p, least=0)
+        parameters = self.__signature__.parameters.values()
+        free = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        self._body.static_positions = frozenset([*positions, *(free.index(n) for n in names if n in free)])
+        self._body.static_names = frozenset([*names, *(free[p] for p in positions if p < len(free))])
+        self._body.donate = donate
+
+    def __call__(self, *args: Any, **kwargs: Any) -> _R:
+        """Call the function; write back what it wrote."""
+        binding, program, values, args, kwargs = self._ready(args, kwargs)
+        new, result = program(values, binding.graph.arrays, *args, **kwargs)
+        return self._finished(binding, values, new, result)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the program for these arguments, as ``jax.jit(f).lower`` gives it; nothing is run or written."""
+        return self.trace(*args, **kwargs).lower()
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the trace for these arguments, as ``jax.jit(f).trace`` gives it; nothing is run or written."""
+        binding, program, values, args, kwargs = self._ready(args, kwargs)
+        return program.trace(values, binding.graph.arrays, *args, **kwargs)
+
+    def _ready(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        binding, body = self.binding(), self._body
+        kinds = set(map(type, jax.tree.leaves((args, kwargs))))
+        if not all(issubclass(kind, jax.Array) for kind in kinds):
+            check.no_cut(type(self).__name__, "args", (args, kwargs))
+            args = [x if p in body.static_positions else pytrees.sealed(x) for p, x in enumerate(args)]
+            kwargs = {name: x if name in body.static_names else pytrees.sealed(x) for name, x in kwargs.items()}
+        return binding, binding.program or self._compile(binding), binding.graph.values(), args, kwargs
+
+    def _finished(self, binding: Binding, values: Sequence[Any], new: dict[int, Any], result: Any) -> Any:
+        """Write the new values, and return what the caller gets."""
+        if new:
+            binding.graph.write(new)
+        return pytrees.opened(result)
+
+    def _compile(self, binding: Binding) -> Any:
+        programs, graph = self._body.programs, binding.graph.without_values()
+        try:
+            binding.program = programs.get(binding.key) or self._jitted(self._body, graph)
+            programs[binding.key] = binding.program
+        except TypeError:  # a static attribute that cannot be hashed: nothing to remember it by
+            binding.program = self._jitted(self._body, graph)
+        return binding.program
+
+    @classmethod
+    def _jitted(cls, body: Body, graph: Graph) -> Any:
+        # A closure over what all copies share, not over self, whose modules may be those of another run.
+        def run(values: Sequence[Any], arrays: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+            result, new = cls._run(body, graph, (values, arrays), args, kwargs)
+            # What is not written goes through if its memory was given away.
+            return dict(enumerate(values)) | new if body.donate else new, result
+
+        run.__name__ = body.name
+        return jax.jit(
+            run,
+            static_argnums=tuple(p + 2 for p in body.static_positions),
+            static_argnames=tuple(body.static_names),
+            donate_argnums=(0,) if body.donate else (),
+        )
+
+    @staticmethod
+    @abc.abstractmethod
+    def _run(
+        body: Body, graph: Graph, state: State, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, dict[int, Any]]:
+        """Trace one call: return the result, and new values of variables by their number."""
 
 
 class Jit(Compiled[_R], Generic[_R]):
@@ -16,10 +110,9 @@ class Jit(Compiled[_R], Generic[_R]):
 
     The modules are bound once and passed first: ``px.Jit(f, net, opt)(x)`` calls ``f(net, opt, x)``;
     ``px.Jit(net)(x)`` calls ``net(x)``. They keep their variables. The next call sees edits made outside, without
-    compiling again. Values that the function writes are written back once, after it has succeeded. A variable that two
-    modules share stays shared. ``eval()`` and ``train()``, replaced variables and replaced submodules are noticed as
-    well; each structure is compiled once. Everything else that the function reads is read when it is traced, as by
-    ``jax.jit``.
+    compiling again, and ``eval()``, ``train()``, replaced variables and submodules; each structure is compiled once.
+    Values that the function writes are written back once, after it has succeeded; after an exception, all variables
+    are unchanged. Everything else that the function reads is read when it is traced, as by ``jax.jit``.
 
     Args:
         f: a function of modules and further arguments; or a module, or a method of one.
@@ -35,9 +128,6 @@ class Jit(Compiled[_R], Generic[_R]):
         StateError: if ``f`` names a module from its closure or globals that it was not given (its values would become
             constants in silence); and when called, if it changes more than the values of variables, or returns a part
             of the modules (which would be a copy, apart from the one outside).
-
-    Without ``donate``, all variables are unchanged after an exception. Inside your own ``jax.jit``, a wrapped function
-    reads its variables once, while that is traced.
 
     Communicates: what ``f`` does.
 
@@ -64,7 +154,6 @@ class Jit(Compiled[_R], Generic[_R]):
 
     @staticmethod
     def _run(
-        body: Body, structure: Structure, state: State, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[dict[int, Any], Any]:
-        result, new = _binding.run(body.transform, body.fn, structure, state, args, kwargs)
-        return new, result
+        body: Body, graph: Graph, state: State, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, dict[int, Any]]:
+        return _wrapped.run("Jit", body.fn, graph, state, args, kwargs)

@@ -51,19 +51,17 @@ class Optimizer(nnx.Pytree):
     """
 
     def __init__(self, module: Any, factory: Callable[..., Any], *, wrt: Choice = nnx.Param, **options: Any) -> None:
-        if isinstance(factory, optax.GradientTransformation) or not callable(factory):
+        if isinstance(factory, optax.GradientTransformation):
             raise StateError(
-                f"Optimizer: factory must be a function of the learning rate, got {type(factory).__name__}; write "
-                f"px.Optimizer(net, optax.sgd, momentum=0.9), or lambda lr: optax.chain(…, optax.sgd(lr))"
+                "Optimizer: factory must be a function of the learning rate; write px.Optimizer(net, optax.sgd, "
+                "momentum=0.9), or lambda lr: optax.chain(…, optax.sgd(lr))"
             )
         self.module = nnx.data(module)
         self.factory = nnx.static(functools.partial(factory, **options))
         parameters = variables(module).subset(wrt)
+        if not parameters.names():
+            raise StateError(f"Optimizer: wrt={wrt!r} picks no variable; write wrt=nnx.Param")
         self.names = nnx.static(frozenset(parameters.names()))
-        if not self.names:
-            raise StateError(
-                f"Optimizer: wrt={wrt!r} picks no variable of {type(module).__name__}; write wrt=nnx.Param"
-            )
         values = _values(parameters)
         _refuse_kept_rate(self.factory, values)
         self.state = nnx.data(jax.tree.map(OptimizerState, self.factory(0.0).init(values)))
@@ -80,21 +78,18 @@ class Optimizer(nnx.Pytree):
         Raises:
             ShapeError: if the gradients do not fit the variables, or the rate is not a scalar. Nothing is changed.
         """
-        found = variables(self.module)
-        gone = [name for name in self.names if name not in found]
-        if gone:
-            raise StateError(
-                f"Optimizer: variable {gone[0]} is no longer in the module; make a new px.Optimizer for what it is now"
-            )
-        parameters = found.subset(lambda name, _: name in self.names)
-        if jnp.ndim(lr) != 0:
-            raise ShapeError(f"Optimizer: lr must be a scalar, got shape {jnp.shape(lr)}; write opt(0.1, gradients)")
+        parameters = variables(self.module).subset(lambda name, _: name in self.names)
         values, own = _values(parameters), jax.tree.leaves(self.state, is_leaf=_is_variable)
-        given = _fitting(values, gradients)
+        leaves = list(gradients) if isinstance(gradients, (list, tuple)) else jax.tree.leaves(gradients)
+        shapes = [[jax.tree.map(jnp.shape, x) for x in tree] for tree in (leaves, values.values())]
+        if shapes[0] != shapes[1] or jnp.ndim(lr):
+            raise ShapeError(
+                f"Optimizer: gradients must be one for each of the {len(values)} variables, of its shape, as "
+                f"px.GradValues gives them, and lr a scalar"
+            )
         state = jax.tree.map(lambda v: v.get_raw_value(), self.state, is_leaf=_is_variable)
-        updates, after = optax.with_extra_args_support(self.factory(lr)).update(given, state, values, **extra)
-        if jax.tree.structure(after) != jax.tree.structure(state):
-            raise StateError("Optimizer: the optimiser's state changed its structure in a step; it must not")
+        step = optax.with_extra_args_support(self.factory(lr))
+        updates, after = step.update(dict(zip(values, leaves, strict=True)), state, values, **extra)
         new: Any = optax.apply_updates(values, updates)
         for name, variable in parameters.items():
             variable.set_value(new[name])
@@ -114,25 +109,10 @@ def _refuse_kept_rate(factory: Callable[[float], Any], values: dict[str, Any]) -
     """Refuse an optimiser whose state is another for another rate. One number of each parameter tells."""
     small = jax.tree.map(lambda x: np.zeros((1,) * jnp.ndim(x), x.dtype), values)
     with jax.ensure_compile_time_eval():
-        one, other = (jax.tree_util.tree_leaves_with_path(factory(rate).init(small)) for rate in (0.1, 0.2))
-    for (path, a), (_, b) in zip(one, other, strict=True):
-        if not np.array_equal(np.asarray(a), np.asarray(b)):
-            raise StateError(
-                f"Optimizer: the optimiser keeps the learning rate in its state, as {jax.tree_util.keystr(path)}, so "
-                f"the rates of later steps would have no effect; give the function that takes the rate itself, "
-                f"px.Optimizer(net, optax.adam), or fix the rate: px.Optimizer(net, lambda lr: optax.rprop(0.01))"
-            )
-
-
-def _fitting(values: dict[str, Any], gradients: Any) -> dict[str, Any]:
-    """Return the gradients by the variables' names."""
-    leaves = list(gradients) if isinstance(gradients, (list, tuple)) else jax.tree.leaves(gradients)
-    if len(leaves) != len(values):
-        raise ShapeError(f"Optimizer: {len(leaves)} gradients were given for {len(values)} variables; give one each")
-    for (name, value), g in zip(values.items(), leaves, strict=True):
-        if jax.tree.map(jnp.shape, g) != jax.tree.map(jnp.shape, value):
-            raise ShapeError(
-                f"Optimizer: the gradient of {name} has shape {jnp.shape(g)}, the variable {jnp.shape(value)}; "
-                f"write gradients as px.GradValues gives them"
-            )
-    return dict(zip(values, leaves, strict=True))
+        one, other = (jax.tree.leaves(factory(rate).init(small)) for rate in (0.1, 0.2))
+    if not all(map(np.array_equal, one, other)):
+        raise StateError(
+            "Optimizer: the optimiser keeps the learning rate in its state, so the rates of later steps would have no "
+            "effect; give the function that takes the rate itself, px.Optimizer(net, optax.adam), or fix the rate: "
+            "px.Optimizer(net, lambda lr: optax.rprop(0.01))"
+        )

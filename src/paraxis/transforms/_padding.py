@@ -1,27 +1,28 @@
-"""The test that rows may be added to a batch: only if each result has one row per row, made of that row alone.
+"""The test that rows may be added to a share: only if each result has one row per row, made of that row alone.
 
-The function is traced with a number of rows that nothing else in it has, and its rows are followed.
+The function is traced for a prime number of rows, which no other dimension has. So a value comes from the rows if it
+has that dimension; an operation keeps rows apart if each result has it once, and it is known not to act along it.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from paraxis._axes import tree
-from paraxis._jax import jax_api, rowwise
-from paraxis.transforms import _reduce
+from paraxis._jax import jax_api
+from paraxis._jax.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn
 
 
 def harm(
     body: Callable[..., Any],
-    real: tuple[jax_api.ClosedJaxpr, Any],
+    real: tuple[ClosedJaxpr, Any],
     avals: Sequence[Any],
-    row_dims: Sequence[int],
+    row_dims: Sequence[int | None],
     share: int,
-    reduce: Any,
-    names: Sequence[str],
+    kinds: Callable[[Any], Sequence[Any]],
 ) -> str | None:
     """Return what rows that are added would change; ``None``: nothing.
 
@@ -29,46 +30,104 @@ def harm(
         body: function of arrays that gives new values of variables by their number, and a result.
         real: what it is traced to with the rows of one share, and the structure of its results.
         avals: shapes of the arrays.
-        row_dims: for each, the dimension that the rows lie along; below zero: it has none.
+        row_dims: for each, the dimension that the rows lie along.
         share: number of rows that each device will have.
-        reduce: what becomes of the results of several devices.
-        names: names of the variables.
+        kinds: what becomes of the leaves of a result of several devices.
     """
-    count = _odd_count({size for a in avals for size in a.shape})
-    shapes = [_with_rows(a.shape, at if at >= 0 else None, count) for a, at in zip(avals, row_dims, strict=True)]
+    sizes = {size for a in (*avals, *real[0].out_avals) for size in a.shape}
+    count = next(n for n in itertools.count(101) if all(n % k for k in range(2, n)) and all(s % n for s in sizes if s))
+    shapes = [_with_rows(a.shape, at, count) for a, at in zip(avals, row_dims, strict=True)]
     traced, structure = jax_api.trace(body, [a.update(shape=s) for a, s in zip(avals, shapes, strict=True)], {})
-    rows = rowwise.results(traced, [at if at >= 0 else None for at in row_dims], count)
-    wanted = [_with_rows(a.shape, r, share) for a, r in zip(traced.out_avals, rows, strict=True)]
-    new, result = jax.tree.unflatten(structure, range(structure.num_leaves))
-    for i, leaves in new.items():
-        if any(rows[leaf] is not None for leaf in jax.tree.leaves(leaves)):
-            return f"variable {names[i]} is written with what depends on the rows"
-    found = zip(jax.tree_util.tree_leaves_with_path(result), _reduce.spread("Parallel", reduce, result), strict=True)
-    reasons = (_why(tree.name("result", path), rows[leaf], wanted[leaf], kind) for (path, leaf), kind in found)
-    if (reason := next(filter(None, reasons), None)) is not None:
-        return reason
-    if structure != real[1] or [aval.shape for aval in real[0].out_avals] != wanted:
+    if (name := _meeting(jax_api.without_dead(traced), count)) is not None:
+        return f"rows may meet in {name}"
+    dims = [_dims(aval, count) for aval in traced.out_avals]
+    new, result = jax.tree.unflatten(structure, range(len(dims)))
+    if any(dims[i] for i in jax.tree.leaves(new)):
+        return "a variable is written with what depends on the rows"
+    for (path, i), kind in zip(jax.tree_util.tree_leaves_with_path(result), kinds(result), strict=True):
+        if dims[i] != [0] and (dims[i] or (traced.out_avals[i].shape and kind != "same")):
+            return f"{tree.name('result', path)} does not have the rows along its first axis"
+        if dims[i] and kind != "concat":
+            return f"{tree.name('result', path)} is reduced by {kind!r}, and the devices have shares of different sizes"
+    wanted = [_with_rows(a.shape, at[0] if at else None, share) for a, at in zip(traced.out_avals, dims, strict=True)]
+    if structure != real[1] or [a.shape for a in real[0].out_avals] != wanted:
         return f"with {share} rows per device the function does something else than with more"
     return None
 
 
-def _odd_count(taken: set[int]) -> int:
-    """Return a prime number of rows that divides none of the given dimensions."""
-    primes = (n for n in itertools.count(11) if all(n % k for k in range(2, n)))
-    return next(n for n in primes if all(size % n for size in taken if size))
+def _with_rows(shape: tuple[int, ...], at: int | None, count: int) -> tuple[int, ...]:
+    return shape if at is None else (*shape[:at], count, *shape[at + 1 :])
 
 
-def _with_rows(shape: tuple[int, ...], rows: rowwise.Rows, count: int) -> tuple[int, ...]:
-    return (*shape[:rows], count, *shape[rows + 1 :]) if isinstance(rows, int) else shape
+def _dims(aval: Any, count: int) -> list[int]:
+    """Return the dimensions that have so many rows."""
+    return [dim for dim, size in enumerate(_shape(aval)) if size == count]
 
 
-def _why(name: str, rows: rowwise.Rows, shape: tuple[int, ...], kind: Any) -> str | None:
-    if isinstance(rows, rowwise.Mixed):
-        return f"{name} is not one value per row: {rows.reason}"
-    if rows is None and (shape == () or kind == "same"):
-        return None
-    if rows != 0:
-        return f"{name} does not have the rows along its first axis"
-    return (
-        None if kind == "concat" else f"{name} is reduced by {kind!r}, and the devices have shares of different sizes"
+def _shape(aval: Any) -> tuple[int, ...]:
+    return getattr(aval, "shape", ())
+
+
+def _meeting(jaxpr: Jaxpr, count: int) -> str | None:
+    """Return the first operation that is not known to keep rows apart."""
+    for eqn in jaxpr.eqns:
+        ins, outs = ([_dims(v.aval, count) for v in atoms] for atoms in (eqn.invars, eqn.outvars))
+        name, bodies = eqn.primitive.name, []
+        if name in jax_api.CALLS or name in ("cond", "while") or (name == "scan" and eqn.params["length"] != count):
+            bodies = list(jax_api.subjaxprs(eqn))
+        elif any(ins) and name not in _PASSED_ON:
+            once = all(len(dims) == 1 for dims in outs) and all(len(dims) < 2 for dims in ins)
+            if not once or not _keeps(eqn, [dims[0] if dims else None for dims in ins], outs[0][0], count):
+                return name
+        if (name := next(filter(None, (_meeting(body, count) for body in bodies)), None)) is not None:
+            return name
+    return None
+
+
+def _keeps(eqn: JaxprEqn, ins: Sequence[int | None], out: int, count: int) -> bool:
+    """Return whether an operation keeps rows apart that lie in these dimensions of its operands and results."""
+    name, params, at = eqn.primitive.name, eqn.params, ins[0]
+    if name in _ELEMENTWISE or name == "dynamic_update_slice":
+        return all(dim in (None, out) for dim in ins)
+    if name in _KEPT or (name.startswith(("reduce_", "arg")) and "window" not in name):
+        return True  # along the rows, it would give results without them, or with another number
+    before, after = (_shape(v.aval) for v in (eqn.invars[0], eqn.outvars[0]))
+    if name in _ALONG:
+        along = params[_ALONG[name]]
+        return at not in [a % len(before) for a in (along if isinstance(along, Sequence) else [along])]
+    if name == "reshape":  # in row-major order a dimension stays if what is before it has as many numbers
+        return math.prod(before[:at]) == math.prod(after[:out])
+    if name == "pad":
+        return at is not None and tuple(params["padding_config"][at]) == (0, 0, 0)
+    if name.startswith("reduce_window"):
+        return at is not None and params["window_dimensions"][at] == 1 and tuple(params["padding"][at]) == (0, 0)
+    if name == "conv_general_dilated":
+        return at == params["dimension_numbers"].lhs_spec[0] and ins[1] is None
+    if name == "gather":
+        with_indices = at in params["dimension_numbers"].operand_batching_dims
+        return at is None or with_indices or (ins[1] is None and params["slice_sizes"][at] == count)
+    return name.startswith("random_") and not any("rbg" in str(v.aval) for v in eqn.invars)
+
+
+_PASSED_ON = ("optimization_barrier", jax_api.ONCE, "device_put", "reshard")  # result k is operand k
+_ALONG = {"sort": "dimension", "rev": "dimensions", "top_k": "axis", "cumsum": "axis", "cumprod": "axis"}
+_ALONG |= {"cummax": "axis", "cummin": "axis", "cumlogsumexp": "axis"}
+_KEPT = frozenset(
+    (
+        *("broadcast_in_dim", "concatenate", "dot_general", "dynamic_slice", "slice", "split", "squeeze"),
+        *("stack", "tile", "transpose", "unstack"),
     )
+)
+_ELEMENTWISE = frozenset(
+    (
+        *("abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e"),
+        *("bessel_i1e", "bitcast_convert_type", "cbrt", "ceil", "clamp", "clz", "complex", "conj", "copy", "copy_p"),
+        *("convert_element_type", "cos", "cosh", "digamma", "div", "eq", "eq_to", "erf", "erf_inv", "erfc", "exp"),
+        *("exp2", "expm1", "floor", "ge", "gt", "igamma", "igammac", "imag", "integer_pow", "is_finite", "le", "le_to"),
+        *("lgamma", "log", "log1p", "log2", "logistic", "lt", "lt_to", "max", "min", "mul", "mulhi", "name", "ne"),
+        *("neg", "nextafter", "not", "one_minus_square", "or", "polygamma", "population_count", "pow", "real"),
+        *("reduce_precision", "rem", "round", "rsqrt", "select_n", "sharding_constraint", "shift_left"),
+        *("shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "stop_gradient"),
+        *("sub", "tan", "tanh", "xor", "zeta"),
+    )
+)

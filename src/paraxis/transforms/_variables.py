@@ -1,5 +1,6 @@
 """Ordered collections of what a module learns: its variables, and gradients of them."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -7,9 +8,8 @@ import jax
 import numpy as np
 from flax.nnx import Variable
 
-from paraxis._calls import check
-from paraxis._modules import graphs, naming
 from paraxis.errors import StateError
+from paraxis.transforms import _modules
 from paraxis.transforms._wrapped import Wrapped
 
 
@@ -40,8 +40,10 @@ class _Collection:
         return list(self._items.items())
 
     def __repr__(self) -> str:
-        rows = [(name, str(_size(x)), str(_shape(x))) for name, x in self._items.items()]
-        rows.append((f"+Total({len(rows)})", str(sum(map(_size, self._items.values()))), ""))
+        found = [(name, [np.shape(x) for x in jax.tree.leaves(_value(x))]) for name, x in self._items.items()]
+        sizes = [sum(map(math.prod, shapes)) for _, shapes in found]
+        rows = [(n, str(size), str(s[0] if len(s) == 1 else s)) for (n, s), size in zip(found, sizes, strict=True)]
+        rows.append((f"+Total({len(rows)})", str(sum(sizes)), ""))
         name_width = max(len(name) for name, _, _ in rows)
         size_width = max(len(size) for _, size, _ in rows)
         return "\n".join(f"{name:{name_width}} {size:>{size_width}} {shape}".rstrip() for name, size, shape in rows)
@@ -62,8 +64,7 @@ class Variables(_Collection):
 
     def subset(self, wrt: "Choice") -> "Variables":
         """Select the variables of a type (``nnx.Param``), of several, or for which ``wrt(name, variable)`` is true."""
-        chosen = chooser("subset", wrt)
-        return Variables({name: v for name, v in self._items.items() if chosen(name, v)})
+        return Variables({name: v for name, v in self._items.items() if is_chosen(wrt, name, v)})
 
     def __add__(self, other: "Variables") -> "Variables":
         """Both, each variable once, under its first name.
@@ -73,18 +74,14 @@ class Variables(_Collection):
         """
         if not isinstance(other, Variables):
             return NotImplemented
-        merged, seen = dict(self._items), {id(v) for v in self}
-        for name, v in other._items.items():
-            if id(v) in seen:
-                continue
-            if name in merged:
-                raise StateError(
-                    f"variables: two different variables are called {name}; put their modules into one, "
-                    f"px.variables(nnx.Dict(a=…, b=…)), which gives them different names"
-                )
-            merged[name] = v
-            seen.add(id(v))
-        return Variables(merged)
+        seen = {id(v) for v in self}
+        new = {name: v for name, v in other._items.items() if id(v) not in seen}
+        if clash := new.keys() & self._items:
+            raise StateError(
+                f"variables: two different variables are called {min(clash)}; put their modules into one, "
+                f"px.variables(nnx.Dict(a=…, b=…)), which gives them different names"
+            )
+        return Variables(self._items | new)
 
 
 Choice = type | tuple[type, ...] | Callable[[str, Variable[Any]], bool] | Variables
@@ -112,9 +109,6 @@ class Gradients(_Collection):
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
         return [(jax.tree_util.DictKey(name), g) for name, g in self._items.items()], tuple(self._items)
 
-    def tree_flatten(self) -> tuple[list[Any], tuple[str, ...]]:
-        return list(self._items.values()), tuple(self._items)
-
     @classmethod
     def tree_unflatten(cls, names: tuple[str, ...], children: Sequence[Any]) -> "Gradients":
         return cls(dict(zip(names, children, strict=True)))
@@ -131,9 +125,6 @@ def variables(module: Any) -> Variables:
         A collection that prints names, sizes, shapes and a total. It iterates over the variables (each once, even if
         it is shared), can be indexed by name or position, merges with ``+`` and has ``subset(nnx.Param)``.
 
-    Raises:
-        StateError: if ``module`` is not something that holds variables.
-
     Communicates: nothing.
 
     Example:
@@ -148,46 +139,23 @@ def variables(module: Any) -> Variables:
         (Sequential).layers[2](Linear).kernel 12 (3, 4)
         +Total(4)                             25
     """
-    if isinstance(module, Wrapped):
-        found = variables(module.modules) if module.modules else Variables({})
-        return Variables({f"({type(module).__name__}){name}": v for name, v in found.items()})
-    if not graphs.holds_modules(module):
-        raise StateError(
-            f"variables: module must be an NNX module or a tree of them, got {type(module).__name__}; "
-            f"write px.variables(net)"
-        )
     modules = module if type(module) is tuple else (module,)
-    graph = graphs.take_apart(modules)
-    return Variables(dict(zip(naming.names_in(modules, graph.paths), graph.variables, strict=True)))
+    if not isinstance(module, Wrapped):
+        graph = _modules.split(modules)
+        return Variables(dict(zip(graph.names, graph.variables, strict=True)))
+    return Variables({f"({type(module).__name__}){name}": v for name, v in variables(module.modules).items()})
 
 
-def chooser(argument: str, wrt: Any) -> Callable[[str, Variable[Any]], bool]:
-    """Return the test that says whether a variable is one of those that are meant; ``None`` means none."""
-    if wrt is None:
-        return lambda name, v: False
+def is_chosen(wrt: Any, name: str, variable: Variable[Any]) -> bool:
+    """Return whether a choice has a variable; ``None`` has none, and a set those of these names."""
     if isinstance(wrt, Variables):
-        ids = {id(v) for v in wrt}
-        return lambda name, v: id(v) in ids
+        return any(variable is v for v in wrt)
     if isinstance(wrt, frozenset):
-        return lambda name, v: name in wrt
-    if isinstance(wrt, type) or (isinstance(wrt, tuple) and all(isinstance(t, type) for t in wrt)):
-        return lambda name, v: isinstance(v, wrt)
-    if callable(wrt):
-        return lambda name, v: bool(wrt(name, v))
-    raise StateError(
-        f"{argument}: wrt must be a variable type, a tuple of them, a function of name and variable, or a px.variables "
-        f"collection, got {check.described(wrt)}; write wrt=nnx.Param"
-    )
+        return name in wrt
+    if isinstance(wrt, (type, tuple)):
+        return isinstance(variable, wrt)
+    return wrt is not None and wrt(name, variable)
 
 
-def _size(x: Any) -> int:
-    return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(_content(x)))
-
-
-def _shape(x: Any) -> Any:
-    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(_content(x))]
-    return shapes[0] if len(shapes) == 1 else shapes
-
-
-def _content(x: Any) -> Any:
-    return graphs.value(x) if isinstance(x, Variable) else x
+def _value(x: Any) -> Any:
+    return x.get_raw_value() if isinstance(x, Variable) else x

@@ -1,60 +1,40 @@
 """A function with the modules it works on, bound once: what Jit, Parallel, Vectorize and GradValues have in common."""
 
-import contextlib
-import contextvars
 import dis
 import inspect
+import itertools
+import operator
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Self, TypeVar
 
 import jax
 from flax import nnx
 
 from paraxis._calls import pytrees
-from paraxis._jax import jax_api
-from paraxis._modules import graphs
 from paraxis.errors import StateError
-from paraxis.transforms._binding import Binding
+from paraxis.transforms import _modules
+from paraxis.transforms._modules import Graph
 
 _JITTED = type(jax.jit(lambda: None))
+_WHOLE = (nnx.Pytree, nnx.Variable, nnx.State)
+_NOTES = {"_pytree__state", "_pytree__nodes"}
+"""Attributes that NNX keeps for itself."""
 
 _R = TypeVar("_R", covariant=True)
-
-_within: contextvars.ContextVar[str | None] = contextvars.ContextVar("paraxis_within", default=None)
-"""The transform that runs its function, and has to be given what that uses."""
-
-
-@contextlib.contextmanager
-def running(transform: str) -> Iterator[None]:
-    """Within, a wrapped function that holds values from outside is refused."""
-    token = _within.set(transform)
-    try:
-        yield
-    finally:
-        _within.reset(token)
-
-
-class Statics(NamedTuple):
-    """The arguments that are compile-time constants, by position and by name."""
-
-    positions: frozenset[int] = frozenset()
-    names: frozenset[str] = frozenset()
 
 
 class Body:
     """A function and its options, and the programs compiled for them: what the copies of a wrapped function share."""
 
-    static = Statics()
+    static_positions: frozenset[int] = frozenset()
+    static_names: frozenset[str] = frozenset()
     donate = False
     options: Any = None
     """Those of the transform alone."""
 
-    def __init__(self, transform: str, fn: Callable[..., Any], given: Sequence[Any]) -> None:
-        self.transform, self.fn = transform, fn
-        called = given[0] if fn is call else fn
-        self.name = getattr(called, "__name__", type(called).__name__)
-        self.programs: dict[Any, Any] = {}
+    def __init__(self, fn: Callable[..., Any], name: str) -> None:
+        self.fn, self.name, self.programs = fn, name, dict[Any, Any]()
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self
@@ -63,46 +43,40 @@ class Body:
         return vars(self) | {"programs": {}}
 
 
-class Wrapped(graphs.Holder, Generic[_R]):
+class Wrapped(_modules.Holder, Generic[_R]):
     """Base of the wrapped functions: pytrees of their modules. Values stay where they are, in the modules."""
 
-    _binding: Binding | None = None
+    _binding: "Binding | None" = None
 
     def __init__(self, f: Any, modules: tuple[Any, ...]) -> None:
-        name = type(self).__name__
-        fn, given = _target(f, modules)
-        if given and isinstance(fn, _JITTED):
+        owner = f.__self__ if isinstance(f, types.MethodType) else f
+        called = f
+        if _modules.is_module(owner) or pytrees.is_model(owner):
+            f, modules = _call if owner is f else f.__func__, (owner, *modules)
+        if modules and isinstance(f, _JITTED):
             raise StateError(
-                f"{name}: f is compiled by jax.jit already, through which nothing that is written to a module comes "
-                f"back; give the function itself: px.{name}({getattr(fn, '__name__', 'f')}.__wrapped__, net)"
+                f"{type(self).__name__}: f is compiled by jax.jit already, through which nothing that is written to a "
+                f"module comes back; give the function itself, f.__wrapped__"
             )
-        if not callable(fn):
-            raise StateError(f"{name}: f must be a function or a module, got {type(f).__name__}; write px.{name}(net)")
-        for position, module in enumerate(given):
-            if not (isinstance(module, Wrapped) or graphs.holds_modules(module) or pytrees.is_model(module)):
-                raise StateError(
-                    f"{name}: modules[{position}] is a {type(module).__name__} without variables. Bind modules only, "
-                    f"NNX modules or pytrees that can be called: px.{name}(f, net, …). Give plain arrays when calling: "
-                    f"f(net, params, x)"
-                )
-        self._body, self.modules = Body(name, fn, given), given
-        self.__name__ = self._body.name
-        signature = _signature(fn, given)
-        if signature is not None:
-            self.__signature__ = signature
+        self._body = Body(f, str(getattr(called, "__name__", type(called).__name__)))
+        self.modules, self.__name__ = modules, self._body.name
+        try:
+            signature = inspect.signature(called)
+        except (TypeError, ValueError):  # some built-in functions have none
+            signature = inspect.Signature()
+        free = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        bound = free[: len(modules) - (f is not called)]
+        self.__signature__ = signature.replace(parameters=[p for p in signature.parameters.values() if p not in bound])
         self.binding()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        jax.tree_util.register_pytree_with_keys(
-            cls, _keys_and_modules, cls._of, lambda self: (self.modules, self._body)
-        )
+        jax.tree_util.register_pytree_with_keys(cls, _keys_and_modules, cls._of, lambda x: (x.modules, x._body))
 
     @classmethod
     def _of(cls, body: Body, modules: Iterable[Any]) -> Self:
         self = object.__new__(cls)
-        self._body, self.modules = body, tuple(modules)
-        self.__name__ = body.name
+        self._body, self.modules, self.__name__ = body, tuple(modules), body.name
         return self
 
     def __deepcopy__(self, memo: Any) -> Self:
@@ -114,95 +88,169 @@ class Wrapped(graphs.Holder, Generic[_R]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join([self.__name__, *(type(m).__name__ for m in self.modules)])})"
 
-    def binding(self) -> Binding:
+    def binding(self) -> "Binding":
         """Return the modules split as they are now."""
-        binding = self._binding
-        if binding is None or not binding.is_fresh():
-            binding = self._binding = Binding(self.modules, type(self).__name__)
-        within = _within.get()
-        if within is not None and _is_from_outside(binding):
-            raise StateError(
-                f"{type(self).__name__}: {self!r} is used inside a function of {within}, which was not given it, so "
-                f"its values would be constants there. Give it as an argument: px.{within}(f, wrapped, …)"
-            )
-        return binding
+        if self._binding is None or not self._binding.is_fresh():
+            self._binding = Binding(self.modules)
+        return self._binding
+
+
+def _call(module: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return module(*args, **kwargs)
 
 
 def _keys_and_modules(wrapped: Wrapped[Any]) -> tuple[list[tuple[Any, Any]], Body]:
     return [(jax.tree_util.SequenceKey(i), m) for i, m in enumerate(wrapped.modules)], wrapped._body
 
 
-def _target(f: Any, modules: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """Return the function to call and what it is called with first."""
-    if isinstance(f, types.MethodType) and (graphs.is_module(f.__self__) or pytrees.is_model(f.__self__)):
-        return f.__func__, (f.__self__, *modules)
-    if graphs.is_module(f) or pytrees.is_model(f):
-        return call, (f, *modules)
-    return f, modules
-
-
-def _signature(fn: Callable[..., Any], given: Sequence[Any]) -> inspect.Signature | None:
-    """Return how the wrapped function is called: without the modules, which are bound."""
-    target, taken = (given[0], len(given) - 1) if fn is call else (fn, len(given))
-    try:
-        signature = inspect.signature(target)
-    except (TypeError, ValueError):  # some built-in functions have none
-        return None
-    parameters = list(signature.parameters.values())
-    free = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:taken]
-    return signature.replace(parameters=[p for p in parameters if p not in free])
-
-
-def call(module: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return module(*args, **kwargs)
-
-
-def _is_from_outside(binding: Binding) -> bool:
-    values = jax.tree.leaves(binding.values())
-    return bool(values) and all(isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer) for x in values)
+# --- modules from outside --------------------------------------------------------------------------------------------
 
 
 def refuse_outside(transform: str, fn: Any) -> None:
-    """Refuse a module that a function takes from its closure or globals: its values would be constants, in silence.
-
-    Sizes and dtypes of it, such as ``net.kernel.shape``, may be read.
-    """
+    """Refuse a module that a function takes from its closure or globals: its values would be constants, in silence."""
     fn = getattr(fn, "__func__", fn)
-    if not isinstance(fn, types.FunctionType):
+    if not inspect.isfunction(fn):
         return
-    cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
-    scopes = {"LOAD_GLOBAL": fn.__globals__, "LOAD_DEREF": {name: _content(cell) for name, cell in cells}}
-    for name, x in _modules_read(fn.__code__, scopes):
-        if _owner(x) is not None:
+    for name, x in _read(fn.__code__, {**fn.__globals__, **inspect.getclosurevars(fn).nonlocals}):
+        if _is_module(x):
             raise StateError(
-                f"{transform}: {fn.__name__!r} uses {name!r}, a {type(_owner(x)).__name__}, from outside; its values "
-                f"would be constants there. Give it as an argument, px.{transform}(lambda net, …: "
-                f"…, {name}); if a constant is meant, write jax.jit(lambda x: net(x))"
+                f"{transform}: {fn.__name__!r} uses {name!r} from outside, a module, whose values would be constants "
+                f"there. Give it as an argument, px.{transform}(lambda net, …: …, {name}); if a constant is meant, "
+                f"write jax.jit(lambda x: net(x))"
             )
 
 
-def _modules_read(code: types.CodeType, scopes: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the names of modules that a function's code reads, and what it takes of them at once by attributes."""
+def _read(code: types.CodeType, scope: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what code reads from outside, with the attributes that it takes of a module at once: ``net.bias.shape``."""
     name, x = "", None
-    for instruction in dis.get_instructions(code):
-        if _owner(x) is not None and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            x = getattr(x, instruction.argval, None)
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and _is_module(x):
+            x = getattr(x, step.argval, None)
             continue
         yield name, x
-        name, x = instruction.argval, scopes.get(instruction.opname, {}).get(instruction.argval)
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from _modules_read(inner, scopes)
+        name, x = step.argval, scope.get(step.argval) if step.opname in ("LOAD_GLOBAL", "LOAD_DEREF") else None
+    for inner in filter(inspect.iscode, code.co_consts):
+        yield from _read(inner, scope)
 
 
-def _owner(x: Any) -> Any:
-    """Return the module that a value is, or is a method of; ``None``: neither."""
+def _is_module(x: Any) -> bool:
     x = x.__self__ if isinstance(x, types.MethodType) else x
-    return x if isinstance(x, Wrapped) or graphs.is_module(x) else None
+    return isinstance(x, Wrapped) or _modules.is_module(x)
 
 
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return None
+# --- bound modules ---------------------------------------------------------------------------------------------------
+
+
+class Binding:
+    """Modules split, and what tells whether one of their attributes was replaced since.
+
+    A call compares attributes by identity, in C, and reads each variable. So it sees ``eval()`` and ``train()``,
+    replaced variables, submodules and arrays, and attributes added and deleted. It cannot see a change within an
+    attribute that NNX takes for static, such as a mutable object of the user's. NNX's own notes, which ``nnx.jit``
+    writes anew at each call, are not compared.
+    """
+
+    program: Any = None
+    """What was compiled for this structure."""
+
+    def __init__(self, modules: tuple[Any, ...]) -> None:
+        self.graph, nodes = _modules.split(modules), list(_modules.nodes(modules))
+        dicts = [n if isinstance(n, dict) else vars(n) for n in nodes if isinstance(n, (dict, nnx.Pytree))]
+        keys = [[k for k in d if k not in _NOTES] for d in dicts]
+        self._dicts = [d for d, names in zip(dicts, keys, strict=True) if names]
+        self._look = [operator.itemgetter(*names, names[0]) for names in keys if names]  # of two: a tuple
+        self._lists = [n for n in nodes if isinstance(n, list)]
+        self._others = [n for n in nodes if not (_modules.is_module(n) or isinstance(n, (list, tuple, dict)))]
+        self._sized = [*dicts, *self._lists]
+        self._sizes, self._attributes = [*map(len, self._sized)], self._now()
+        self.key = (self.graph.definition, self.graph.paths, tuple(map(type, self._attributes)))
+
+    def is_fresh(self) -> bool:
+        """Return whether the modules still have the attributes that they had when they were split."""
+        try:
+            return [*map(len, self._sized)] == self._sizes and all(map(operator.is_, self._now(), self._attributes))
+        except KeyError:  # one is gone
+            return False
+
+    def _now(self) -> list[Any]:
+        look: Any = map(_call_each, self._look, self._dicts)
+        return [*itertools.chain.from_iterable(look), *itertools.chain(*self._lists, *map(_parts, self._others))]
+
+
+_call_each: Any = operator.call  # in C
+
+
+def _parts(container: Any) -> list[Any]:
+    """Return what a pytree that NNX does not know holds now, and what is static in it."""
+    children, static = jax.tree_util.default_registry.flatten_one_level(container)
+    return [*children, *(static if isinstance(static, tuple) else (static,))]
+
+
+def run(
+    transform: str,
+    fn: Callable[..., Any],
+    graph: Graph,
+    state: tuple[Sequence[Any], Sequence[Any]],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    prepare: Callable[[Any], None] = lambda modules: None,
+) -> tuple[Any, dict[int, Any]]:
+    """Call a function with modules that hold the values at hand.
+
+    Args:
+        transform: for errors.
+        fn: what to call: with the modules first.
+        graph: the structure of its modules.
+        state: values of their variables, and of arrays beside these.
+        args: further arguments, sealed.
+        kwargs: likewise.
+        prepare: sets attributes of the modules of this run.
+
+    Returns:
+        What it returned, sealed, and the new values of the variables that it wrote, by their number.
+
+    Raises:
+        StateError: if it changed anything but values of variables, was given a module among its arguments, or returned
+            a part of those that it was given.
+    """
+    refuse_modules(transform, (args, kwargs))
+    values, arrays = jax.tree.map(lambda x: x, state)  # containers of our own: a variable may hold a dict
+    modules = graph.merged(values, arrays)
+    prepare(modules)
+    before, nodes = _modules.split(modules), [n for n in _modules.nodes(modules) if _modules.is_module(n)]
+    attributes = [(n, dict(vars(n))) for n in nodes if isinstance(n, nnx.Pytree)]
+    args, kwargs = pytrees.opened((tuple(args), dict(kwargs)))
+    returned = fn(*modules, *args, **kwargs)
+    ours = {*map(id, nodes)}
+    if any(id(x) in ours for x in jax.tree.leaves(returned, is_leaf=lambda x: isinstance(x, _WHOLE))):
+        raise StateError(
+            f"{transform}: the function returned a module that it was given, or a part of one; that would be a copy, "
+            f"apart from the one outside. Use that one, to which writes are carried, or return values: variable[...], "
+            f"nnx.state(module)"
+        )
+    after = _modules.split(modules)
+    same = after.definition == before.definition and after.paths == before.paths
+    if not (same and _is((*after.variables, *after.arrays), (*before.variables, *before.arrays))):
+        changed = {k for n, old in attributes for k in old | vars(n) if vars(n).get(k, n) is not old.get(k, n)}
+        raise StateError(
+            f"{transform}: the function set attribute {', '.join(sorted(changed - _NOTES)) or 'metadata'}; only values "
+            f"of variables are written back. Add and replace attributes, call eval() or train(), outside, before the "
+            f"call; keep values that change in an nnx.Variable: self.count = nnx.Variable(jnp.array(0)), "
+            f"self.count[...] += 1"
+        )
+    now = before.values()
+    new = {i: x for i, x in enumerate(now) if not _is(jax.tree.leaves(x), jax.tree.leaves(values[i]))}
+    return pytrees.sealed(returned), new
+
+
+def refuse_modules(transform: str, args: Any) -> None:
+    """Refuse a module given when calling: it is split like any pytree, and writes to it would be lost."""
+    if _modules.holds_modules(args):
+        raise StateError(
+            f"{transform}: an argument is or holds a module; what is written to it would be lost. Bind modules when "
+            f"wrapping, and leave them out when calling: px.{transform}(f, net)(x)"
+        )
+
+
+def _is(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    return len(a) == len(b) and all(map(operator.is_, a, b))

@@ -1,1 +1,0 @@
-"""The common part of front ends that take Flax NNX modules: modules split, merged and named."""

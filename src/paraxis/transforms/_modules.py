@@ -1,0 +1,189 @@
+"""NNX modules split into structure and values, named, and merged again; the random streams in them.
+
+All use of NNX's graphs is here, always in graph mode, in which a variable that is used twice is one variable, whatever
+mode is set outside.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.nnx import Variable
+
+from paraxis._jax import jax_api
+from paraxis.errors import StateError
+
+Path = tuple[Any, ...]
+"""Attribute names and positions that lead to a variable, as NNX gives them."""
+
+
+class Holder:
+    """A pytree of modules that is no container to its users, such as a function that was wrapped with them."""
+
+    modules: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Graph:
+    """Modules split: their definition, and their variables (each once) with their names, in one order.
+
+    ``arrays`` are those that hang in a module without a variable around them; they can be read only.
+    """
+
+    definition: Any
+    paths: tuple[Path, ...]
+    variables: tuple[Variable[Any], ...]
+    array_paths: tuple[Path, ...]
+    arrays: tuple[Any, ...]
+    names: tuple[str, ...]
+
+    def merged(self, values: Sequence[Any], arrays: Sequence[Any]) -> Any:
+        """Return new modules of the same structure that hold these values."""
+        made = [v.copy(value) for v, value in zip(self.variables, values, strict=True)]
+        leaves = [*zip(self.paths, made, strict=True), *zip(self.array_paths, arrays, strict=True)]
+        return nnx.merge(self.definition, nnx.from_flat_state(leaves))
+
+    def without_values(self) -> "Graph":
+        return dataclasses.replace(self, variables=tuple(v.copy(None) for v in self.variables), arrays=())
+
+    def values(self) -> list[Any]:
+        """Return what the variables hold."""
+        return [v.get_raw_value() for v in self.variables]
+
+    def write(self, new: Mapping[int, Any]) -> None:
+        """Let variables hold other values, by their number.
+
+        Values are written where NNX keeps them, as ``nnx.jit_partial`` does. Its own check, that the trace at hand is
+        the variable's, costs more per variable than a small step takes; only a value of a trace needs it.
+        """
+        kinds = set(map(type, jax.tree.leaves(list(new.values()))))
+        traced = any(issubclass(kind, jax_api.Tracer) for kind in kinds)
+        put = Variable.set_raw_value if traced else _put
+        for index, x in new.items():
+            put(self.variables[index], x)
+
+
+def _put(variable: Variable[Any], x: Any) -> None:
+    object.__setattr__(variable, "_raw_value", x)
+
+
+def split(modules: tuple[Any, ...]) -> Graph:
+    """Split several modules, or trees of them."""
+    definition, state = nnx.split(modules, graph=True)
+    ours = [(path, x) for path, x in nnx.to_flat_state(state) if isinstance(x, Variable)]
+    rest = [(path, x) for path, x in nnx.to_flat_state(state) if not isinstance(x, Variable)]
+    (paths, variables), (array_paths, arrays) = (tuple(zip(*found, strict=True)) or ((), ()) for found in (ours, rest))
+    return Graph(definition, paths, variables, array_paths, arrays, _names(modules, paths))
+
+
+def nodes(modules: Any) -> Iterator[Any]:
+    """Yield each node of the graph: modules, containers, variables, other pytrees; not NNX's notes."""
+    for path, x in nnx.iter_graph(modules, graph=True):
+        is_node = is_module(x) or not (x is None or jax.tree_util.all_leaves([x]))
+        if is_node and not str(path[-1:]).startswith("('_pytree__"):
+            yield x
+
+
+def is_module(x: Any) -> bool:
+    """Return whether an object may hold variables: a module, ``nnx.Rngs``, an optimiser, a variable."""
+    return isinstance(x, (nnx.Pytree, Variable))
+
+
+def holds_modules(x: Any) -> bool:
+    """Return whether a tree has a module among its leaves."""
+    return any(map(is_module, jax.tree.leaves(x, is_leaf=is_module)))
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def _names(modules: tuple[Any, ...], paths: Sequence[Path]) -> tuple[str, ...]:
+    """Return the names of variables: ``(Sequential).layers[0](Linear).kernel``.
+
+    Where two would have the same name, their module's number is part of it: ``[1](Linear).kernel``.
+    """
+    found = [_place_and_name(modules, path) for path in paths]
+    names = tuple(name for _, name in found)
+    return names if len(set(names)) == len(names) else tuple(place + name for place, name in found)
+
+
+def _place_and_name(node: Any, path: Path) -> tuple[str, str]:
+    place, rest = "", list(path)
+    while rest and isinstance(node, (tuple, Holder)):  # around the module
+        place += f"[{rest[0]}]"
+        node = (node.modules if isinstance(node, Holder) else node)[int(rest.pop(0))]
+    name = f"({type(node).__name__})" if is_module(node) else ""
+    for key in rest:
+        node = vars(node).get(str(key)) if isinstance(node, nnx.Pytree) else _item(node, key)
+        name += f"[{key}]" if isinstance(key, int) else f".{key}"
+        if isinstance(node, nnx.Pytree) and not isinstance(node, (nnx.List, nnx.Dict)):
+            name += f"({type(node).__name__})"
+    return place, name
+
+
+def _item(node: Any, key: Any) -> Any:
+    try:
+        return node[key]
+    except (KeyError, IndexError, TypeError):
+        return getattr(node, str(key), None)
+
+
+# --- random streams --------------------------------------------------------------------------------------------------
+
+
+class Stream(NamedTuple):
+    """The numbers of the variables that hold a stream's key and how often it was drawn from.
+
+    ``steps`` is ``None`` for a key that stands alone, and is split by whoever draws.
+    """
+
+    key: int
+    steps: int | None
+
+
+def streams(graph: Graph, values: Sequence[Any]) -> list[Stream]:
+    counts = {p[:-1]: i for i, p in enumerate(graph.paths) if isinstance(graph.variables[i], nnx.RngCount)}
+    return [
+        Stream(i, counts.get(graph.paths[i][:-1]))
+        for i, x in enumerate(values)
+        if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    ]
+
+
+def element_keys(values: Sequence[Any], of: Sequence[Stream], size: int) -> list[jax.Array]:
+    """Return, for each stream, a key for each of ``size`` elements, from its number: ``(size, ...)``."""
+    now = [values[s.key] if s.steps is None else _fold(values[s.key], values[s.steps]) for s in of]
+    return [jax.vmap(_fold, in_axes=(None, 0))(key, jnp.arange(size)) for key in now]
+
+
+def _fold(key: jax.Array, data: Any) -> jax.Array:
+    """``fold_in`` for keys of any shape: NNX's split streams hold several."""
+    if key.ndim == 0:
+        return jax.random.fold_in(key, data)
+    return jax.vmap(_fold, in_axes=(0, 0 if jnp.ndim(data) else None))(key, data)
+
+
+def with_keys(values: Sequence[Any], of: Sequence[Stream], keys: Sequence[jax.Array]) -> list[Any]:
+    """Return an element's values: fresh streams from its own keys."""
+    new = list(values)
+    for (number, count), key in zip(of, keys, strict=True):
+        new[number] = key
+        if count is not None:
+            new[count] = jnp.zeros(key.shape, jnp.uint32)
+    return new
+
+
+def drawn(of: Sequence[Stream], new: dict[int, Any]) -> list[Stream]:
+    """Take what an element did to its streams out of what it wrote; return those that it drew from."""
+    if any(count is not None and key in new for key, count in of):
+        raise StateError("the function set the key of a random stream; reseed outside")
+    return [s for s in of if [new.pop(number) for number in s if number in new]]
+
+
+def advanced(values: Sequence[Any], of: Sequence[Stream]) -> dict[int, Any]:
+    """Return the streams one step on, as the variables' new values."""
+    alone = {key: jax.random.split(values[key])[0] for key, count in of if count is None}
+    return alone | {count: values[count] + 1 for _, count in of if count is not None}
