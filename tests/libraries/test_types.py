@@ -1,0 +1,149 @@
+"""A function that is mapped sees no mesh: its inputs have the types of what it computes, wherever it runs.
+
+ODE solvers, samplers and closure converters compare these: ``jax.typeof`` and ``jax.eval_shape``.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+
+import paraxis as px
+from tests._support import assert_close, values
+
+
+def _probe(*inputs: Any) -> Any:
+    """Sines of all inputs, whose types are those of values computed from constants, with structures compared."""
+    for x in jax.tree.leaves(inputs):
+        made = jnp.ones(x.shape, x.dtype)
+        assert jax.typeof(x) == jax.typeof(made) == jax.typeof(made + x)
+        assert jax.eval_shape(lambda x=x: x) == jax.eval_shape(lambda made=made: made)
+        eqx.filter_closure_convert(lambda y: y + made, x)(made)  # noqa: B023
+    found = jax.tree.map(jnp.sin, inputs)
+    return found[0] if len(found) == 1 else found
+
+
+def _mesh(explicit: bool, *sizes: int, names: tuple[str, ...] = ("rows", "model")) -> Mesh:
+    kind = AxisType.Explicit if explicit else AxisType.Auto
+    return jax.make_mesh(sizes, names[: len(sizes)], axis_types=(kind,) * len(sizes))
+
+
+def _axes() -> dict[str, Callable[[], px.Axis]]:
+    return {
+        "default": lambda: px.Axis("rows", 10),
+        "at_once": lambda: px.Axis("rows", 20, at_once=1),
+        "Auto": lambda: px.Axis("rows", 10, mesh=_mesh(False, 8)),
+        "Auto, divides": lambda: px.Axis("rows", 8, mesh=_mesh(False, 8)),
+        "Auto, over": lambda: px.Axis("clients", 8, mesh=_mesh(False, 4, 2), over="rows"),
+        "Explicit": lambda: px.Axis("rows", 10, mesh=_mesh(True, 8)),
+        "Explicit, divides": lambda: px.Axis("rows", 8, mesh=_mesh(True, 8)),
+        "Explicit, over": lambda: px.Axis("clients", 8, mesh=_mesh(True, 4, 2), over="rows"),
+    }
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager"])
+@pytest.mark.parametrize("name", _axes())
+@pytest.mark.xfail(strict=False, reason="bodies are traced within the mesh")
+def test_the_types_of_a_maps_inputs(name: str, compiled: bool) -> None:
+    axis = _axes()[name]()
+    w, x = jnp.arange(3.0), values(axis.size, 2)
+    run = lambda w, x: px.map_fn(_probe, (px.broadcast(w, axis), x), axis)  # noqa: E731
+    found = (jax.jit(run) if compiled else run)(w, x)
+    assert_close(jax.device_get(found), jax.device_get((jnp.broadcast_to(jnp.sin(w), (axis.size, 3)), jnp.sin(x))))
+
+
+@pytest.mark.parametrize("explicit", [True, False], ids=["Explicit", "Auto"])
+@pytest.mark.xfail(strict=False, reason="bodies are traced within the mesh")
+def test_the_types_within_a_mesh_in_force(explicit: bool) -> None:
+    x = values(8, 2)
+    with jax.set_mesh(_mesh(explicit, 8)):
+        found = jax.jit(lambda x: px.map_fn(_probe, x, px.Axis("rows", 8)))(x)
+    assert_close(np.asarray(found), np.sin(np.asarray(x)))
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["its own mesh", "another mesh"])
+@pytest.mark.parametrize("explicit", [True, False], ids=["Explicit", "Auto"])
+@pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager"])
+def test_a_body_may_close_over_arrays_on_a_mesh(explicit: bool, own: bool, compiled: bool) -> None:
+    """Explicit is the type of what ``jax.make_mesh`` makes by default."""
+    mesh = _mesh(explicit, 8)
+    w = jax.device_put(values(8, 2, seed=1), NamedSharding(mesh, P()))
+    axis = px.Axis("rows", 10, mesh=mesh if own else None)
+    x = values(10, 2)
+    run = lambda x: px.map_fn(lambda x: jnp.sin(x * w).sum(0), x, axis)  # noqa: E731
+    found = (jax.jit(run) if compiled else run)(x)
+    slope = jax.jit(jax.grad(lambda x: run(x).sum()))(
+        x
+    )  # JAX itself has no eager gradient of arrays on Explicit meshes
+    w = np.asarray(w)
+    assert_close(np.asarray(found), np.sin(np.asarray(x)[:, None] * w).sum(1))
+    assert_close(np.asarray(slope), (np.cos(np.asarray(x)[:, None] * w) * w).sum(1))
+
+
+def test_the_types_of_pmaps_inputs() -> None:
+    x = values(10, 2)
+    assert_close(px.pmap(_probe)(x), jnp.sin(x))
+    assert_close(px.pmap(_probe, in_axes=(0, None))(x, x[0])[0], jnp.sin(x))
+
+
+def test_the_types_of_a_members_state_and_data() -> None:
+    members = px.ensemble(lambda key: {"w": jax.random.normal(key, (3,))}, 5, 0, apply=lambda p, x: x @ p["w"])
+    x = values(24, 3)
+    found = members.train(lambda p, x: (p, _probe(p["w"], x)[1].sum()), x)
+    assert_close(np.asarray(found), np.full(5, np.sin(x).sum()), rtol=1e-4)
+
+
+def test_the_types_of_shares_and_rows() -> None:
+    x = values(16, 2)
+    for transform in (px.Parallel, px.Vectorize):
+        net = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+        found = transform(lambda net, x: _probe(x, net.kernel[...])[0], net)(x)
+        assert_close(np.asarray(found), np.sin(np.asarray(x)))
+
+
+def test_the_types_in_a_solvers_vmap() -> None:
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        _probe(w, x)
+        return jnp.mean((w - x) ** 2)
+
+    x = values(5, 3)
+    solver = px.solve.LBFGS(loss, maxiter=20)
+    found = jax.vmap(lambda x: solver.run(jnp.zeros(3), x).params)(x)
+    assert_close(found, x, rtol=1e-3)
+
+
+def _normed(kind: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Equinox's layers with state, which keep it by closures that compare types."""
+
+    def make(key: jax.Array) -> Any:
+        if kind == "BatchNorm":
+            norm = lambda key: (jax.random.normal(key), eqx.nn.BatchNorm(3, axis_name="batch", mode="ema"))  # noqa: E731
+            return eqx.nn.make_with_state(norm)(key)
+        layer = lambda key: eqx.nn.SpectralNorm(eqx.nn.Linear(3, 3, key=key), "weight", key=key)  # noqa: E731
+        return eqx.nn.make_with_state(layer)(key)
+
+    def step(layer: Any, state: Any, x: jax.Array) -> Any:
+        if kind == "BatchNorm":
+            y, state = jax.vmap(layer[1], in_axes=(0, None), out_axes=(0, None), axis_name="batch")(x, state)
+        else:
+            y, state = layer(x[0], state)
+        return (layer, state), y.std()
+
+    return make, step
+
+
+@pytest.mark.parametrize("kind", ["BatchNorm", "SpectralNorm"])
+@pytest.mark.parametrize("lowering", ["auto", pytest.param("unroll", marks=pytest.mark.slow)])
+def test_equinox_layers_with_state_in_an_ensemble(kind: str, lowering: Any) -> None:
+    make, step = _normed(kind)
+    x = values(24, 3)
+    members = px.ensemble(make, 5, 0, lowering=lowering)
+    found = np.asarray(members.train(step, x))
+    expected = [eqx.filter_jit(step)(*made, x)[1] for made in px.ensemble(make, 5, 0)]
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
