@@ -26,22 +26,22 @@ CEILINGS = {
     "_calls": Size(352, 188, 4),
     "_core": Size(2_260, 1_180, 11),
     "_host": Size(634, 391, 9),
-    "_jax": Size(1_929, 1_178, 11),
+    "_jax": Size(1_935, 1_181, 11),
     "_tables": Size(592, 331, 5),
     "cli": Size(417, 247, 6),
     "ensembles": Size(1_011, 558, 6),
     "launch": Size(400, 236, 4),
     "mapreduce": Size(360, 210, 3),
-    "reports": Size(3_144, 1_870, 16),
+    "reports": Size(3_145, 1_871, 16),
     "solve": Size(4_699, 2_629, 23),
     "streaming": Size(2_276, 1_434, 11),
     "testing": Size(250, 98, 3),
     "train": Size(4_534, 2_567, 27),
     "transforms": Size(1_687, 918, 11),
     "the root": Size(408, 151, 4),
-    "all rooms": Size(26_179, 14_894, 161),
+    "all rooms": Size(26_186, 14_898, 161),
 }
-TESTS = 30_407
+TESTS = 30_466
 
 
 def size(paths: Iterable[Path]) -> Size:

@@ -18,6 +18,7 @@ from jax._src import (
     config,  # lets a compiled program that is kept tell the lines of another file, or not
     core,  # the one place that says whether a trace is under way, where no argument tells
     distributed,  # its client is the only barrier that has a timeout
+    hardware_utils,  # says whether there are TPUs, without starting them
     mesh as meshes,  # what `with mesh:` entered
     source_info_util as source,  # says which line an operation that is bound again comes from
     xla_bridge,  # says whether devices were started, without starting them, and lets CPU's network be told its address
@@ -479,6 +480,11 @@ def results_of(lowered: Any, compiled: Any) -> tuple[Any, Any]:
             for flat in (executable.out_avals, executable._out_shardings)
         )
         return infos, sides
+
+
+def has_tpu() -> bool:
+    """Return whether there are TPUs on this machine."""
+    return hardware_utils.num_available_tpu_chips_and_device_id()[0] > 0
 
 
 def topology_devices(name: str) -> tuple[Any, ...]:

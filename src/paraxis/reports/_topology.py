@@ -35,10 +35,10 @@ def chips(on: str) -> tuple[Any, ...]:
     """
     with needed("explain(on=…)", "tpu"):
         import libtpu  # noqa: F401  # pyright: ignore[reportMissingImports]
-    jax.devices()  # first, JAX starts on a TPU that is here
-    before = {name: os.environ.get(name) for name in _WITHOUT_TPU}
-    os.environ.update(_WITHOUT_TPU)  # libtpu reads them once, while it is loaded
+    before = {} if jax_api.has_tpu() else {name: os.environ.get(name) for name in _WITHOUT_TPU}
+    os.environ.update({name: _WITHOUT_TPU[name] for name in before})  # libtpu reads them once, while it is loaded
     try:
+        jax.devices()  # JAX has to start on a TPU that is here before libtpu is used for others
         return jax_api.topology_devices(on)
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(f"explain: there is no topology on={on!r}; write on='v5e:4x4'. libtpu says: {error}") from None
@@ -78,7 +78,12 @@ def lowered(name: str, traced: Any, chips: Sequence[Any]) -> Any:
         return exported.call(*args, **kwargs)
 
     def struct(aval: Any, side: Any) -> jax.ShapeDtypeStruct:
-        place = side and NamedSharding(_mesh(side.mesh, chips), side.spec, memory_kind=side.memory_kind)
+        place = None  # where the compiler likes, as a number
+        if side is not None and side.mesh.axis_names:
+            mesh = Mesh(
+                np.array(chips).reshape(side.mesh.axis_sizes), side.mesh.axis_names, axis_types=side.mesh.axis_types
+            )
+            place = NamedSharding(mesh, side.spec, memory_kind=side.memory_kind)
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=place)
 
     donated = [place for place, info in enumerate(jax.tree.leaves(traced.args_info)) if info.donated]
@@ -87,10 +92,6 @@ def lowered(name: str, traced: Any, chips: Sequence[Any]) -> Any:
     names, sizes = zip(*shapes[0], strict=True) if shapes else (("device",), (count,))
     with jax.set_mesh(Mesh(np.array(chips).reshape(sizes), names)):
         return jax.jit(call, donate_argnums=donated).trace(*map(struct, exported.in_avals, sides)).lower()
-
-
-def _mesh(mesh: Any, chips: Sequence[Any]) -> Mesh:
-    return Mesh(np.array(chips).reshape(mesh.axis_sizes), mesh.axis_names, axis_types=mesh.axis_types)
 
 
 class _Stage:
