@@ -241,7 +241,7 @@ def test_what_cannot_be_done_is_refused(use: Any, kind: type[Exception], message
 def test_a_step_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with px.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(3, {"x": 1})
-    with pytest.raises(px.CheckpointError, match=r"no step 4 in .*, but \(3,\)"):
+    with pytest.raises(px.CheckpointError, match=r"no checkpoint of step 4 in .*, but \(3,\)"):
         checkpoints.restore({"x": 0}, 4)
 
 

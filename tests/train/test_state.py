@@ -58,9 +58,9 @@ def test_a_state_is_shown_by_what_there_is_and_not_by_values() -> None:
     assert repr(state) == f"TrainState(plain, step=0, {counts}, ok=True)"
     shown = []
     jax.jit(lambda state: shown.append(repr(state)))(state)
-    assert shown == [f"TrainState(plain, step=1 int32, {counts}, ok=1 bool)"]
+    assert shown == [f"TrainState(plain, step=…, {counts}, ok=…)"]
     px.train_step(plain_loss)(state, rows(4))
-    assert repr(state) == f"TrainState(plain, step=donated, {counts}, ok=donated)"
+    assert repr(state) == f"TrainState(plain, step=…, {counts}, ok=…)"
 
 
 def test_a_model_may_be_made_inside_jit() -> None:
@@ -118,17 +118,12 @@ def test_steps_are_not_part_of_a_traced_function(make: Any) -> None:
         jax.jit(make(plain_loss))(state, rows(4))
 
 
-def with_option(model: Any, batch: Any, rate: float) -> Any: ...
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: px.train_step(with_option), "has an unknown parameter 'rate'"),
         (lambda: px.train_step(loss, precision="float16"), "precision must be one of"),
         (lambda: px.train_step(loss, clip=0), "clip must be a number above 0"),
         (lambda: px.eval_step(loss, microbatches=-1), "microbatches must be an integer"),
-        (lambda: px.train_step(loss, shard="all"), "shard must be None, 'params', or a rule"),
         (lambda: px.train_step(loss, axis=px.Axis("batch", 1, at_once=2)), "without at_once"),
     ],
 )

@@ -19,11 +19,7 @@ from paraxis.errors import AxisError, DataError, ShapeError
 
 
 def axis_of(what: str, axis: Any) -> Axis:
-    """Return the axis that the rows of batches lie on; its size is that of the batch at hand.
-
-    Raises:
-        AxisError: if it is none, or bounds its elements in memory.
-    """
+    """Return the axis that the rows of batches lie on; its size is that of the batch at hand."""
     found = Axis(axis, 1) if isinstance(axis, str) and axis else axis
     if not isinstance(found, Axis) or found.at_once is not None:
         raise AxisError(
@@ -51,10 +47,7 @@ class Devices:
         self.waits = self.blocks is not None and placement.num_devices > 1 and jax.default_backend() == "cpu"
 
     def lay_out(self, what: str, batch: Any, microbatches: int = 1) -> tuple[Any, int]:
-        """Return a whole batch, which each process has, in blocks over the devices, and its number of rows.
-
-        Communicates: sends each device its rows, unless they lie there.
-        """
+        """Return a whole batch, which each process has, in blocks over the devices, and its number of rows."""
         leaves, structure = jax.tree.flatten(batch)
         number = _num_rows(what, batch, leaves)
         if self.blocks is None:
@@ -95,8 +88,6 @@ class Devices:
         """Return a batch over the devices of all processes, of the rows that this one has read.
 
         Rows that do not divide by the devices stay on the host, whole in each process: a step pads them.
-
-        Communicates: sends each device its rows, from its own host.
         """
         if number % self.placement.num_devices:
             return local
@@ -117,12 +108,7 @@ def devices_of(axis: Axis) -> Devices:
 
 
 def _num_rows(what: str, batch: Any, leaves: list[Any]) -> int:
-    """Return the number of rows that all leaves of a batch have; 0-d ones have none.
-
-    Raises:
-        ShapeError: naming two leaves that differ, or a leaf that is no array of numbers.
-        DataError: if there are no rows, or JAX would cut integers.
-    """
+    """Return the number of rows that all leaves of a batch have; 0-d ones have none."""
     number = 0
     for x in leaves:
         if not isinstance(x, jax.Array):

@@ -58,11 +58,7 @@ class Reporter:
 
 
 class Callbacks:
-    """The user's callbacks, each told of what it asks for, in their order.
-
-    Raises:
-        DataError: if one is none, or has a method ``on_…`` that would never be called.
-    """
+    """The user's callbacks, each told of what it asks for, in their order."""
 
     def __init__(self, callbacks: Any) -> None:
         self._by_kind: dict[Kind, list[Callable[[Event], Any]]] = {kind: [] for kind in KINDS}

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import logging
 import math
@@ -11,7 +12,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, Literal, Self, TypeVar
 
@@ -32,7 +33,7 @@ ocp: Any = v1  # its types are narrower than what it takes
 _Tree = TypeVar("_Tree")
 _RECORD, _LOCK = "paraxis", "paraxis.lock"
 _COMPLETE = "_CHECKPOINT_METADATA"  # Orbax's, in each checkpoint
-_PATIENCE, _PAUSE = 5.0, 0.1  # seconds; a killed process gives up its files some time after it is gone
+_PATIENCE = 5.0  # seconds to wait for the lock
 _LOG = logging.getLogger("paraxis")
 
 
@@ -73,7 +74,7 @@ class Checkpoints:
 
     Raises:
         DataError: if an argument is malformed.
-        CheckpointError: if ``path`` is not a directory, or has checkpoints of Paraxis 0.2.
+        CheckpointError: if ``path`` has checkpoints of Paraxis 0.2.
 
     Example:
         >>> import tempfile
@@ -106,14 +107,17 @@ class Checkpoints:
             raise DataError(f"Checkpoints: best must be like ('loss', 'min') or ('accuracy', 'max'), got {best!r}")
         self.path = Path(os.path.abspath(Path(path).expanduser()))
         self.every = every
-        self.best_by = None if best is None else best[0]
-        self._sign = -1 if best is not None and best[1] == "min" else 1
-        self._policy = _preservation(keep, keep_every, self._value if best is not None else None)
+        self.best_by, self._mode = best or (None, None)
+        policies = ocp.training.preservation_policies
+        kept: list[Any] = [policies.PreserveAll() if keep is None else policies.LatestN(keep)]
+        if keep_every is not None:
+            kept.append(policies.EveryNSteps(keep_every))
+        if best is not None:
+            kept.append(policies.BestN(get_metric_fn=self._value, n=1))
+        self._policy = policies.AnyPreservationPolicy(kept)
         self._saver: Any = None
         self._unlock: weakref.finalize | None = None  # lets other runs save here
         self._writing: _Writing | None = None
-        if self.path.exists() and not self.path.is_dir():
-            raise CheckpointError(f"Checkpoints: {self.path} is not a directory; give another place")
         if (self.path / ".paraxis").is_dir():
             raise CheckpointError(
                 f"Checkpoints: {self.path} has checkpoints of Paraxis 0.2, which this version does not read; finish "
@@ -133,9 +137,7 @@ class Checkpoints:
     @property
     def best(self) -> int | None:
         """The step whose notes have the best value, according to ``best=``; of two equal ones, the later."""
-        if self.best_by is None:
-            return None
-        values = {step: self._value(self._read(step).notes) for step in self.steps}
+        values = {step: self._value(self._read(step).notes) for step in self.steps} if self.best_by else {}
         return max((s for s in values if values[s] > -math.inf), key=lambda s: (values[s], s), default=None)
 
     def is_due(self, step: int) -> bool:
@@ -174,7 +176,6 @@ class Checkpoints:
         arrays, record = _leaves.split(_leaves.by_path(tree), noted)
         self.wait()
         self.claim()
-        metrics = None if self.best_by is None else {self.best_by: noted[self.best_by]}
         with self._failing(step):
             if self._saver is None:
                 self._saver = ocp.training.Checkpointer(
@@ -186,7 +187,7 @@ class Checkpoints:
             response = self._saver.save_async(
                 step,
                 arrays,
-                metrics=metrics,
+                metrics=None if self.best_by is None else {self.best_by: noted[self.best_by]},
                 custom_metadata={_RECORD: dataclasses.asdict(record)},
                 force=True,
                 overwrite=step in self.steps,
@@ -199,10 +200,10 @@ class Checkpoints:
         Raises:
             CheckpointError: if it could not be written. Earlier checkpoints are there as before.
         """
-        if self._writing is None:
-            return
-        self._writing.thread.join()
         writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        writing.thread.join()
         if writing.error is not None:
             with self._failing(writing.step):
                 raise writing.error
@@ -242,10 +243,12 @@ class Checkpoints:
                 f"{_leaves.listed(differences)}\ngive a target like what was saved; restore(target, partial=True) "
                 "takes the leaves that agree, and keeps the target's own arrays for the rest"
             )
-        taken = {path: leaf for path, leaf in leaves.items() if path not in own}
-        wanted = {p: _leaves.abstract(leaf) for p, leaf in taken.items() if _leaves.is_loaded(record, p, leaf)}
-        loaded = self._load(chosen, wanted) if wanted else {}
-        merged = [_leaves.merge(record, loaded, path, leaf) if path in taken else leaf for path, leaf in leaves.items()]
+        wanted = {p: _leaves.abstract(leaf) for p, leaf in leaves.items() if p not in own and record.has_array(p, leaf)}
+        context = ocp.Context()
+        context.pytree.loading.partial_load = True
+        with context:
+            loaded = ocp.load(self.path / str(chosen), wanted, checkpointable_name="state") if wanted else {}
+        merged = [leaf if p in own else _leaves.merge(record, loaded, p, leaf) for p, leaf in leaves.items()]
         return Restored(jax.tree.unflatten(jax.tree.structure(target), merged), record.notes, chosen, differences)
 
     def claim(self) -> None:
@@ -258,9 +261,7 @@ class Checkpoints:
             return
         for path in _numbered(self.path):
             if not (path / _COMPLETE).exists():  # Orbax would remove it as one of its own
-                raise CheckpointError(
-                    f"Checkpoints: {path} is no checkpoint; give px.Checkpoints a directory of its own"
-                )
+                raise CheckpointError(f"Checkpoints: {path} is no checkpoint; give a directory of its own")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._unlock = weakref.finalize(self, os.close, _locked(self.path / _LOCK))
@@ -291,29 +292,27 @@ class Checkpoints:
 
     def _choose(self, step: int | None) -> int:
         """Return the step to restore; rename damaged ones on the way."""
-        damaged: dict[int, str] = {}
+        if not self.steps or (step is not None and step not in self.steps):
+            which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+            raise CheckpointError(f"Checkpoints.restore: there is {which} in {self.path}, but {self.steps}")
+        damaged = ""
         for candidate in reversed(self.steps) if step is None else (step,):
-            if candidate not in self.steps:
-                raise CheckpointError(f"Checkpoints.restore: there is no step {step} in {self.path}, but {self.steps}")
-            reason = _manifest.damage(self.path / str(candidate))
+            directory = self.path / str(candidate)
+            reason = _manifest.damage(directory)
             if reason is None:
                 return candidate
-            damaged[candidate] = reason
+            damaged += f"\n  {candidate}: {reason}"
             if step is None:
-                aside = _free(self.path / f"damaged-{candidate}")
-                (self.path / str(candidate)).rename(aside)
+                names = (f"damaged-{candidate}{f'-{k}' if k > 1 else ''}" for k in itertools.count(1))
+                aside = next(path for path in map(directory.with_name, names) if not path.exists())
+                directory.rename(aside)
                 self._close()
                 warnings.warn(
                     f"the checkpoint of step {candidate} in {self.path} is damaged: {reason}; it is now {aside}, and "
                     "the one before it is used",
                     stacklevel=3,
                 )
-        found = "".join(f"\n  {number}: {reason}" for number, reason in damaged.items())
-        raise CheckpointError(
-            f"Checkpoints.restore: every checkpoint in {self.path} is damaged:{found}"
-            if damaged
-            else f"Checkpoints.restore: there is no checkpoint in {self.path}; ask checkpoints.latest before"
-        )
+        raise CheckpointError(f"Checkpoints.restore: every checkpoint in {self.path} is damaged:{damaged}")
 
     def _read(self, step: int) -> Record:
         try:
@@ -324,27 +323,24 @@ class Checkpoints:
                 f"restore(target, step=…), of {self.steps}"
             ) from error
 
-    def _load(self, step: int, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        context = ocp.Context()
-        context.pytree.loading.partial_load = True
-        with context:
-            return ocp.load(self.path / str(step), dict(wanted), checkpointable_name="state")
-
     def _value(self, notes: Mapping[str, Any]) -> float:
         """Return how good notes are; a missing number and NaN are worst."""
-        value = self._sign * notes.get(self.best_by or "", math.nan)
-        return -math.inf if math.isnan(value) else value
+        value = notes.get(self.best_by or "", math.nan)
+        return -math.inf if math.isnan(value) else -value if self._mode == "min" else value
 
     @contextlib.contextmanager
-    def _failing(self, step: int) -> Any:
+    def _failing(self, step: int) -> Iterator[None]:
         """Raise a failure to write as a CheckpointError, and begin anew with the next save."""
         try:
             yield
         except Exception as error:
             self._close()
+            cause = error
+            while (before := cause.__cause__ or cause.__context__) is not None:
+                cause = before
             raise CheckpointError(
-                f"Checkpoints.save: the checkpoint of step {step} could not be written to {self.path}: {_root(error)}; "
-                f"those of steps {self.steps} are there as before"
+                f"Checkpoints.save: the checkpoint of step {step} could not be written to {self.path}: "
+                f"{type(cause).__name__}: {str(cause)[:300]}; those of steps {self.steps} are there as before"
             ) from error
 
     def _close(self) -> None:
@@ -396,55 +392,25 @@ def _finish_all() -> None:
             _LOG.error("the checkpoint of step %d could not be written: %s", writing.step, writing.error)
 
 
-def _preservation(keep: int | None, keep_every: int | None, value: Any) -> Any:
-    policies = ocp.training.preservation_policies
-    if keep is None:
-        return policies.PreserveAll()
-    found: list[Any] = [policies.LatestN(keep)]
-    if keep_every is not None:
-        found.append(policies.EveryNSteps(keep_every))
-    if value is not None:
-        found.append(policies.BestN(get_metric_fn=value, n=1))
-    return policies.AnyPreservationPolicy(found)
-
-
 def _numbered(path: Path) -> list[Path]:
     return [entry for entry in path.iterdir() if entry.name.isdecimal()] if path.is_dir() else []
 
 
 def _locked(path: Path) -> int:
-    """Return the handle of a locked file. Another run may give the lock up within seconds.
-
-    Raises:
-        BlockingIOError: if it does not.
-    """
+    """Return the handle of a locked file; a killed process may hold its lock for some time after it is gone."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system
-        return handle
     until = time.monotonic() + _PATIENCE
     while True:
         try:
+            import fcntl
+
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > until:
                 os.close(handle)
                 raise BlockingIOError("another run, or another px.Checkpoints, saves there") from None
-            time.sleep(_PAUSE)
-        except OSError:  # a file system without locks
+            time.sleep(0.1)
+        except (ImportError, OSError):  # a system, or a file system, without locks
             return handle
         else:
             return handle
-
-
-def _free(path: Path) -> Path:
-    """Return a name that nothing has yet."""
-    names = [path, *(path.with_name(f"{path.name}-{k}") for k in range(2, 1000))]
-    return next(name for name in names if not name.exists())
-
-
-def _root(error: BaseException) -> str:
-    while (before := error.__cause__ or error.__context__) is not None:
-        error = before
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"

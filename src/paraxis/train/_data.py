@@ -13,27 +13,14 @@ Data = Loader | Batches
 
 
 def data_of(what: str, data: Any) -> Data:
-    """Return a loader as it is, and batches as what gives them.
-
-    Args:
-        what: the argument that they come from, for errors: ``"px.fit: data"``.
-        data: a loader; or an iterable of batches that can be gone through again; or a function that gives an iterable
-            of the batches of an epoch, ``data(epoch)`` or ``data()``.
-
-    Raises:
-        DataError: if it is none of these.
-    """
+    """Return a loader as it is, and batches as what gives them."""
     if isinstance(data, tuple) or hasattr(data, "dtype"):
         raise DataError(f"{what} is one {type(data).__name__}, not batches; write px.loader(data, 32), or [data]")
     return data if isinstance(data, Loader) else Batches(what, data)
 
 
 def start_of(data: Data, number: int) -> Position:
-    """Return the position of a batch by its number.
-
-    Raises:
-        DataError: if epochs have no known length, so that it cannot be told.
-    """
+    """Return the position of a batch by its number."""
     if number and data.length is None:
         raise DataError(
             f"px.fit: data does not say how many batches an epoch has, so it is not known with which one a state after "

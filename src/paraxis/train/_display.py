@@ -8,13 +8,7 @@ from paraxis.train._callbacks import Event, Reporter
 
 
 class RunDisplay(Reporter):
-    """Shows the steps of a run as they are done, and each evaluation in a line that stays.
-
-    Args:
-        start: number of steps done before.
-        total: number of steps there will have been, if that is known.
-        epochs: likewise.
-    """
+    """Shows the steps of a run as they are done, and each evaluation in a line that stays."""
 
     def __init__(self, start: int, total: int | None, epochs: int | None) -> None:
         self._display = progress.Display()

@@ -87,12 +87,7 @@ class StopEarly:
 
 
 class Watch:
-    """A watch on whether a metric still becomes better.
-
-    Args:
-        rule: ``None``: there is nothing to watch.
-        saved: what :meth:`saved` gave, to go on from there; of another metric, it does not count.
-    """
+    """A watch on whether a metric still becomes better."""
 
     def __init__(self, rule: StopEarly | None, saved: Mapping[str, Any] | None = None) -> None:
         self._rule = rule
@@ -146,11 +141,7 @@ def source_of(metric: str) -> str:
 
 
 def require_metric(argument: str, metric: str, there: Mapping[str, float]) -> None:
-    """Check that a metric that an argument names is there.
-
-    Raises:
-        DataError: if it is not, naming those that are.
-    """
+    """Check that a metric that an argument names is there."""
     if metric not in there:
         names = ", ".join(map(repr, there)) or "none"
         raise DataError(f"px.fit: {argument} names the metric {metric!r}, but there is {names}; write one of these")

@@ -89,11 +89,7 @@ class Evaluate:
 
 
 def evaluations_of(evaluate: Any) -> dict[str, Evaluate]:
-    """Return one evaluation, several, or none, by their names.
-
-    Raises:
-        DataError: if something else is among them, or two have one name.
-    """
+    """Return one evaluation, several, or none, by their names."""
     found = () if evaluate is None else tuple(evaluate) if isinstance(evaluate, (list, tuple)) else (evaluate,)
     if not all(isinstance(one, Evaluate) for one in found):
         raise DataError(

@@ -168,13 +168,7 @@ def send(metrics: Any) -> Any:
 
 
 def fetched(metrics: Mapping[str, Any]) -> Metrics:
-    """Return metrics of one batch as Python floats. What is no ``Mean`` counts once.
-
-    Raises:
-        ShapeError: naming one that is no number.
-
-    Communicates: waits for the devices.
-    """
+    """Return metrics of one batch as Python floats. What is no ``Mean`` counts once."""
     found = {}
     for name, x in metrics.items():
         mean = x if isinstance(x, Mean) else Mean(x, 1.0)
@@ -211,11 +205,7 @@ def added(before: Metrics, more: Metrics) -> Metrics:
 
 
 class Recorder:
-    """The averages of a run under way.
-
-    Args:
-        saved: what :meth:`saved` gave, to go on from there.
-    """
+    """The averages of a run under way."""
 
     def __init__(self, saved: Mapping[str, Any] | None = None) -> None:
         nothing = {

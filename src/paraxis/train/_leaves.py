@@ -50,6 +50,10 @@ class Record:
     keys: dict[str, str]
     notes: dict[str, Any]
 
+    def has_array(self, path: str, like: Any) -> bool:
+        """Return whether Orbax has written something of a leaf."""
+        return path not in self.values and 0 not in like.shape
+
 
 def by_path(tree: Any) -> dict[str, Any]:
     """Return the leaves of a tree by their paths, in order."""
@@ -57,11 +61,7 @@ def by_path(tree: Any) -> dict[str, Any]:
 
 
 def kinds(leaves: Mapping[str, Any]) -> dict[str, str]:
-    """Return what each leaf is: ``"float32 (3, 4)"``, ``"key<fry> ()"`` or ``"Python int"``.
-
-    Raises:
-        StateError: naming a leaf that is neither an array of numbers, a random key, nor a Python number or text.
-    """
+    """Return what each leaf is: ``"float32 (3, 4)"``, ``"key<fry> ()"`` or ``"Python int"``."""
     return {path: _kind(path, leaf) for path, leaf in leaves.items()}
 
 
@@ -106,11 +106,6 @@ def merge(record: Record, loaded: Mapping[str, Any], path: str, like: Any) -> An
     x = jnp.asarray(x)
     is_placed = getattr(like, "committed", True) and getattr(like, "sharding", None) is not None
     return jax.device_put(x, like.sharding) if is_placed and not x.committed else x
-
-
-def is_loaded(record: Record, path: str, like: Any) -> bool:
-    """Return whether Orbax has written something of a leaf."""
-    return path not in record.values and 0 not in like.shape
 
 
 def compare(saved: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[Difference, ...]:

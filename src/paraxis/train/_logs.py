@@ -40,17 +40,7 @@ class _Written(Reporter):
 
 
 class Log(_Written):
-    """A file of JSON lines: one at the start, one for each step, epoch and evaluation.
-
-    Args:
-        path: of the file. What it has of later steps than ``start`` goes; of a run that starts anew, all of it.
-        start: number of steps done before.
-        facts: what is said in the first line.
-
-    Raises:
-        DataError: if the file is no log.
-        OSError: if it cannot be written to.
-    """
+    """A file of JSON lines: one at the start, one for each step, epoch and evaluation."""
 
     def __init__(self, path: Path, start: int, facts: dict[str, Any]) -> None:
         super().__init__("log", path)

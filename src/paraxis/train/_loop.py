@@ -72,17 +72,7 @@ class Plan:
 
 
 class Loop:
-    """The steps of a run.
-
-    Args:
-        step: ``step(state, batch)`` → the new state and metrics.
-        data: the batches.
-        plan: what to do.
-        run: where to begin; it changes with each step.
-        reporters: ours, told first.
-        callbacks: the user's.
-        say: shows a line.
-    """
+    """The steps of a run."""
 
     def __init__(
         self,

@@ -10,10 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._calls import check
-from paraxis.errors import ShapeError, StateError
+from paraxis.errors import ShapeError
 from paraxis.train._mean import Mean
-
-_OFFERED = ("key", "mutable")
 
 
 @jax.tree_util.register_dataclass
@@ -27,12 +25,7 @@ class Outcome:
 
 
 class LossFunction:
-    """A function of a model and a batch, and of what else it asks for by name.
-
-    Args:
-        what: the function of ours that was called, for errors.
-        fn: ``fn(model, batch, …)``.
-    """
+    """A function of a model and a batch, and of what else it asks for by name."""
 
     def __init__(self, what: str, fn: Callable[..., Any]) -> None:
         check.function(what, "fn", fn, f"{what}(lambda model, batch: jnp.mean((model(batch['x']) - batch['y']) ** 2))")
@@ -43,18 +36,9 @@ class LossFunction:
 
     def _wants(self) -> frozenset[str]:
         try:
-            parameters = list(inspect.signature(self._fn).parameters.values())
+            return frozenset({"key", "mutable"} & set(list(inspect.signature(self._fn).parameters)[2:]))
         except (TypeError, ValueError):  # written in C: it takes what it takes
             return frozenset()
-        rest = [p for p in parameters[2:] if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        unknown = [p.name for p in rest if p.name not in _OFFERED and p.default is p.empty]
-        if unknown:
-            raise StateError(
-                f"{self.what}: {self.name!r} has an unknown parameter {unknown[0]!r}; besides the model and the batch "
-                f"it may take {' and '.join(_OFFERED)}, by these names. Fix options: functools.partial({self.name}, "
-                f"{unknown[0]}=…)"
-            )
-        return frozenset(p.name for p in rest if p.name in _OFFERED)
 
     def outcome(self, model: Any, rows: Any, size: int, key: Any, mutable: Any) -> Outcome:
         """Return what it says of some rows, as a loss."""

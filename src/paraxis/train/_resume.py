@@ -72,12 +72,7 @@ class Run:
 def begin(
     state: Any, data: Data, checkpoints: "Checkpoints | None", rule: StopEarly | None, evaluations: Sequence[str]
 ) -> tuple[Run, list[str]]:
-    """Begin from the last checkpoint, if there is one, else from the state. Return lines about it, too.
-
-    Raises:
-        DataError: if the data are not those of the checkpoint.
-        StateError, CheckpointError: if nothing can be restored.
-    """
+    """Begin from the last checkpoint, if there is one, else from the state. Return lines about it, too."""
     if checkpoints is None or checkpoints.latest is None:
         return Run(state, start_of(data, steps_of(state) or 0), Recorder(), Watch(rule)), []
     restored = _restored(state, checkpoints)

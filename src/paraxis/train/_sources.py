@@ -82,17 +82,10 @@ class Dataset:
 class Batches:
     """An iterable of whole batches that can be gone through again, or a function that gives one for each epoch.
 
-    Args:
-        what: the argument that it is, for errors: ``"px.fit: data"``.
-        data: the iterable; or a function ``data(epoch)`` or ``data()``.
-
     Attributes:
         length: number of batches of an epoch, if it is known.
         by_epoch: whether an epoch's batches depend on its number only, so that it need not be reached through those
             before.
-
-    Raises:
-        DataError: if it is neither, or can be iterated only once.
     """
 
     def __init__(self, what: str, data: Any) -> None:
@@ -189,12 +182,7 @@ def _length(source: Any) -> int | None:
 
 
 def source_of(source: Any) -> Arrays | Dataset | Batches:
-    """Return what a user's source is.
-
-    Raises:
-        DataError: if it is nothing that a loader can read.
-        ShapeError: if the leaves of a tree have different numbers of rows.
-    """
+    """Return what a user's source is."""
     if isinstance(source, (str, bytes, os.PathLike)) or hasattr(source, "iloc"):
         raise DataError(
             f"px.loader: source is a {type(source).__name__}; pass arrays of its rows: "
@@ -256,17 +244,7 @@ def common_rows(what: str, given: Any) -> int:
 
 
 def for_devices(batch: Any, num_rows: int, *, copy: bool) -> Any:
-    """Return a batch's leaves as arrays of dtypes that devices have.
-
-    Args:
-        batch: a tree of arrays.
-        num_rows: that each leaf must have.
-        copy: whether somebody else may write into its memory later, which JAX may take for the device's own.
-
-    Raises:
-        DataError: if a leaf is not of numbers, or not of numbers that its narrower dtype has.
-        ShapeError: if a leaf has not the rows.
-    """
+    """Return a batch's leaves as arrays of dtypes that devices have."""
 
     def one(path: Any, leaf: Any) -> np.ndarray:
         name, array = tree.name("batch", path), to_host(leaf)

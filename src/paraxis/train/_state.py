@@ -150,19 +150,18 @@ class TrainState:
         return dataclasses.replace(self, **changes)
 
     def __repr__(self) -> str:
-        """Show what there is, without the values: ``TrainState(plain, step=3, params=97 float32, …, ok=True)``."""
+        """Show how many numbers there are, without them: ``TrainState(plain, step=3, params=97 float32, ok=True)``."""
         trees = {name: getattr(self, name) for name in ("params", "opt_state", "mutable", "key", "ema", "extra")}
         kept = [f"{name}={_counted(x)}" for name, x in trees.items() if jax.tree.leaves(x)]
-        parts = [self.recipe.form.kind, f"step={_shown(self.step)}", *kept, f"ok={_shown(self.ok)}"]
-        return f"TrainState({', '.join(parts)})"
+        is_there = isinstance(self.step, jax.Array) and not (
+            isinstance(self.step, jax_api.Tracer) or self.step.is_deleted()
+        )
+        step, ok = (self.step, self.ok) if is_there else ("…", "…")
+        return f"TrainState({', '.join([self.recipe.form.kind, f'step={step}', *kept, f'ok={ok}'])})"
 
 
 def require_arrays(what: str, state: TrainState) -> None:
-    """Refuse a state that a step has consumed.
-
-    Raises:
-        StateError: saying what to write.
-    """
+    """Refuse a state that a step has consumed."""
     if isinstance(state.step, jax.Array) and not isinstance(state.step, jax_api.Tracer) and state.step.is_deleted():
         raise StateError(
             f"{what}: the arrays of this state were donated to an earlier step; continue with the state that it "
@@ -184,10 +183,3 @@ def _counted(values: Any) -> str:
         kind = str(getattr(x, "dtype", type(x).__name__))
         found[kind] = found.get(kind, 0) + getattr(x, "size", 1)
     return " + ".join(f"{number:,} {kind}" for kind, number in found.items())
-
-
-def _shown(x: Any) -> str:
-    """Return a scalar, if it has a value that can be had."""
-    if isinstance(x, jax_api.Tracer) or getattr(x, "shape", ()):
-        return _counted(x)
-    return "donated" if isinstance(x, jax.Array) and x.is_deleted() else str(x)

@@ -126,7 +126,7 @@ class TrainStep(_Step):
         if clip is not None:
             check.number("px.train_step", "clip", clip, above=0, write="clip=1.0", error=StateError)
         self._clip, self._guard = clip, guard
-        self._shard = _sharding.rule_of(shard)
+        self._shard = shard
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
         """Take one step.

@@ -20,18 +20,7 @@ Metrics = dict[str, Mean]
 def updated(
     state: TrainState, gradient: Any, found: Outcome, clip: float | None, *, guard: bool
 ) -> tuple[TrainState, Metrics]:
-    """Return the state after a step, and its metrics.
-
-    Args:
-        state: the one before.
-        gradient: of the mean loss.
-        found: what the loss function gave.
-        clip: gradients of a larger norm are scaled to this one.
-        guard: leave the state as it is if loss or gradient are not finite.
-
-    Raises:
-        StateError: if a metric of the loss function is called like one of the step's.
-    """
+    """Return the state after a step, and its metrics."""
     taken = sorted({"loss", "grad_norm"} & set(found.metrics))
     if taken:
         raise StateError(f"px.train_step: metric {taken[0]!r} has a name that the step uses; give yours another")
