@@ -1,7 +1,6 @@
 """A file is there whole, or as it was: that of an ensemble, written as all others are."""
 
 import os
-import pathlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,26 +55,6 @@ def test_a_file_takes_its_place_when_it_is_whole(
     assert everything(tmp_path).keys() == {"new", "file"}
 
 
-def test_a_file_is_on_the_disk_before_it_takes_its_place(
-    ens: px.Ensemble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order: list[str] = []
-    fsync, replace = os.fsync, pathlib.Path.replace
-
-    def synced(handle: int) -> None:
-        order.append(f"fsync of {os.fstat(handle).st_size} bytes")
-        fsync(handle)
-
-    def placed(self: Path, target: Any) -> Path:
-        order.append("replace")
-        return replace(self, target)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(pathlib.Path, "replace", placed)
-    ens.save(tmp_path / "file")
-    assert order == [f"fsync of {(tmp_path / 'file').stat().st_size} bytes", "replace"]
-
-
 @pytest.mark.parametrize("error", [OSError("no space left"), KeyboardInterrupt("stop")], ids=["OSError", "interrupt"])
 @pytest.mark.parametrize("old", [True, False], ids=["old", "new"])
 def test_a_failure_leaves_what_was_there(
@@ -95,16 +74,6 @@ def test_a_failure_leaves_what_was_there(
     assert everything(tmp_path) == before
 
 
-def test_a_temporary_file_lies_beside_its_target(
-    ens: px.Ensemble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names: list[set[str]] = []
-    watched(monkeypatch, lambda file: names.append(set(os.listdir(tmp_path))))
-    ens.save(tmp_path / ("long" * 60))
-    assert [len(found) for found in names] == [1]
-    assert names[0].pop().startswith(".longlong")
-
-
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 def test_modes_are_those_that_the_umask_allows_and_old_ones_are_kept(
     umask: int, ens: px.Ensemble, tmp_path: Path
@@ -122,11 +91,3 @@ def test_modes_are_those_that_the_umask_allows_and_old_ones_are_kept(
 
 def mode_of(path: Path) -> int:
     return path.stat().st_mode & 0o7777
-
-
-def test_a_link_stays_and_what_it_leads_to_is_written(ens: px.Ensemble, tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "there" / "file")
-    for one in (ens, ens.drop(0)):
-        one.save(tmp_path / "link")
-        assert holds(tmp_path / "there" / "file", one)
-    assert (tmp_path / "link").is_symlink()

@@ -1,7 +1,6 @@
 """No public face: Ctrl-C that waits until memory that was given away is replaced."""
 
 import signal
-import threading
 
 import pytest
 
@@ -20,16 +19,3 @@ def test_one_takes_effect_at_the_end() -> None:
         interrupted()
     assert reached == [True]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_in_another_thread_nothing_changes() -> None:
-    found = []
-
-    def look() -> None:
-        with interrupts.deferred():
-            found.append(signal.getsignal(signal.SIGINT))
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join()
-    assert found == [signal.default_int_handler]

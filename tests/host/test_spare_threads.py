@@ -8,10 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-
-from paraxis._host import threads
 
 ROOT = Path(__file__).parents[2]
 FLAG = "--xla_force_host_platform_device_count"
@@ -72,21 +69,6 @@ assert not xla_bridge.backends_are_initialized()
 """
     assert printed(code, XLA_FLAGS=f"{FLAG}=4") == ""
     assert printed(code, JAX_NUM_CPU_DEVICES="4") == ""
-
-
-def test_one_rule_reads_the_number_of_devices_from_flags_and_takes_it_out():
-    """By the words of the flags, of which the last counts."""
-    rng = np.random.default_rng(0)
-    words = ["--xla_a=1", "--xla_b", f"{FLAG}=3", f"{FLAG}=12", f"{FLAG}_x=5", f"{FLAG}=", f"{FLAG}=many"]
-    for _ in range(300):
-        flags = rng.choice(words, rng.integers(5)).tolist()
-        asked = [flag.removeprefix(f"{FLAG}=") for flag in flags if flag.startswith(f"{FLAG}=")]
-        numbers = [int(number) for number in asked if number.isdecimal()]
-        variables = {"XLA_FLAGS": " ".join(flags)}
-        assert threads.simulated(variables) == (numbers[-1] if numbers else None), flags
-        assert threads.not_simulating(variables).split() == [flag for flag in flags if not flag.startswith(f"{FLAG}=")]
-    assert threads.simulated({}) is None
-    assert threads.not_simulating({}) == ""
 
 
 LOOP = """

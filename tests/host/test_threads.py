@@ -5,12 +5,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import paraxis as px
-from tests._support import axis_on
 
 NUM_THREADS = 8
 
@@ -47,21 +45,6 @@ def test_programs_of_different_sizes_at_once() -> None:
             value, gradient = jax.jit(jax.value_and_grad(loss))(w, x)
             np.testing.assert_allclose((value, gradient), _expected(w, x), rtol=1e-4, atol=1e-5)
             np.testing.assert_allclose(loss(w, x), _expected(w, x)[0], rtol=1e-4, atol=1e-5)
-
-    with ThreadPoolExecutor(NUM_THREADS) as pool:
-        list(pool.map(work, range(NUM_THREADS)))
-
-
-@pytest.mark.slow
-def test_verbs_on_different_devices_at_once() -> None:
-    def work(thread: int) -> None:
-        for turn in range(3):
-            axis = axis_on(1 + thread % 3, thread + 2)
-            x = jnp.arange(1.0, axis.size + 1)
-            y = px.map_fn(lambda x, turn=turn: x**2 + turn, x, axis)
-            expected = np.arange(1.0, axis.size + 1) ** 2 + turn
-            np.testing.assert_allclose(px.gather(y, axis), expected)
-            np.testing.assert_allclose(px.reduce_max(y, axis), expected.max())
 
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         list(pool.map(work, range(NUM_THREADS)))

@@ -198,6 +198,7 @@ state = px.TrainState.create({"w": jnp.zeros(7)}, optax.sgd(0.1))
 train = px.train_step(lambda params, batch: (batch["x"] @ params["w"] - batch["z"]) ** 2)
 data = px.loader({"x": X, "z": z + apart}, 40)
 refused(px.DataError, "'z'] is another one in process", px.fit, state, train, data, epochs=1, progress=False)
+refused(px.DataError, "'z'] is another one in process", px.fit, state, train, [{"x": X, "z": z + apart}], epochs=1)
 assert px.fit(state, train, px.loader({"x": X, "z": z}, 40), epochs=1, progress=False).state.step == 6
 assert float(jnp.sum(px.solve.rows(X, y).weight)) == 203  # they are in step with each other still
 """

@@ -15,7 +15,7 @@ import pytest
 import paraxis as px
 import paraxis.launch
 from paraxis.launch import Processes
-from tests.launch._support import TRAINING, Launch, held_port, plain_environment
+from tests.launch._support import TRAINING, held_port, plain_environment
 
 THERE = {"PARAXIS_COORDINATOR": "127.0.0.1:5000", "PARAXIS_NUM_PROCESSES": "4", "PARAXIS_PROCESS": "2"}
 
@@ -201,26 +201,3 @@ def test_a_process_is_stuck_from_the_last_step_until_the_loop_has_ended(
     done = run_alone(script, LOOPS.format(last=last, then=then), {})
     assert done.returncode == status
     assert (f'File "{script}", line 8 in step' in done.stderr) == (status == 1)
-
-
-SPAWNS = """
-import multiprocessing, os
-import paraxis as px
-
-def square(x):
-    return x * x, px.initialize()
-
-if __name__ == "__main__":
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        print(pool.map(square, [int(os.environ["PARAXIS_PROCESS"]) + 3]))
-"""
-
-
-@pytest.mark.slow
-def test_a_ranks_own_workers_find_its_functions_and_are_no_ranks(launched: Launch, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SPAWNS)
-    status, out, error = launched(str(script))
-    alone = "Processes(process=0, num_processes=1, attempt=0)"
-    assert status == 0, error
-    assert sorted(out.splitlines()) == [f"[0] [(9, {alone})]", f"[1] [(16, {alone})]"]

@@ -1,7 +1,6 @@
 """``launch``: what the ranks are given, what becomes of their output, and how all of them end."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -10,8 +9,6 @@ from typing import Any
 
 import pytest
 
-import paraxis as px
-from paraxis.launch import launch
 from tests.launch._support import COMMAND, TRAINING, Launch, is_running, plain_environment, running, wait_until
 
 SHOWS = """
@@ -68,22 +65,6 @@ def test_gpus_are_divided_among_the_ranks(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     _, out, _ = launched(str(script), n=n, devices=devices)
     assert [shown(out, rank)[-1].get("JAX_LOCAL_DEVICE_IDS") for rank in range(n)] == expected
-
-
-def test_devices_replace_those_that_the_environment_simulates(
-    launched: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SHOWS)
-    monkeypatch.setenv("XLA_FLAGS", "--xla_a=1 --xla_force_host_platform_device_count=8 --xla_b=2")
-    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "4")
-    for devices, flags, number in (
-        (3, "--xla_a=1 --xla_b=2", "3"),
-        (None, "--xla_a=1 --xla_force_host_platform_device_count=8 --xla_b=2", "4"),
-    ):
-        _, out, _ = launched(str(script), n=1, devices=devices)
-        variables = shown(out, 0)[-1]
-        assert (variables["XLA_FLAGS"], variables["JAX_NUM_CPU_DEVICES"]) == (flags, number)
 
 
 LINES = b"one\ntwo\r\nthree\rfour\n\nfive"
@@ -156,13 +137,6 @@ def test_the_first_rank_that_fails_is_named_and_ends_all(
     assert "left" not in out
 
 
-@pytest.mark.slow
-def test_jax_ends_ranks_that_go_on_when_another_has_left(launched: Launch) -> None:
-    status, out, error = launched(TRAINING, "exit0", "1", devices=1, grace=2)
-    assert status == 134, error
-    assert "left" not in out
-
-
 def test_a_rank_that_never_joins_ends_all(launched: Launch, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import os, paraxis as px\nif os.environ['PARAXIS_PROCESS'] == '1': px.initialize()\n")
@@ -185,17 +159,6 @@ def test_the_traceback_is_the_users_own(launched: Launch, tmp_path: Path) -> Non
         "    raise ValueError('a bug')",
         "ValueError: a bug",
     ]
-
-
-@pytest.mark.parametrize(
-    ("code", "status"), [("3", 3), ("None", 0), ("'in words'", 1), ("256", 0), ("True", 1), ("0", 0)]
-)
-def test_the_status_is_that_of_the_script(launched: Launch, tmp_path: Path, code: str, status: int) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(f"import sys\nsys.exit({code})\n")
-    found, out, error = launched(str(script), n=1)
-    assert (found, out) == (status, "")
-    assert ("[0] in words\n" in error) == (code == "'in words'")
 
 
 @pytest.mark.slow
@@ -283,18 +246,3 @@ def test_all_start_again_from_what_they_have_saved(
     expected = [("0", "0"), ("1", "10"), ("2", "20")][:attempts]
     assert re.findall(r"\[1\] attempt (\d) from (\d+)", out) == expected
     assert error.count(f"of {restarts}\n") == attempts - 1
-
-
-def test_no_process_or_file_of_a_launch_is_left(launched: Launch, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("")
-    before = len(os.listdir("/proc/self/fd"))
-    assert launched(str(script), n=3) == (0, "", "")
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_missing_script_and_no_processes_are_refused() -> None:
-    with pytest.raises(px.ProcessError, match=r"there is no file nowhere\.py"):
-        launch("nowhere.py", num_processes=2)
-    with pytest.raises(px.ProcessError, match="num_processes"):
-        launch(__file__, num_processes=0)

@@ -70,15 +70,6 @@ def test_the_one_before_a_damaged_one_is_used(checkpoints: px.Checkpoints, damag
     assert (checkpoints.path / "damaged-2").is_dir()
 
 
-def test_one_that_is_damaged_again_gets_another_name(checkpoints: px.Checkpoints) -> None:
-    for name in ("damaged-2", "damaged-2-2"):
-        data_file(checkpoints).unlink()
-        with pytest.warns(UserWarning, match=rf"{name}, and the one before it is used"):
-            assert checkpoints.restore(state(0)).step == 1
-        checkpoints.save(2, state(2))
-        checkpoints.wait()
-
-
 @pytest.mark.parametrize("position", [0.5, *(pytest.param(x, marks=pytest.mark.slow) for x in np.linspace(0, 1, 12))])
 def test_a_flipped_bit_in_any_file_is_found(checkpoints: px.Checkpoints, position: float) -> None:
     for file in files_of(checkpoints):

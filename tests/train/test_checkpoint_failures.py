@@ -71,18 +71,6 @@ def test_an_error_in_the_background_is_raised_by_the_next_save_and_at_the_end_of
             checkpoints.save(7, state(7))
 
 
-def test_an_error_in_the_background_does_not_hide_another(tmp_path: Path) -> None:
-    def run() -> None:
-        with checkpoints:
-            checkpoints.save(5, state(5))
-            raise KeyError("mine")
-
-    checkpoints = saved(tmp_path)
-    with full_disk(), pytest.raises(KeyError, match="mine") as caught:
-        run()
-    assert "step 5 could not be written" in caught.value.__notes__[0]
-
-
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(px.CheckpointError, match=r"file/runs cannot be written to: .*Not a directory"):
@@ -117,12 +105,6 @@ def test_another_run_may_read_and_not_save_until_the_first_is_over(tmp_path: Pat
     with mine:
         mine.save(2, {"x": np.zeros(3)})
     assert mine.steps == (1, 2)
-
-
-def test_what_another_run_is_writing_is_not_tidied_up(tmp_path: Path) -> None:
-    (tmp_path / "7.orbax-checkpoint-tmp").mkdir()
-    assert px.Checkpoints(tmp_path).steps == ()
-    assert (tmp_path / "7.orbax-checkpoint-tmp").is_dir()
 
 
 PROGRAM = """

@@ -67,14 +67,6 @@ def test_started_again_it_meets_the_same_and_with_better_data_it_goes_on(tmp_pat
     assert bits(found.state) == bits(px.fit(start(), step, data(), steps=9, progress=False).state)
 
 
-def test_of_the_first_step_the_state_is_the_one_that_was_given(tmp_path: Path) -> None:
-    bad = px.loader(spoilt(slice(None)), 16, axis=axis_on(1, 1, "batch"), seed=1)
-    words = rf"in step 1, number 1 of epoch 1 .* The state with which the run began is error.state, .*{tmp_path}/0\."
-    with pytest.raises(px.NonFiniteError, match=words) as caught:
-        px.fit(start(), step, bad, steps=9, checkpoint=tmp_path, progress=False)
-    assert bits(caught.value.state) == bits(start())
-
-
 def test_a_gradient_that_is_not_finite_is_caught_where_the_loss_is(tmp_path: Path) -> None:
     def root(params: Any, batch: Any) -> Any:
         return jnp.sqrt(jnp.sum((params["w"] * batch["x"]) ** 2))
@@ -92,26 +84,6 @@ def test_a_gradient_that_is_not_finite_is_caught_where_the_loss_is(tmp_path: Pat
         np.testing.assert_array_equal(saved["x"], zeros["x"])
 
 
-@pytest.mark.parametrize("numbers", [(0,), (11,)])
-def test_the_first_step_and_the_last_are_caught_too(numbers: tuple[int, ...], tmp_path: Path) -> None:
-    found = batches(data(), range(12))
-    for number in numbers:
-        found[number]["y"][0] = np.inf
-    with pytest.raises(px.NonFiniteError, match=f"in step {numbers[0] + 1}, ") as caught:
-        px.fit(start(), step, found, epochs=1, checkpoint=tmp_path, progress=False)
-    assert int(caught.value.state.step) == numbers[0]
-    assert px.Checkpoints(tmp_path).steps == (numbers[0],)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_step_of_one_s_own_is_caught_but_its_state_is_not_known(value: float, tmp_path: Path) -> None:
-    losses = [1.0, 2.0, value, 3.0]
-    with pytest.raises(px.NonFiniteError, match=r"the loss is not finite in step 3, number 3 of epoch 1 ") as caught:
-        px.fit(0, lambda state, batch: (state + 1, batch), losses, epochs=1, checkpoint=tmp_path, progress=False)
-    assert caught.value.state is None
-    assert px.Checkpoints(tmp_path).steps == ()
-
-
 def test_the_rows_are_named_that_have_values_which_are_not_finite() -> None:
     def own_step(state: int, batch: Any) -> Any:
         return state + 1, {"loss": np.nan}
@@ -124,14 +96,6 @@ def test_the_rows_are_named_that_have_values_which_are_not_finite() -> None:
     words = f"batch['scale']; batch['x'] in rows 3, 7 of the batch; batch['y'] in rows {listed}, … (25 in all) of the"
     with pytest.raises(px.NonFiniteError, match=re.escape(words)):
         px.fit(0, own_step, [batch], epochs=1, progress=False)
-
-
-def test_other_metrics_may_be_what_they_are() -> None:
-    def own_step(state: int, batch: int) -> Any:
-        return state + 1, {"loss": 1.0, "accuracy": np.nan}
-
-    fitted = px.fit(0, own_step, [0, 1], epochs=1, progress=False)
-    assert np.isnan(fitted.history.epochs[0].metrics["accuracy"])
 
 
 def test_over_several_devices_the_batch_is_saved_without_padding(tmp_path: Path) -> None:

@@ -1,16 +1,13 @@
 """What a run writes, when it cannot be written, when it is somebody else's, and when the run may be killed."""
 
 import contextlib
-import os
 import resource
-import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import pytest
 
 import paraxis as px
@@ -92,38 +89,6 @@ def test_on_a_disk_that_stays_full_the_state_is_returned_and_each_loss_is_named(
     again = px.fit(start(), step, data(), steps=NUM_STEPS, **everything(tmp_path))
     assert bits(again.state) == bits(expected.state)
     assert lines(tmp_path / "log.jsonl") == lines(whole / "log.jsonl")
-
-
-def test_told_to_stop_on_a_full_disk_it_says_that_it_is_not_saved(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    stop = Disk(7, -1, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    told: list[px.train.Event] = []
-
-    def callback(event: px.train.Event) -> None:
-        told.append(event)
-        stop(event)
-
-    with stop, heard(), pytest.raises(px.TrainingStopped) as stopped:
-        px.fit(start(), step, data(), steps=NUM_STEPS, callbacks=callback, **everything(tmp_path))
-    assert stopped.value.code == 1
-    done = int(stopped.value.state.step)
-    assert bits(stopped.value.state) == bits(px.fit(start(), step, data(), steps=done, progress=False).state)
-
-
-def test_a_batch_that_cannot_be_saved_is_named_by_the_error_that_it_made(tmp_path: Path) -> None:
-    bad = {name: x.copy() for name, x in arrays().items()}
-    bad["x"][int(data().rows(2)[0])] = jnp.nan
-    disk = Disk(1, -1)
-    source = px.loader(bad, 16, seed=1, axis=px.Axis("batch", 1))
-    options: dict[str, Any] = everything(tmp_path)
-    with disk, heard(), pytest.raises(px.NonFiniteError, match=r"The batch could not be saved in .*File too") as caught:
-        px.fit(start(), px.train_step(_loss), source, epochs=3, callbacks=disk, **options)
-    assert caught.value.state is not None
-
-
-def _loss(params: Any, batch: Any) -> Any:
-    return (batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no such device here")

@@ -1,9 +1,8 @@
 """A run that was broken off anywhere, and started again, is the run that was not."""
 
 import signal
-import threading
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +13,6 @@ import pytest
 import paraxis as px
 from paraxis.train import Fitted
 from tests.train._fits import ONE, arrays, batches, bits, data, evaluate_step, lines, start, step
-
-
-class Steps(NamedTuple):
-    step: int
 
 
 class BrokenOffError(Exception):
@@ -68,13 +63,6 @@ def test_broken_off_at_any_step_it_comes_to_the_same_bits(number: int, tmp_path:
     assert_same(run(tmp_path), tmp_path, unbroken)
 
 
-def test_broken_off_again_and_again_it_comes_to_the_same_bits(tmp_path: Path, unbroken: Any) -> None:
-    for number in range(1, 13):
-        with pytest.raises(BrokenOffError):
-            run(tmp_path, every=1, callbacks=break_at(number))
-    assert_same(run(tmp_path, every=1), tmp_path, unbroken)
-
-
 @pytest.mark.parametrize("kind", ["list", "function"])
 def test_batches_that_are_no_loader_s_go_on_where_they_were(kind: str, tmp_path: Path) -> None:
     epochs = [batches(data(), range(4)), batches(data(), range(4, 7)), batches(data(), range(7, 12))]
@@ -98,11 +86,6 @@ def test_more_epochs_go_on_where_fewer_ended(tmp_path: Path) -> None:
     assert bits(found.state) == bits(expected.state)
     assert found.history == expected.history
     assert lines(tmp_path / "parts" / "log.jsonl")[1:] == lines(tmp_path / "whole" / "log.jsonl")[1:]
-
-
-def test_without_a_schedule_each_epoch_and_the_end_are_saved(tmp_path: Path) -> None:
-    px.fit(start(), step, data(), steps=10, checkpoint=px.Checkpoints(tmp_path, keep=None), progress=False)
-    assert px.Checkpoints(tmp_path).steps == (4, 8, 10)
 
 
 @pytest.mark.parametrize(
@@ -130,15 +113,6 @@ def test_a_checkpoint_that_was_saved_by_hand_is_gone_on_from(tmp_path: Path) -> 
         checkpoints.save(5, part.state)
     found = px.fit(start(), step, data(), steps=9, checkpoint=tmp_path, progress=False)
     assert bits(found.state) == bits(px.fit(start(), step, data(), steps=9, progress=False).state)
-
-
-def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
-    values = iter([5.0, 1.0, 3.0, 4.0, 2.0, 6.0])
-    checkpoints = px.Checkpoints(tmp_path, every=1, keep=1, best=("dev/loss", "min"))
-    dev = px.Evaluate(lambda state, batch: {"loss": next(values)}, [0], every=2, name="dev")
-    px.fit(start(), step, data(), steps=12, evaluate=dev, checkpoint=checkpoints, progress=False)
-    assert px.Checkpoints(tmp_path).steps == (4, 12)
-    assert px.Checkpoints(tmp_path).restore(start()).step == 12
 
 
 def test_what_was_evaluated_best_is_saved_though_no_checkpoint_is_due(tmp_path: Path) -> None:
@@ -213,19 +187,6 @@ def test_the_best_by_a_metric_that_is_not_given_is_an_error_and_what_was_saved_s
         )
 
 
-def test_what_best_names_may_come_later_than_the_first_checkpoint(tmp_path: Path) -> None:
-    checkpoints = px.Checkpoints(tmp_path, every=1, keep=None, best=("test/loss", "min"))
-    tests = [
-        px.Evaluate(evaluate_step, [arrays()], every=4),
-        px.Evaluate(evaluate_step, [arrays()], every=2, name="dev"),
-    ]
-    fitted = px.fit(start(), step, data(), steps=8, evaluate=tests, checkpoint=checkpoints, progress=False)
-    steps, values = fitted.history.curve("test/loss")
-    assert steps.tolist() == [4, 8]
-    assert checkpoints.steps == tuple(range(1, 9))
-    assert checkpoints.best == steps[values.argmin()]
-
-
 def interrupt_at(number: int, *signals: signal.Signals) -> Any:
     def at(event: px.train.Event) -> None:
         if event.kind == "step" and event.step == number:
@@ -261,32 +222,6 @@ def test_a_signal_without_a_checkpoint_leaves_the_state_in_the_exception(capfd: 
     assert "which is not saved: there is no checkpoint=. The state is in the exception" in capfd.readouterr().err
     done = int(stopped.value.state.step)
     assert bits(stopped.value.state) == bits(px.fit(start(), step, data(), steps=done, progress=False).state)
-
-
-def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
-    state, before = start(), signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        px.fit(
-            state,
-            step,
-            data(),
-            steps=12,
-            checkpoint=tmp_path,
-            callbacks=interrupt_at(3, signal.SIGINT, signal.SIGINT),
-            progress=False,
-        )
-    assert signal.getsignal(signal.SIGINT) is before
-    assert not any(thread.name == "paraxis-read-ahead" for thread in threading.enumerate())
-    assert px.Checkpoints(tmp_path).steps == ()
-    assert bits(state) == bits(start())
-
-
-def test_in_another_thread_a_run_is_the_same() -> None:
-    found: list[Fitted] = []
-    thread = threading.Thread(target=lambda: found.append(px.fit(start(), step, data(), steps=5, progress=False)))
-    thread.start()
-    thread.join()
-    assert bits(found[0].state) == bits(px.fit(start(), step, data(), steps=5, progress=False).state)
 
 
 class Evaluations:
@@ -334,26 +269,6 @@ def test_an_evaluation_that_a_signal_came_in_is_given_up_and_done_when_the_run_g
     by = px.Checkpoints(tmp_path / "stopped/checkpoints", best=("test/loss", "min"))
     assert by.best == px.Checkpoints(tmp_path / "unbroken/checkpoints", best=("test/loss", "min")).best
     assert by.restore(start()).notes["test/loss"] == first.history.evaluations[-1].metrics["test/loss"]
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("signal_at", [2, 4, 8, 11])
-def test_a_run_that_is_ended_early_by_what_is_evaluated_then_is_ended_after_a_signal_too(
-    signal_at: int, tmp_path: Path
-) -> None:
-    """Early by the first evaluation, when the second has a schedule of its own: it is due at the end."""
-
-    class Later(Evaluations):
-        def __call__(self, every: int = 5) -> list[px.Evaluate]:
-            return [super().__call__(5)[0], super().__call__(7)[1]]
-
-    stop_early = px.train.StopEarly("dev/loss", patience=1, min_change=1e9)
-    first = evaluated(tmp_path / "unbroken", Later(), stop_early=stop_early)
-    assert first.history.evaluations[-1].step == 10
-    with pytest.raises(px.TrainingStopped):
-        evaluated(tmp_path / "stopped", Later(signal_at), stop_early=stop_early)
-    again = evaluated(tmp_path / "stopped", Later(), stop_early=stop_early)
-    assert_same(again, tmp_path / "stopped", (first, lines(tmp_path / "unbroken/log.jsonl")))
 
 
 def test_another_model_is_refused_with_what_differs_and_nothing_is_touched(tmp_path: Path) -> None:

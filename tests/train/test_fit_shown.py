@@ -69,17 +69,6 @@ def test_a_log_is_cut_after_the_step_and_where_a_line_is_not_whole(tmp_path: Pat
     assert [line.get("step") for line in lines(path)] == [None, 1]
 
 
-def test_lines_of_a_log_are_whole_while_it_grows(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-
-    def look(_: px.train.Event) -> None:
-        content = path.read_bytes()
-        assert content.endswith(b"\n")
-        assert [json.loads(line) for line in content.splitlines()]
-
-    px.fit(start(), step, data(), epochs=2, log=path, callbacks=look, progress=False)
-
-
 def test_tensorboard_s_files_have_the_metrics(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     seen: list[px.train.Event] = []
@@ -129,12 +118,6 @@ def test_a_history_is_a_table_with_a_line_for_each_epoch_and_evaluation() -> Non
         "   3      1     9",
     ]
     assert str(History((), 1, (), ())) == "step  epoch"
-
-
-def test_nothing_is_shown_if_that_is_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
-    px.fit(start(), step, data(), epochs=2, progress=False)
-    captured = capfd.readouterr()
-    assert (captured.out, captured.err) == ("", "")
 
 
 def test_curves_are_drawn_to_a_picture(tmp_path: Path) -> None:

@@ -34,14 +34,6 @@ def test_every_row_comes_once_in_an_epoch() -> None:
     assert sorted(itertools.chain(*batches)) == list(range(NUM_ROWS))
 
 
-def test_the_rows_left_over_are_others_in_each_epoch() -> None:
-    data = px.loader(source(), 5, drop_last=True)
-    kept = [frozenset(itertools.chain(*map(rows_of, data.epoch(k)))) for k in range(3)]
-    assert len(data) == 4
-    assert [len(rows) for rows in kept] == [20, 20, 20]
-    assert len(set(kept)) == 3
-
-
 def test_a_row_keeps_its_values() -> None:
     values = source()
     for batch in px.loader(values, 8).epoch(0):
@@ -65,25 +57,6 @@ def test_the_order_of_a_seed_never_changes() -> None:
     assert data.rows(1).tolist() == [0, 6, 5, 3, 4, 9, 7, 8, 2, 1]
 
 
-def test_all_orders_are_as_likely() -> None:
-    orders = [tuple(px.loader(np.arange(3), 3, seed=seed).rows(0)) for seed in range(1200)]
-    counts = np.unique(orders, axis=0, return_counts=True)[1]
-    assert len(counts) == 6
-    assert abs(counts - 200).max() < 50  # nearly four standard deviations
-
-
-def test_epochs_and_seeds_have_orders_of_their_own() -> None:
-    orders = {
-        tuple(px.loader(source(), NUM_ROWS, seed=seed).rows(epoch)) for seed in (0, 1, 2**64 - 1) for epoch in range(4)
-    }
-    assert len(orders) == 12
-
-
-def test_without_shuffling_rows_come_as_they_are() -> None:
-    data = px.loader(source(), 10, shuffle=False)
-    assert [rows_of(batch) for batch in data.epoch(7)] == [[*range(10)], [*range(10, 20)], [20, 21, 22]]
-
-
 @pytest.mark.parametrize("start", [0, 1, 4, 5, 13])
 @pytest.mark.parametrize("read_ahead", [0, 3])
 def test_beginning_later_is_skipping(start: int, read_ahead: int) -> None:
@@ -92,18 +65,6 @@ def test_beginning_later_is_skipping(start: int, read_ahead: int) -> None:
     for _ in range(start):
         next(whole)
     assert [rows_of(next(whole)) for _ in range(6)] == [rows_of(next(later)) for _ in range(6)]
-
-
-def test_batches_go_through_one_epoch_after_the_other() -> None:
-    data = px.loader(source(), 5)
-    found = data.batches()
-    assert [rows_of(next(found)) for _ in range(10)] == [rows_of(b) for k in (0, 1) for b in data.epoch(k)]
-
-
-def test_a_batch_size_above_the_number_of_rows_gives_all_rows() -> None:
-    data = px.loader(source(), 100)
-    (batch,) = data.epoch(0)
-    assert (len(data), len(batch["x"])) == (1, NUM_ROWS)
 
 
 @pytest.mark.parametrize(("size", "kind"), [(8, jax.Array), (16, jax.Array), (5, np.ndarray)])
@@ -151,18 +112,6 @@ def test_a_row_is_read_once_also_for_several_devices_and_padding() -> None:
     assert counting.asked == data.rows(0).tolist() == rows_of(batch)
 
 
-def test_a_reader_is_asked_once_for_the_rows_of_this_process() -> None:
-    class Reader(Counting):
-        def __getitems__(self, rows: list[int]) -> list[dict[str, Any]]:
-            asked.append(rows)
-            return [{"number": 2 * row} for row in rows]
-
-    asked: list[list[int]] = []
-    batch = next(px.loader(Reader(), 13, axis=axis_on(8, 1, "batch"), shuffle=False, read_ahead=0).batches())
-    assert asked == [list(range(13))]
-    np.testing.assert_array_equal(np.asarray(batch["number"]), 2 * np.arange(13))
-
-
 def test_of_a_file_only_the_rows_asked_for_are_read(tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", source()["x"])
 
@@ -192,11 +141,6 @@ def test_the_same_loader_is_described_alike_and_another_one_is_not() -> None:
         px.loader({"number": np.arange(NUM_ROWS)}, 5, seed=3),
     ]
     assert all(same != other.describe() for other in others)
-
-
-def test_rows_without_numbers_are_rows() -> None:
-    (batch,) = px.loader({"none": np.zeros((3, 0), np.int64), "x": np.ones(3)}, 4).epoch(0)
-    assert batch["none"].shape == (3, 0)
 
 
 def test_wide_numbers_stay_wide_where_they_are_in_force() -> None:

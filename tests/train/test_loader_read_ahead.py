@@ -95,14 +95,6 @@ def test_the_thread_ends_with_the_batches(use: Any) -> None:
     assert readers() == 0
 
 
-def test_several_iterators_of_one_loader_do_not_disturb_each_other() -> None:
-    data = px.loader(np.arange(10), 3, seed=2)
-    pairs = zip(data.epoch(0), data.epoch(1), data.epoch(0), strict=True)
-    for k, (a, b, c) in enumerate(pairs):
-        for batch, number in ((a, k), (b, 4 + k), (c, k)):
-            assert np.asarray(batch).tolist() == data.rows(number).tolist()
-
-
 def test_ctrl_c_is_heard_while_waiting_for_a_row() -> None:
     source = Gated(stop_at=0)
     found = px.loader(source, 2, shuffle=False).batches()

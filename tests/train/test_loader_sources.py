@@ -5,9 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import grain
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import paraxis as px
@@ -98,17 +96,6 @@ def test_a_dataset_of_tensors_gives_its_rows(kind: type[TensorDataset]) -> None:
         np.testing.assert_array_equal(x, dataset.x[data.rows(k)])
 
 
-def test_tensors_in_a_tree_are_arrays() -> None:
-    values = np.arange(12.0).reshape(6, 2)
-    data = px.loader({"number": Tensor(values)}, 4)
-    assert numbers(next(data.batches())) == values[data.rows(0)].tolist()
-
-
-def test_arrays_on_devices_are_rows() -> None:
-    data = px.loader(jnp.arange(10) * 2, 4)
-    assert numbers(next(data.batches())) == (2 * data.rows(0)).tolist()
-
-
 def test_a_data_loader_keeps_its_batches_and_its_order() -> None:
     data = px.loader(DataLoader(TensorDataset(10), 4))
     twin = DataLoader(TensorDataset(10), 4)
@@ -126,15 +113,6 @@ def test_resuming_a_data_loader_goes_through_what_was_before() -> None:
     assert [numbers(next(found)) for _ in range(4)] == expected
 
 
-def test_a_data_loader_is_closed_with_the_iterator() -> None:
-    source = DataLoader(TensorDataset(10), 4)
-    found = px.loader(source).batches()
-    next(found)
-    assert source.open == 1
-    found.close()
-    assert source.open == 0
-
-
 def test_a_source_may_use_its_memory_again() -> None:
     buffer = np.zeros((64, 1024), np.float32)  # large enough for JAX to take it as it is
 
@@ -146,16 +124,8 @@ def test_a_source_may_use_its_memory_again() -> None:
     assert [float(batch.mean()) for batch in px.loader(batches, read_ahead=3).epoch(0)] == [0, 1, 2]
 
 
-SOURCE_OF_8: Any = grain.sources.RangeDataSource(0, 8, 1)
-
-
 def grain_rows() -> Any:
     return grain.MapDataset.range(10).seed(3)
-
-
-def test_a_grain_source_gives_its_rows() -> None:
-    data = px.loader(grain.sources.RangeDataSource(0, 10, 1), 4, seed=5)
-    assert [numbers(batch) for batch in data.epoch(1)] == [data.rows(k).tolist() for k in (3, 4, 5)]
 
 
 def test_a_grain_dataset_has_the_same_rows_and_other_random_numbers_in_each_epoch() -> None:
@@ -173,22 +143,6 @@ def test_a_grain_dataset_that_shuffles_itself_keeps_its_order() -> None:
     data = px.loader(dataset, 5, shuffle=False)
     found = data.batches()
     assert list(itertools.chain(*(numbers(next(found)) for _ in range(4)))) == [dataset[i] for i in range(20)]
-
-
-def test_a_grain_iterable_keeps_its_batches() -> None:
-    dataset = grain_rows().shuffle().to_iter_dataset().filter(lambda x: x != 3).batch(4)
-    expected = [batch.tolist() for batch in dataset]
-    found = px.loader(dataset).batches(2)
-    assert [numbers(next(found)) for _ in range(4)] == [expected[2], *expected]
-
-
-def test_a_grain_data_loader_keeps_its_batches() -> None:
-    source = grain.DataLoader(
-        data_source=SOURCE_OF_8,
-        sampler=grain.samplers.IndexSampler(8, shuffle=True, seed=0, num_epochs=1),
-        operations=[grain.transforms.Batch(4)],
-    )
-    assert [numbers(batch) for batch in px.loader(source).epoch(0)] == [batch.tolist() for batch in source]
 
 
 def test_a_function_of_the_epoch_is_asked_for_the_epoch_in_question_only() -> None:
@@ -245,28 +199,6 @@ def test_what_a_transform_draws_for_a_row_depends_on_the_seed_the_epoch_and_the_
     assert drawn(batch_size, 1) == drawn(3, 1)
     all_drawn = [*drawn(batch_size, 0).values(), *drawn(batch_size, 1).values(), *drawn(batch_size, 0, 1).values()]
     assert len(set(all_drawn)) == 30
-
-
-def test_rows_are_what_a_transform_makes_even_if_it_gives_the_same_memory_each_time() -> None:
-    buffer = np.zeros((64, 1024), np.float32)
-
-    def same(batch: np.ndarray) -> np.ndarray:
-        buffer[: len(batch)] = batch[:, None]
-        return buffer[: len(batch)]
-
-    data = px.loader(np.arange(128), 64, transform=same, read_ahead=2)
-    found = [(batch, data.rows(k)) for k, batch in enumerate(data.epoch(0))]
-    for batch, rows in found:
-        np.testing.assert_array_equal(np.asarray(batch)[:, 0], rows)
-
-
-def test_rows_may_have_another_byte_order() -> None:
-    x = np.arange(10, dtype=">i2")
-    assert sorted(n for batch in px.loader(x, 4).epoch(0) for n in numbers(batch)) == list(range(10))
-    step = px.train_step(lambda params, batch: jnp.sum(params["w"] * batch))
-    for rows in (x, x.astype("int16")):
-        _, metrics = step(px.TrainState.create({"w": jnp.ones(())}, optax.sgd(0.1)), rows)
-        assert float(metrics["loss"]) == 45
 
 
 def mixed_up(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -3,14 +3,13 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec
 
 import paraxis as px
-from tests.train._models import FEATURES, assert_near, axis, plain_by_hand, plain_loss, plain_params, rows, trained
+from tests.train._models import assert_near, axis, plain_by_hand, plain_loss, plain_params, rows, trained
 
 ADAM = optax.adam(1e-2)
 WIDE = plain_params(width=1024)
@@ -51,24 +50,3 @@ def test_small_and_indivisible_parameters_stay_whole() -> None:
     parts = {name: x.addressable_shards[0].data.shape for name, x in state.params.items()}
     assert parts == {"small": (8,), "odd": (999, 3), "large": (4, 256)}
     assert on_one_device(state.opt_state) == on_one_device(state.params)
-
-
-def test_on_one_device_parameters_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = jax.devices()[:1]
-    monkeypatch.setattr(jax, "devices", lambda: first)
-    params, losses = plain_by_hand(plain_params(), ADAM, [rows(5)])
-    for shard in ("params", by_name):
-        step = px.train_step(plain_loss, shard=shard)
-        state, found = trained(px.TrainState.create(plain_params(), ADAM), step, [rows(5)])
-        assert_near(found, losses)
-        assert_near(state.params, params)
-
-
-def test_one_step_takes_models_of_several_sizes() -> None:
-    def product(params: Any, batch: Any) -> jax.Array:
-        return jnp.mean((batch["x"] @ params["w"][:FEATURES]) ** 2)
-
-    step = px.train_step(product, axis=axis(8), shard="params")
-    for shape, part in (((1024, 7), (128, 7)), ((1030, 1024), (1030, 128))):
-        state, _ = step(px.TrainState.create({"w": jnp.ones(shape)}, optax.sgd(0.1)), rows(8))
-        assert state.params["w"].addressable_shards[0].data.shape == part

@@ -1,6 +1,5 @@
 """What a state is made from, and what is refused."""
 
-import functools
 from typing import Any
 
 import jax
@@ -32,12 +31,6 @@ def test_a_linen_module_comes_back_with_its_variables() -> None:
     assert_same_bits(state.model()(x), net.apply(variables, x))
 
 
-def test_states_of_equal_modules_have_one_structure() -> None:
-    one, other = (px.TrainState.create(Net(seed=seed), SGD) for seed in (0, 1))
-    assert jax.tree.structure(one) == jax.tree.structure(other)
-    assert jax.tree.structure(one) != jax.tree.structure(px.TrainState.create(Net(norm=False), SGD))
-
-
 def test_a_state_is_a_pytree_of_arrays_with_readable_paths() -> None:
     state = px.TrainState.create(plain_params(), SGD, extra={"best": 0.5}, key=jax.random.key(0))
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)]
@@ -45,32 +38,6 @@ def test_a_state_is_a_pytree_of_arrays_with_readable_paths() -> None:
     assert ".extra['best']" in paths
     assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(state))
     assert int(state.replace(step=jnp.asarray(7)).step) == 7
-
-
-def test_a_key_as_older_code_makes_it_is_that_key() -> None:
-    state = px.TrainState.create(plain_params(), SGD, key=jax.random.PRNGKey(3))
-    assert state.key == jax.random.key(3)
-
-
-def test_a_state_is_shown_by_what_there_is_and_not_by_values() -> None:
-    state = px.TrainState.create(plain_params(), optax.adam(0.1), key=jax.random.key(0), ema=0.9, extra={"n": 3})
-    counts = "params=96 float32, opt_state=1 int32 + 192 float32, key=1 key<fry>, ema=96 float32, extra=1 int32"
-    assert repr(state) == f"TrainState(plain, step=0, {counts}, ok=True)"
-    shown = []
-    jax.jit(lambda state: shown.append(repr(state)))(state)
-    assert shown == [f"TrainState(plain, step=…, {counts}, ok=…)"]
-    px.train_step(plain_loss)(state, rows(4))
-    assert repr(state) == f"TrainState(plain, step=…, {counts}, ok=…)"
-
-
-def test_a_model_may_be_made_inside_jit() -> None:
-    net, x = Net(norm=False, dropout=0), jnp.asarray(rows(3)["x"])
-    state = px.TrainState.create(net, SGD)
-    np.testing.assert_allclose(jax.jit(lambda state, x: state.model()(x))(state, x), net(x), rtol=1e-5)
-
-
-def with_default(model: Any, batch: Any, rate: float = 2.0) -> jax.Array:
-    return rate * plain_loss(model, batch)
 
 
 class IntegerParam(nnx.Module):
@@ -183,17 +150,6 @@ def test_what_is_no_batch_is_refused(batch: Any, kind: type[Exception], message:
         px.train_step(plain_loss)(px.TrainState.create(plain_params(), SGD), batch)
 
 
-def test_options_with_a_value_are_left_alone() -> None:
-    state = px.TrainState.create(plain_params(), SGD)
-    _, metrics = px.train_step(with_default, donate=False)(state, rows(4))
-    _, fixed = px.train_step(functools.partial(with_option_used, rate=2.0), donate=False)(state, rows(4))
-    assert float(metrics["loss"]) == float(fixed["loss"])
-
-
-def with_option_used(model: Any, batch: Any, rate: float) -> jax.Array:
-    return rate * plain_loss(model, batch)
-
-
 def test_means_add_up_and_of_nothing_there_is_none() -> None:
     assert float(px.Mean(6.0, 3.0) + px.Mean(0.0, 1.0)) == 1.5
     assert f"{px.Mean(1.0, 4.0):.3f}" == "0.250"
@@ -205,26 +161,3 @@ def test_means_add_up_and_of_nothing_there_is_none() -> None:
 def test_a_mean_of_no_weight_that_can_be_is_refused(weight: float, value: float | None) -> None:
     with pytest.raises(ValueError, match=f"px.Mean: weight must be the sum of the weights, at least 0, got {weight}"):
         float(px.Mean(6.0, weight, value))
-
-
-def test_a_mean_is_shown_as_its_value_and_of_how_much() -> None:
-    assert repr(px.Mean(jnp.array(7.0), jnp.array(14.0))) == "Mean(0.5, of 14)"
-    assert repr(px.Mean(0.0, 0.0)) == "Mean(nan, of 0)"
-    shown = []
-    jax.jit(lambda mean: shown.append(repr(mean)))(px.Mean(jnp.array(7.0), jnp.array(14.0)))
-    assert shown[0].startswith("Mean(total=")
-
-
-@pytest.mark.parametrize(
-    "model", [nnx.state(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.Param), {"params": {"w": jnp.ones(2)}}]
-)
-def test_parameters_alone_are_trained_whatever_they_are_in(model: Any) -> None:
-    assert px.TrainState.create(model, optax.sgd(0.1)).mutable is None
-
-
-def test_a_linen_modules_values_are_taken_over_as_the_error_advises() -> None:
-    variables = LinenNet().init(jax.random.key(0), rows(3)["x"])
-    stats = jax.tree.map(lambda x: x + 3.0, variables["batch_stats"])
-    state = px.TrainState.create(LinenNet(), optax.sgd(0.1), key=jax.random.key(1), sample=rows(3)["x"])
-    state = state.replace(params=variables["params"], mutable={"batch_stats": stats})
-    assert_same_bits(state.model().variables, {"params": variables["params"], "batch_stats": stats})

@@ -152,16 +152,6 @@ def test_a_step_without_a_guard_goes_on_with_what_is_not_finite() -> None:
     assert np.isnan(np.asarray(state.params["w"])).all()
 
 
-def test_a_gradient_that_is_not_finite_stops_too() -> None:
-    def sharp(params: Any, batch: Any) -> jax.Array:
-        return jnp.mean(jnp.sqrt(jnp.abs(params["w"].sum() * 0 * batch["x"])))
-
-    state, metrics = px.train_step(sharp)(px.TrainState.create(plain_params(), ADAM), rows(6))
-    assert float(metrics["loss"]) == 0
-    assert not bool(state.ok)
-    assert_same_bits(state.params, plain_params())
-
-
 def test_bfloat16_is_that_of_the_parameters_and_of_what_the_loss_casts() -> None:
     seen = []
 
@@ -247,20 +237,6 @@ def test_a_module_is_evaluated_as_it_is_used(devices: int) -> None:
     assert_near(float(found["loss"]), loss(net, batch))
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("devices", [1, 8])
-def test_a_state_may_have_values_that_are_on_the_host(devices: int) -> None:
-    place = axis(devices)
-    state = px.TrainState.create(plain_params(), ADAM)
-    on_host = state.replace(params=jax.tree.map(np.asarray, state.params), extra={"epoch": 1})
-    found = px.eval_step(plain_loss, axis=place)(on_host, rows(6))
-    np.testing.assert_allclose(float(found["loss"]), np.mean(plain_loss(plain_params(), rows(6))), rtol=1e-5)
-    after, _ = px.train_step(plain_loss, axis=place)(on_host, rows(6))
-    expected, _ = plain_by_hand(plain_params(), ADAM, [rows(6)])
-    assert_near(after.params, expected)
-    assert int(after.extra["epoch"]) == 1
-
-
 @pytest.mark.parametrize("weight", [0.0, -6.0])
 def test_a_total_without_a_weight_is_no_loss(weight: float) -> None:
     def total(params: Any, batch: Any) -> px.Mean:
@@ -288,27 +264,3 @@ def test_keys_and_arrays_on_other_devices_are_rows_too() -> None:
     for k, key in enumerate(batch["key"]):
         assert_same_bits(metrics[f"row {k}"].total, jax.random.uniform(key))
         assert float(metrics[f"row {k}"].weight) == 5
-
-
-NUMBERS = {"x": np.linspace(1, 3, 13, dtype="float32")}
-
-
-def _squared(params: Any, batch: Any) -> jax.Array:
-    return (params["w"] * batch["x"] - 1) ** 2
-
-
-def test_a_clipped_gradient_has_the_norm_of_the_limit() -> None:
-    """By steps of plain descent, since Adam's do not depend on the gradient's scale."""
-    state = px.TrainState.create({"w": jnp.float32(2.0)}, optax.sgd(1.0))
-    new, metrics = px.train_step(_squared, clip=0.1, donate=False)(state, NUMBERS)
-    assert float(metrics["grad_norm"]) > 1
-    np.testing.assert_allclose(float(state.params["w"] - new.params["w"]), 0.1, rtol=1e-5)
-
-
-def test_mutable_state_keeps_its_dtype_in_bfloat16() -> None:
-    def averaged(params: Any, batch: Any, mutable: Any) -> Any:
-        return _squared(params, batch), {"mean": jnp.mean(batch["x"])}
-
-    state = px.TrainState.create({"w": jnp.float32(2.0)}, optax.sgd(0.1), mutable={"mean": jnp.float32(0)})
-    state, _ = px.train_step(averaged, precision="bfloat16")(state, NUMBERS)
-    assert state.mutable["mean"].dtype == "float32"

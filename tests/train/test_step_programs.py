@@ -16,31 +16,6 @@ from tests.train._models import FEATURES, Net, axis, loss, plain_loss, plain_par
 ADAM = optax.adam(1e-2)
 
 
-def conv_params() -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    return {"k": rng.normal(size=(3, 3, 1, 4)).astype("float32"), "v": rng.normal(size=4).astype("float32")}
-
-
-def conv_loss(params: Any, batch: Any) -> jax.Array:
-    x = jax.lax.conv_general_dilated(
-        batch["x"], params["k"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
-    return jnp.mean((jax.nn.relu(x).mean((1, 2)) @ params["v"] - batch["y"]) ** 2)
-
-
-def images(number: int) -> dict[str, np.ndarray]:
-    return {"x": np.ones((number, 6, 6, 1), "float32"), "y": np.ones(number, "float32")}
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("size", [16, 13])
-@pytest.mark.parametrize(("fn", "params", "data"), [(plain_loss, plain_params, rows), (conv_loss, conv_params, images)])
-def test_the_gradients_are_reduced_at_once(fn: Any, params: Any, data: Any, size: int) -> None:
-    step = px.train_step(fn, axis=axis(8), clip=1.0)
-    state = px.TrainState.create(params(), ADAM)
-    assert_communication(step, state, data(size), all_reduce=1, all_gather=0, all_to_all=0, collective_permute=0)
-
-
 def test_a_step_communicates_as_one_written_by_hand() -> None:
     """With batch normalisation, on a batch that divides; one that does not adds nothing."""
     mesh = Mesh(np.array(jax.devices()), ("batch",))
@@ -115,15 +90,6 @@ def test_a_mesh_that_is_set_is_used(kind: Any) -> None:
     assert len(state.params["w"].devices()) == 4
 
 
-def test_evaluations_of_one_state_are_not_in_flight_together() -> None:
-    """On CPU, several programs with collectives can wait for each other for ever."""
-    work = jnp.full((8, 1500), 1e-3)
-    state = px.TrainState.create({"w": jnp.ones((1500, 1500))}, optax.sgd(0.1))
-    evaluate = px.eval_step(lambda params, batch: jnp.sum(batch @ params["w"] @ params["w"] @ params["w"], 1))
-    for _ in range(2):  # compiled by the second time: the call returns at once
-        assert evaluate(state, work)["loss"].total.is_ready()
-
-
 def test_a_batch_on_the_host_may_be_changed_once_a_step_returns() -> None:
     batch = {"x": np.ones((1 << 16, FEATURES), "float32"), "y": np.ones(1 << 16, "float32")}
     step = px.train_step(plain_loss, axis=axis(8), donate=False)
@@ -133,20 +99,3 @@ def test_a_batch_on_the_host_may_be_changed_once_a_step_returns() -> None:
     for x in batch.values():
         x[:] = np.nan
     assert float(metrics["loss"]) == float(expected["loss"])
-
-
-def test_a_step_is_compiled_once_per_number_of_rows_wherever_the_state_lay() -> None:
-    step = px.train_step(plain_loss, axis=axis(8), shard="params")
-    state = px.TrainState.create(plain_params(width=1024), ADAM, ema=0.9, key=jax.random.key(0))
-    compiled: list[str] = []
-
-    def note(event: str, duration_secs: float, **_: object) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(event)
-
-    state, _ = step(state, rows(16))
-    jax.monitoring.register_event_duration_secs_listener(note)
-    for _ in range(3):
-        state, _ = step(state, rows(16))
-    jax.monitoring.clear_event_listeners()
-    assert compiled == []
