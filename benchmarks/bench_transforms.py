@@ -1,6 +1,6 @@
-"""px.Jit, px.Parallel and px.Vectorize beside nnx.jit, nnx.cached_partial and the same programs written by hand.
+"""px.Jit, px.Parallel and px.Vectorize beside nnx.jit_partial, nnx.jit and the same programs written by hand.
 
-The calls: 20 layers of 4 × 4, 40 leaves, batch 2: a network so small that what is measured is the cost of a call.
+The calls: 20 and 200 layers of 4 × 4, batch 2: networks so small that what is measured is the cost of a call.
 Per-example gradients compile to the same program as by hand, operation for operation; what differs is noise.
 """
 
@@ -21,10 +21,11 @@ from paraxis.reports import of_program
 
 
 class Deep(nnx.Module):
-    """20 small layers."""
+    """Small layers, of two leaves each."""
 
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.layers = nnx.List([nnx.Linear(4, 4, rngs=rngs) for _ in range(20)])
+    def __init__(self, layers: int) -> None:
+        rngs = nnx.Rngs(0)
+        self.layers = nnx.List([nnx.Linear(4, 4, rngs=rngs) for _ in range(layers)])
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """One layer after the other."""
@@ -46,21 +47,22 @@ class Holder(nnx.Module):
 
 
 def run(devices: int, repeats: int) -> harness.Tables:
-    tables = calls(repeats) | train_calls(repeats) | per_example(repeats) if devices <= 2 else {}
-    return tables | parallel(devices, repeats)
+    tables = calls(20, repeats) | calls(200, repeats) | train_calls(repeats) | per_example(repeats)
+    return (tables if devices <= 2 else {}) | parallel(devices, repeats)
 
 
-def calls(repeats: int) -> harness.Tables:
-    net, x = Deep(nnx.Rngs(0)), jnp.ones((2, 4))
+def calls(layers: int, repeats: int) -> harness.Tables:
+    """All of one module, so that what one of them leaves behind is a cost of the next."""
+    net, x = Deep(layers), jnp.ones((2, 4))
     leaves = jax.tree.leaves(nnx.state(net))
-    by_hand, forward = jax.jit(_forward), nnx.jit(lambda net, x: net(x))
+    forward = nnx.jit(lambda net, x: net(x))
     rivals: dict[str, Callable[[], Any]] = {
         "px.Jit(net)(x)": partial(px.Jit(net), x),
-        "jax.jit over the leaves": partial(by_hand, leaves, x),
-        "nnx.cached_partial": partial(nnx.cached_partial(forward, net), x),
+        "jax.jit over the leaves": partial(jax.jit(_forward), leaves, x),
+        "nnx.jit_partial": partial(nnx.jit_partial(lambda net, x: net(x), net, graph=True, graph_updates=False), x),
         "nnx.jit": partial(forward, net, x),
     }
-    return {"one call, 40 leaves, µs": _rows(rivals, repeats, calls=60, unit=1e6)}
+    return {f"one call, {2 * layers} leaves, µs": _rows(rivals, repeats, calls=600 // layers, unit=1e6)}
 
 
 def train_calls(repeats: int) -> harness.Tables:
@@ -85,7 +87,7 @@ def train_calls(repeats: int) -> harness.Tables:
         updates, state = tx.update(gradients, state, leaves)
         return optax.apply_updates(leaves, updates), state, value
 
-    nets = [Deep(nnx.Rngs(0)) for _ in range(4)]
+    nets = [Deep(20) for _ in range(4)]
     held: dict[str, Any] = {"leaves": jax.tree.leaves(nnx.state(nets[0]))}
     held["state"] = tx.init(held["leaves"])
 
@@ -98,7 +100,7 @@ def train_calls(repeats: int) -> harness.Tables:
     rivals: dict[str, Callable[[], Any]] = {
         "px.Jit(train, net, opt)(x, y)": partial(px.Jit(ours, nets[3], px.Optimizer(nets[3], optax.adam)), x, y),
         "jax.jit over the leaves": step_by_hand,
-        "nnx.cached_partial": partial(nnx.cached_partial(step, nets[1], opts[0]), x, y),
+        "nnx.jit_partial": partial(nnx.jit_partial(theirs, nets[1], opts[0], graph=True, graph_updates=False), x, y),
         "nnx.jit": partial(step, nets[2], opts[1], x, y),
     }
     return {"one train step with Adam, 40 leaves, µs": _rows(rivals, repeats, calls=20, unit=1e6)}

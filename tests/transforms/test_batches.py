@@ -96,17 +96,4 @@ def test_static_arguments() -> None:
     assert_close(host(px.Parallel(lambda x, flag: x.T if flag else x, static_argnums=1, batch_axis=1)(x.T, True)), x)
 
 
-def test_a_body_without_arguments() -> None:
-    def decay(net: MLP, rate: float) -> None:
-        for v in px.variables(net).subset(nnx.Param):
-            v.set_value(v[...] * rate)
-
-    net, before = mlp(), mlp()
-    assert px.Parallel(lambda net: decay(net, 0.5), net)() is None
-    px.Parallel(decay, net)(0.5)
-    px.Parallel(decay, net)(rate=jnp.asarray(2.0))
-    for v, old in zip(px.variables(net), px.variables(before), strict=True):
-        assert_close(np.asarray(v[...]), np.asarray(old[...]) / 2)
-
-
 # --- rows that do not divide -----------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -86,26 +85,6 @@ def test_variables_that_are_not_written_stay_usable(wrap: Any) -> None:
         assert_close(np.asarray(inside(X)), np.asarray(there.layer(X)))
         assert_close(np.asarray(here.layer.kernel[...]), np.asarray(there.layer.kernel[...]))
         assert int(here.calls[...]) == call
-
-
-@pytest.mark.parametrize("wrap", WRAPPERS, ids=IDS)
-def test_arrays_beside_variables_are_not_given_away(wrap: Any) -> None:
-    class Masked(nnx.Module):
-        def __init__(self, mask: jax.Array) -> None:
-            self.scale, self.mask = nnx.Param(jnp.ones(3)), nnx.data(mask)
-
-        def __call__(self, x: jax.Array) -> jax.Array:
-            self.scale[...] = self.scale[...] * 2
-            return self.scale[...] * self.mask * x
-
-    mask = jnp.arange(3.0)
-    net = Masked(mask)
-    fast = wrap(net, donate=True)
-    for call in range(1, 4):
-        assert_close(np.asarray(fast(X)), np.asarray(X) * 2**call * np.arange(3, dtype="float32"))
-    assert not mask.is_deleted()
-    assert net.mask is mask
-    assert_close(mask + 0, jnp.arange(3.0))
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS, ids=IDS)

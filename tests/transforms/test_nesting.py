@@ -60,26 +60,6 @@ def _by_hand(net: Counter, x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
     return gradients, value
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("inner", WRAPPERS)
-@pytest.mark.parametrize("is_compiled", [False, True], ids=["", "in Jit"])
-def test_gradients_through_another_transform(inner: str, is_compiled: bool) -> None:
-    net, x = Counter(nnx.Rngs(0)), values(8, 3)
-    net.layer.bias[...] = values(4)
-    fn = WRAPPERS[inner](net)
-    bodies = [
-        px.GradValues(lambda fn, x: (fn(x) ** 2).mean(), fn),
-        px.GradValues(lambda net, x: (WRAPPERS[inner](net)(x) ** 2).mean(), net),
-    ]
-    for n, body in enumerate(bodies, start=1):
-        gradients, value = _placed((px.Jit(body) if is_compiled else body)(x))
-        assert_close((list(gradients), value), _by_hand(net, x))
-        assert net.calls.get_value() == n
-    shorter = px.GradValues(px.Jit(_loss, net))
-    assert_close([*shorter(x)[0]], _by_hand(net, x)[0])
-    assert net.calls.get_value() == 3
-
-
 def test_gradients_inside_another_transform() -> None:
     net, x = Counter(nnx.Rngs(0)), values(8, 3)
     gv = px.GradValues(_loss, net)
@@ -150,16 +130,3 @@ def test_a_failure_after_an_inner_write_undoes_it() -> None:
 def _fails(inner: Callable[..., Any], x: jax.Array) -> jax.Array:
     inner(x)
     raise ValueError("after an inner write")
-
-
-def test_a_wrapped_function_given_to_an_eager_transform_is_compiled_once() -> None:
-    net, x, traces = MLP(nnx.Rngs(0)), values(2, 3), list[int]()
-
-    def call(net: MLP, x: jax.Array) -> jax.Array:
-        traces.append(0)
-        return net(x).sum()
-
-    gradient = px.GradValues(lambda fast, x: fast(x), px.Jit(call, net))
-    for _ in range(3):
-        gradient(x)
-    assert len(traces) == 1

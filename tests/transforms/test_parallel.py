@@ -86,15 +86,6 @@ def test_each_reduction_of_each_output(devices: int) -> None:
                 raise AssertionError(f"{name}, reduce={kind!r}: {error}") from error
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("kind", REDUCTIONS)
-def test_each_reduction_on_an_explicit_mesh(kind: str) -> None:
-    x, mesh = values(24, 3), mesh_of(8, kind=AxisType.Explicit)
-    expected = np.asarray(REDUCTIONS[kind](jnp.stack(jnp.split(x, 8))))
-    for reduce in (kind, REDUCTIONS[kind]):
-        assert_close(np.asarray(px.Parallel(lambda x: x, reduce=reduce, mesh=mesh)(x)), expected)
-
-
 def test_the_same_is_checked_before_anything_runs() -> None:
     net, x = mlp(), values(16, 3)
     got = px.Parallel(lambda net, x: px.pmean(net(x).mean(), "device"), net, reduce="same")(x)
@@ -173,19 +164,3 @@ def test_variables_are_sent_to_all_devices_once() -> None:
     assert_close(np.asarray(y), np.asarray(mlp()(values(16, 3))))
     net.last.kernel.set_value(jnp.zeros((8, 4)))
     assert not np.asarray(fast(x)).any()
-
-
-def test_a_call_that_fails_on_another_mesh_leaves_the_next_one_right() -> None:
-    net, x = mlp(), values(24, 3)
-    fn = px.Parallel(lambda net, x: net(x) if x.shape[1] == 3 else _fail(), net)
-    expected = host(net(x))
-    with jax.set_mesh(mesh_of(8)):
-        assert_close(host(fn(x)), expected)
-    with jax.set_mesh(mesh_of(3)):
-        with pytest.raises(RuntimeError, match="stop"):
-            fn(values(24, 2))
-        assert_close(host(fn(x)), expected)
-
-
-def _fail() -> Any:
-    raise RuntimeError("stop")

@@ -131,32 +131,6 @@ def test_a_forgotten_mean_is_an_error_before_anything_runs() -> None:
     assert ran != []
 
 
-def ring_mean(x: jax.Array) -> jax.Array:
-    size = px.axis_size("device")
-    total = x
-    for _ in range(size - 1):
-        x = jax.lax.ppermute(x, "device", [(i, (i + 1) % size) for i in range(size)])
-        total = total + x
-    return total / size
-
-
-@pytest.mark.slow
-def test_a_mean_by_hand_is_refused_unless_the_check_is_off() -> None:
-    def step(net: MLP, opt: px.Optimizer, x: jax.Array, y: jax.Array, lr: float) -> None:
-        gradients, _ = px.GradValues(loss, net)(x, y)
-        opt(lr, jax.tree.map(ring_mean, gradients))
-
-    net = mlp()
-    opt = px.Optimizer(net, optax.sgd, momentum=0.9)
-    with pytest.raises(px.StateError, match=r"first\(Linear\)\.bias.*check=False if the values are the same anyway"):
-        px.Parallel(step, net, opt)(X, Y, 0.1)
-    assert_close(weights(net), weights(mlp()), rtol=0, atol=0)
-    fast = px.Parallel(step, net, opt, check=False)
-    for _ in range(5):
-        fast(X, Y, 0.1)
-    assert_close(weights(net), trained_by_hand(optax.sgd(0.1, momentum=0.9), 5)[0], rtol=0, atol=1e-6)
-
-
 REDUCED: list[tuple[str, Callable[..., Any]]] = [
     ("mean", loss),
     ("first", lambda net, x, y: px.pmean(loss(net, x, y), "device")),

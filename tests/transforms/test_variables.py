@@ -65,18 +65,6 @@ def test_shared_variables_are_listed_once() -> None:
     assert len(px.variables((net, net.encode))) == 2
 
 
-def test_indexed_by_name_and_by_position() -> None:
-    net = MLP(nnx.Rngs(0))
-    found = px.variables(net)
-    assert found["(MLP).last(Linear).bias"] is found[2] is found[-2] is net.last.bias
-    assert "(MLP).last(Linear).bias" in found
-    assert "bias" not in found
-    assert found.names() == [name for name, _ in found.items()]
-    assert [v for _, v in found.items()] == list(found)
-    with pytest.raises(KeyError, match="bias"):
-        _ = found["bias"]
-
-
 def test_subsets_by_type_by_test_and_by_collection() -> None:
     net = Normed(nnx.Rngs(0))
     found = px.variables(net)

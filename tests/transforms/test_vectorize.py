@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import paraxis as px
-from tests.transforms._models import Noisy, Normed
+from tests.transforms._models import Noisy
 
 X = np.random.default_rng(0).normal(size=(10, 3)).astype("float32")
 Y = np.random.default_rng(1).normal(size=(10, 4)).astype("float32")
@@ -116,22 +116,6 @@ def test_what_differs_needs_a_rule() -> None:
     np.testing.assert_allclose(seen[...], X.mean(0), rtol=1e-5)
     px.Vectorize(note, seen, sync={"(Variable)": "max"})(X)
     np.testing.assert_allclose(seen[...], X.max(0))
-
-
-def test_batch_statistics_are_averaged() -> None:
-    net = Normed(nnx.Rngs(0))
-    x = np.random.default_rng(2).normal(size=(4, 5, 3)).astype("float32")
-    references = [Normed(nnx.Rngs(0)) for _ in range(4)]
-    for reference, rows in zip(references, x, strict=True):
-        reference(rows)
-    px.Vectorize(net)(x)
-    expected = [np.mean([v[...] for v in vs], axis=0) for vs in zip(*map(_statistics, references), strict=True)]
-    for got, e in zip(_statistics(net), expected, strict=True):
-        np.testing.assert_allclose(got[...], e, rtol=1e-5, atol=1e-6)
-
-
-def _statistics(net: Any) -> list[Any]:
-    return list(px.variables(net).subset(nnx.BatchStat))
 
 
 def test_rows_within_rows_tell_their_own_differences() -> None:
