@@ -102,7 +102,9 @@ def step(params: Params, velocity: Params, images: jax.Array, labels: jax.Array)
 def train(num_members: int, train: Labelled, num_epochs: int) -> px.Ensemble:
     ens = px.ensemble(make, num_members, 0, apply=logits)
     print(ens)
-    ens.fit(step, tuple(train), batch_size=BATCH, epochs=num_epochs, key=1, own_order=True, progress=print)
+    rng = np.random.default_rng(1)
+    orders = np.stack([rng.permutation(len(train.images)) for _ in range(num_members)])
+    ens.fit(step, tuple(train), batch_size=BATCH, epochs=num_epochs, key=1, rows=orders, callbacks=print)
     return ens
 
 

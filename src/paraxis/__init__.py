@@ -51,7 +51,7 @@ if typing.TYPE_CHECKING:
         transforms as transforms,
     )
     from paraxis._tables import Table
-    from paraxis.ensembles import Ensemble, ensemble, load_ensemble
+    from paraxis.ensembles import Ensemble, ensemble
     from paraxis.launch import initialize
     from paraxis.reports import compare, explain, show, tabulate
     from paraxis.streaming import Groups, Stream
@@ -106,7 +106,6 @@ __all__ = [
     "gather",
     "initialize",
     "keys",
-    "load_ensemble",
     "loader",
     "map_fn",
     "pmap",
@@ -132,7 +131,7 @@ __all__ = [
 # What needs a framework besides JAX, or is large, is loaded when it is first used.
 _ROOMS = ("ensembles", "errors", "launch", "reports", "solve", "streaming", "testing", "train", "transforms")
 _ROOM_OF = {
-    **dict.fromkeys(("Ensemble", "ensemble", "load_ensemble"), "ensembles"),
+    **dict.fromkeys(("Ensemble", "ensemble"), "ensembles"),
     "Table": "_tables",
     "initialize": "launch",
     **dict.fromkeys(("Groups", "Stream"), "streaming"),

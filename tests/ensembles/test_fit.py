@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,17 +11,16 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from jax.sharding import Mesh
 
 import paraxis as px
+from paraxis.ensembles import Epoch, History
+from paraxis.train import StopEarly
 from tests._support import assert_close, values
+from tests.ensembles._kinds import NNX, loss_of, make_nnx, mesh_of
 
 DIMS = ("NWC", "WIO", "NWC")
 NUM_ROWS, BATCH, NUM_STEPS = 22, 4, 5  # two rows are left over in every epoch
-
-
-def on(devices: int) -> Mesh:
-    return Mesh(np.array(jax.devices()[:devices]), ("members",))
+X, Y = np.asarray(values(NUM_ROWS, 3)), np.asarray(values(NUM_ROWS, seed=1))
 
 
 def make_mlp(key: jax.Array) -> Any:
@@ -43,20 +43,17 @@ def apply_conv(params: Any, x: jax.Array) -> jax.Array:
 
 @functools.cache
 def sgd(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """A step with optional weights of the rows, and an optional learning rate, in this order."""
-
-    def step(params: Any, x: jax.Array, y: jax.Array, weights: Any = 1.0, rate: Any = 0.1) -> Any:
-        loss, gradient = jax.value_and_grad(lambda p: jnp.mean(weights * (apply(p, x) - y) ** 2))(params)
+    def step(params: Any, x: jax.Array, y: jax.Array, rate: Any = 0.1) -> Any:
+        loss, gradient = jax.value_and_grad(lambda p: jnp.mean((apply(p, x) - y) ** 2))(params)
         return jax.tree.map(lambda p, g: p - rate * g, params, gradient), loss
 
     return step
 
 
 MODELS = {"mlp": (make_mlp, apply_mlp), "conv": (make_conv, apply_conv)}
-X, Y = np.asarray(values(NUM_ROWS, 3)), np.asarray(values(NUM_ROWS, seed=1))
 
 
-def batches(key: Any, epoch: int, num_rows: int = NUM_ROWS) -> np.ndarray:
+def batches(key: int, epoch: int, num_rows: int = NUM_ROWS) -> np.ndarray:
     """The row numbers of an epoch, written down again."""
     order = np.asarray(jax.random.permutation(jax.random.fold_in(jax.random.key(key), epoch), num_rows))
     return order[: num_rows // BATCH * BATCH].reshape(-1, BATCH)
@@ -66,32 +63,23 @@ def host(tree: Any) -> Any:
     return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), tree)
 
 
-def singles(ens: px.Ensemble) -> list[Any]:
-    return [host(member) for member in ens]
-
-
-once = functools.cache(jax.jit)
-
-
-def by_hand(
-    step: Callable[..., Any], members: list[Any], epochs: range, key: int, pick: Callable[..., Any]
-) -> tuple[list[Any], np.ndarray]:
-    """Each member alone, step after step; ``pick(member, numbers)`` gives the arguments. The mean losses as well."""
-    compiled, trained = once(step), []
-    losses = np.zeros((len(epochs), len(members)), np.float32)
-    for index, state in enumerate(members):
-        for row, epoch in enumerate(epochs):
-            outs = []
-            for numbers in pick(index, epoch):
-                state, loss = compiled(state, *numbers)
+def check(ens: px.Ensemble, step: Any, key: int, pick: Callable[..., Any], **options: Any) -> History:
+    """Two epochs of ``fit`` against each member alone; ``pick(member, epoch)`` gives the arguments of its steps."""
+    alone, losses = [host(member) for member in ens], np.zeros((2, len(ens)))
+    history, once = ens.fit(step, (X, Y), batch_size=BATCH, epochs=2, key=key, **options), jax.jit(step)
+    outs: list[float] = []
+    for index, member in enumerate(ens):
+        for epoch in range(2):
+            outs.clear()
+            for args in pick(index, epoch):
+                alone[index], loss = once(alone[index], *args)
                 outs.append(float(loss))
-            losses[row, index] = np.mean(outs)
-        trained.append(state)
-    return trained, losses
-
-
-def plain(key: int) -> Callable[..., Any]:
-    return lambda index, epoch: [(X[rows], Y[rows]) for rows in batches(key, epoch)]
+            losses[epoch, index] = np.mean(outs)
+        assert_close(host(member), alone[index])
+    steps, found = history.curve("loss")
+    assert steps.tolist() == [len(outs), 2 * len(outs)]
+    np.testing.assert_allclose(found, losses, rtol=1e-4)
+    return history
 
 
 @pytest.mark.sampled(1)
@@ -100,62 +88,26 @@ def plain(key: int) -> Callable[..., Any]:
 @pytest.mark.parametrize("model", ["mlp", "conv"])
 def test_the_same_as_a_python_loop_over_single_members(model: str, size: int, devices: int) -> None:
     make, apply = MODELS[model]
-    step = sgd(apply)
-    ens = px.ensemble(make, size, 3, mesh=on(devices))
-    expected, losses = by_hand(step, singles(ens), range(2), 11, plain(11))
-    history = ens.fit(step, (X, Y), batch_size=BATCH, epochs=2, key=11)
-    assert history.scanned == (model == "mlp")  # on CPU a convolution in a loop is slow
-    for member, alone in zip(ens, expected, strict=True):
-        assert_close(host(member), alone)
-    np.testing.assert_allclose(history.outputs, losses, rtol=1e-4)
-    assert history.metrics == {}
-    assert history.best_epoch is None
+    ens = px.ensemble(make, size, 3, mesh=mesh_of(devices))
+    history = check(ens, sgd(apply), 11, lambda index, epoch: [(X[rows], Y[rows]) for rows in batches(11, epoch)])
+    assert (history.best_epoch == -1).all()
     assert (history.stopped == -1).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["mlp", "conv"])
-def test_rows_give_each_member_its_own_share(model: str) -> None:
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("model", ["conv", "mlp"])
+def test_rows_give_each_member_its_own_share_and_rates_its_own_step(model: str) -> None:
     make, apply = MODELS[model]
-    step, shares = sgd(apply), np.random.default_rng(0).integers(0, NUM_ROWS, (3, 13))
-    ens = px.ensemble(make, 3, 0, mesh=on(2))
+    shares, rates = np.random.default_rng(0).integers(0, NUM_ROWS, (3, 13)), jnp.array([0.01, 0.1, 0.0])
+    ens = px.ensemble(make, 3, 0, mesh=mesh_of(2))
+    before = host(ens[2])
 
     def pick(index: int, epoch: int) -> list[Any]:
-        return [(X[shares[index][at]], Y[shares[index][at]]) for at in batches(5, epoch, num_rows=13)]
+        chosen = [shares[index][at] for at in batches(5, epoch, num_rows=13)]
+        return [(X[rows], Y[rows], rates[index]) for rows in chosen]
 
-    expected, losses = by_hand(step, singles(ens), range(2), 5, pick)
-    history = ens.fit(step, (X, Y), batch_size=BATCH, epochs=2, key=5, rows=shares)
-    for member, alone in zip(ens, expected, strict=True):
-        assert_close(host(member), alone)
-    np.testing.assert_allclose(history.outputs, losses, rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_a_sweep_over_learning_rates_is_an_ensemble() -> None:
-    step, rates = sgd(apply_mlp), jnp.array([0.01, 0.03, 0.1, 0.3, 0.0])
-    weighted = lambda params, x, y, rate: step(params, x, y, 1.0, rate)  # noqa: E731
-    ens = px.ensemble(make_mlp, 5, 0, mesh=on(2))
-    before = singles(ens)
-    pick = lambda index, epoch: [(X[at], Y[at], rates[index]) for at in batches(1, epoch)]  # noqa: E731
-    expected, _ = by_hand(weighted, before, range(2), 1, pick)
-    ens.fit(weighted, (X, Y), batch_size=BATCH, epochs=2, key=1, per_member=(rates,))
-    for member, alone in zip(ens, expected, strict=True):
-        assert_close(host(member), alone)
-    assert_close(host(ens[4]), before[4], rtol=0, atol=0)  # a rate of zero
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["mlp", "conv"])
-def test_first_epoch_goes_on_exactly_where_another_call_ended(model: str) -> None:
-    make, apply = MODELS[model]
-    step = sgd(apply)
-    here, there = (px.ensemble(make, 3, 0, mesh=on(2)) for _ in range(2))
-    whole = here.fit(step, (X, Y), batch_size=BATCH, epochs=3, key=6)
-    parts = [
-        there.fit(step, (X, Y), batch_size=BATCH, epochs=n, first_epoch=first, key=6) for first, n in [(0, 1), (1, 3)]
-    ]
-    assert_close(host(here.stacked()), host(there.stacked()), rtol=0, atol=0)
-    np.testing.assert_array_equal(whole.outputs, np.concatenate([part.outputs for part in parts]))
+    check(ens, sgd(apply), 5, pick, rows=shares, per_member=(rates,))
+    assert_close(host(ens[2]), before, rtol=0, atol=0)  # a rate of zero
 
 
 def make_optimised(key: jax.Array) -> tuple[nnx.Module, nnx.Optimizer]:
@@ -171,7 +123,7 @@ def nnx_step(net: Any, opt: nnx.Optimizer, batch: Any) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_modules_with_an_optimiser_a_schedule_and_a_dict_of_data() -> None:
-    ens = px.ensemble(make_optimised, 3, 0, mesh=on(2))
+    ens = px.ensemble(make_optimised, 3, 0, mesh=mesh_of(2))
     alone = list(ens)
     history = ens.fit(nnx_step, ({"x": X, "y": Y},), batch_size=BATCH, epochs=2, key=9)
     compiled, outs = nnx.jit(nnx_step), []
@@ -181,55 +133,212 @@ def test_modules_with_an_optimiser_a_schedule_and_a_dict_of_data() -> None:
     for (net, opt), (lone, lone_opt) in zip(ens, alone, strict=True):
         assert_close(host(nnx.state((net, opt))), host(nnx.state((lone, lone_opt))))
     losses = np.array([[float(out["loss"]) for out in epoch] for epoch in outs]).mean(1).reshape(3, 2).T
-    np.testing.assert_allclose(history.outputs["loss"], losses, rtol=1e-4)
-    assert history.outputs["vector"].shape == (2, 3, 3)
-    np.testing.assert_allclose(history.outputs["vector"][0, 0], np.mean([o["vector"] for o in outs[0]], 0), rtol=1e-5)
-
-
-def make_diary(key: jax.Array) -> Any:
-    """A member that writes down which rows it saw in the steps of the last epoch."""
-    return {"rows": jnp.full((NUM_STEPS, BATCH), -1), "now": jnp.array(0), "key": key}
-
-
-def write_down(diary: Any, rows: jax.Array) -> Any:
-    return diary | {"rows": diary["rows"].at[diary["now"] % NUM_STEPS].set(rows), "now": diary["now"] + 1}
-
-
-def seen_by(ens: px.Ensemble, **options: Any) -> np.ndarray:
-    """The rows that each member saw in the last epoch, ``(size, steps, batch)``."""
-    options.setdefault("epochs", options.get("first_epoch", 0) + 1)
-    history = ens.fit(write_down, (np.arange(NUM_ROWS),), batch_size=BATCH, **options)
-    assert history.outputs is None  # nothing but the state was returned
-    return np.asarray(ens.stacked()["rows"])
-
-
-def test_an_own_order_depends_on_key_epoch_and_number_only() -> None:
-    ens, fewer = (px.ensemble(make_diary, size, 0, mesh=on(devices)) for size, devices in [(7, 2), (3, 8)])
-    here = seen_by(ens, key=0, own_order=True)
-    assert len({rows.tobytes() for rows in here}) == 7
-    assert all(len(np.unique(rows)) == NUM_STEPS * BATCH for rows in here)
-    np.testing.assert_array_equal(seen_by(fewer, key=0, own_order=True), here[:3])
-    for other in ({"key": 1}, {"key": 0, "first_epoch": 1}):
-        assert (seen_by(ens, own_order=True, **other) != here).any((1, 2)).all()
-    np.testing.assert_array_equal(seen_by(ens, key=0, own_order=True), here)
-
-
-def test_shares_of_rows_are_shuffled_anew_in_each_epoch() -> None:
-    rows = np.arange(16).reshape(2, 8)
-    order = np.asarray(jax.random.permutation(jax.random.fold_in(jax.random.key(4), 0), 8))
-    assert order[::2].sum() != np.arange(8)[::2].sum()  # else what is expected would be that of the rows in order
-    ens = px.ensemble(lambda key: jax.random.normal(key), 2, 0)
-    history = ens.fit(lambda s, x: (s, x * jnp.arange(1.0, 3)), (np.arange(16.0),), batch_size=2, key=4, rows=rows)
-    expected = np.stack([(row[order].reshape(4, 2) * [1.0, 2.0]).mean(0) for row in rows])
-    np.testing.assert_allclose(history.outputs[0], expected, rtol=1e-6)
+    np.testing.assert_allclose(history.curve("loss")[1], losses, rtol=1e-4)
+    vectors = history.curve("vector")[1]
+    assert vectors.shape == (2, 3, 3)
+    np.testing.assert_allclose(vectors[0, 0], np.mean([o["vector"] for o in outs[0]], 0), rtol=1e-5)
 
 
 @pytest.mark.parametrize("convolve", [False, True])
 def test_imaginary_parts_are_averaged_however_epochs_run(convolve: bool) -> None:
+    """On CPU a step with a convolution is called for each batch, since a loop would be slow."""
+
     def step(w: jax.Array, x: jax.Array) -> Any:
         return w, (jnp.convolve(x, x)[0] if convolve else x[0] ** 2) + 2j
 
-    ens = px.ensemble(jax.random.normal, 2, 0, mesh=on(2))
+    ens = px.ensemble(jax.random.normal, 2, 0, mesh=mesh_of(2))
     history = ens.fit(step, (np.ones(8, np.float32),), batch_size=4, key=0)
-    assert history.scanned != convolve
-    np.testing.assert_allclose(history.outputs, [[1 + 2j, 1 + 2j]])
+    np.testing.assert_allclose(history.curve("loss")[1], [[1 + 2j, 1 + 2j]])
+
+
+# --- evaluations and early stopping: scripted members count their steps, and read their metric off a table -----------
+
+ROWS = (np.arange(8, dtype=np.float32),)  # in batches of 4: two steps
+NAN = float("nan")
+
+
+def make_scripted(key: jax.Array, number: jax.Array) -> Any:
+    return {"number": number, "steps": jnp.array(0)}
+
+
+def count(state: Any, x: jax.Array) -> Any:
+    return state | {"steps": state["steps"] + 1}, x.mean()
+
+
+def count_with_convolution(state: Any, x: jax.Array) -> Any:
+    return state | {"steps": state["steps"] + 1}, jnp.convolve(x, x).mean()
+
+
+def look_up(state: Any, table: jax.Array) -> dict[str, jax.Array]:
+    value = table[state["number"], state["steps"] // 2 - 1]
+    return {"loss": value, "accuracy": -value}
+
+
+def scripted(table: Any, rule: Any = None, step: Any = count, **options: Any) -> tuple[px.Ensemble, History]:
+    """Members trained for as many epochs as the table ``(size, epochs)`` has."""
+    table = np.asarray(table, np.float32)
+    size, epochs = table.shape
+    ens = px.ensemble(make_scripted, size, 0, np.arange(size), mesh=mesh_of(2))
+    options = {"evaluate": look_up, "held_out": (table,), "stop_early": rule, "epochs": epochs} | options
+    return ens, ens.fit(step, ROWS, batch_size=4, key=0, **options)
+
+
+def stopped_by_hand(losses: np.ndarray, patience: int) -> tuple[int, int, list[float]]:
+    """One member: the best epoch, the one it was stopped after, and the losses of the epochs that it saw."""
+    best, least, seen = -1, float("inf"), []
+    for epoch, loss in enumerate(losses):
+        seen.append(float(loss))
+        if loss < least:
+            best, least = epoch, loss
+        if epoch - best >= patience:
+            return best, epoch, seen
+    return best, -1, seen
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("step", [count, count_with_convolution])
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("patience", [1, 2, 3])
+def test_each_member_stops_by_itself_and_gets_its_best_state(patience: int, mode: Any, step: Any) -> None:
+    table = np.random.default_rng(patience).uniform(0.5, 1.5, (7, 6)).astype(np.float32)
+    table[5] = np.linspace(2, 1, 6)  # never stops
+    table[6] = np.linspace(1, 2, 6)  # is never better than after its first epoch
+    ens, history = scripted(table, StopEarly("test/loss" if mode == "min" else "test/accuracy", patience, mode), step)
+    expected = [stopped_by_hand(losses, patience) for losses in table]
+    np.testing.assert_array_equal(history.best_epoch, [best for best, _, _ in expected])
+    np.testing.assert_array_equal(history.stopped, [stop for _, stop, _ in expected])
+    np.testing.assert_array_equal(ens.stacked()["steps"], [2 * (best + 1) for best, _, _ in expected])
+    for losses, (_, _, seen) in zip(history.curve("test/loss")[1].T, expected, strict=True):
+        np.testing.assert_array_equal(losses[: len(seen)], np.asarray(seen, np.float32))
+        assert (losses[len(seen) :] == losses[len(seen) - 1]).all()  # a member that was stopped does not change
+
+
+def test_training_ends_when_all_members_have_stopped() -> None:
+    ens, history = scripted([[1, 2, 3, 4, 5], [2, 1, 3, 4, 5]], StopEarly("test/loss", patience=2))
+    assert len(history.epochs) == 4
+    np.testing.assert_array_equal(history.stopped, [2, 3])
+    np.testing.assert_array_equal(ens.stacked()["steps"], [2, 4])
+
+
+def test_a_metric_that_is_not_a_number_is_no_improvement() -> None:
+    table = [[3, NAN, 2, 1], [NAN, NAN, NAN, NAN], [3, NAN, NAN, 1], [4, 3, 2, 1]]
+    ens, history = scripted(table, StopEarly("test/loss", patience=2))
+    np.testing.assert_array_equal(history.best_epoch, [3, -1, 0, 3])
+    np.testing.assert_array_equal(history.stopped, [-1, 1, 2, -1])
+    np.testing.assert_array_equal(np.asarray(ens.stacked()["steps"])[[0, 2, 3]], [8, 2, 8])
+
+
+def test_a_rule_may_watch_the_training_loss() -> None:
+    step = lambda w, x: (w + 1, jnp.where(w < 4, -w, w))  # noqa: E731
+    ens = px.ensemble(lambda key, w: w, 2, 0, jnp.array([0.0, 2.0]))
+    history = ens.fit(step, ROWS, batch_size=8, epochs=9, key=0, stop_early=StopEarly("loss", patience=2))
+    np.testing.assert_array_equal(history.best_epoch, [3, 1])
+    np.testing.assert_array_equal(ens.stacked(), [4, 4])
+
+
+def test_a_direction_is_asked_for() -> None:
+    """Taken for a loss, an accuracy would keep each member's worst state."""
+    with pytest.raises(px.errors.DataError, match="mode"):
+        StopEarly("test/accuracy", patience=1)
+
+
+def test_metrics_are_those_in_eval_mode() -> None:
+    ens, x, y = px.ensemble(make_nnx, 3, 0, mesh=mesh_of(2)), X[:6], jnp.arange(6) % 4
+    evaluate = lambda net, x, y: {"loss": loss_of(net(x), y)}  # noqa: E731
+    history = ens.fit(NNX.step, (x, y), batch_size=3, epochs=2, key=4, evaluate=evaluate, held_out=(x, y))
+    by_hand = []
+    for net, _ in ens:
+        net.eval()
+        by_hand.append(float(loss_of(net(x), y)))
+    np.testing.assert_allclose(history.curve("test/loss")[1][-1], by_hand, rtol=1e-4)
+
+
+def test_a_callback_is_told_of_each_epoch() -> None:
+    told: list[Epoch] = []
+    rule = StopEarly("test/loss", patience=2)
+    _, history = scripted([[3, 4, 5, 5], [3, 2, 1, 1]], rule, callbacks=told.append)
+    assert told == history.epochs
+    assert [(one.epoch, one.step) for one in told] == [(0, 2), (1, 4), (2, 6), (3, 8)]
+    assert str(history).splitlines()[3] == (
+        "epoch 4 of 4, loss 3.5 (3.5 to 3.5), test/accuracy -3 (-5 to -1), test/loss 3 (1 to 5), 1 of 2 active"
+    )
+    assert [one.active.tolist() for one in told] == [[True, True]] * 2 + [[False, True]] * 2
+
+
+# --- resumed --------------------------------------------------------------------------------------------------------
+
+
+class KilledError(Exception):
+    pass
+
+
+def kill(epoch: Epoch) -> None:
+    if epoch.epoch == 2:
+        raise KilledError
+
+
+@pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.parametrize("rule", [None, StopEarly("test/loss", patience=2)], ids=["all", "best"])
+def test_a_run_that_was_killed_ends_with_the_same_bits(rule: Any, size: int, tmp_path: Path) -> None:
+    """Its members, its history, and who has stopped; also when it was complete, and on other devices."""
+
+    def run(name: str, devices: int = 2, epochs: int = 6, **options: Any) -> tuple[px.Ensemble, History]:
+        ens, checkpoint = px.ensemble(make_mlp, size, 0, mesh=mesh_of(devices)), px.Checkpoints(tmp_path / name)
+        evaluate = lambda params, x, y: {"loss": jnp.mean((apply_mlp(params, x) - y) ** 2)}  # noqa: E731
+        options |= {"evaluate": evaluate, "held_out": (X[:5], Y[:5]), "stop_early": rule, "checkpoint": checkpoint}
+        return ens, ens.fit(sgd(apply_mlp), (X, Y), batch_size=BATCH, epochs=epochs, key=1, **options)
+
+    whole, told = run("whole")
+    with pytest.raises(KilledError):
+        run("killed", callbacks=kill)
+    for found, history in (run("killed"), run("killed"), run("whole", devices=3)):
+        jax.tree.map(np.testing.assert_array_equal, found.state, whole.state)
+        assert str(history) == str(told)
+        for name in told.epochs[0].metrics:
+            np.testing.assert_array_equal(history.curve(name)[1], told.curve(name)[1])
+        np.testing.assert_array_equal(history.stopped, told.stopped)
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    ens, checkpoint = px.ensemble(make_mlp, 3, 0, mesh=mesh_of(2)), px.Checkpoints(tmp_path / "run")
+    ens.fit(sgd(apply_mlp), (X, Y), batch_size=BATCH, key=1, checkpoint=checkpoint)
+    for other in ({"key": 2}, {"batch_size": 5}):
+        with pytest.raises(px.StateError, match="another key or other batches"):
+            options: Any = {"batch_size": BATCH, "key": 1, "checkpoint": checkpoint} | other
+            ens.fit(sgd(apply_mlp), (X, Y), **options)
+
+
+def test_interrupted_members_are_those_of_the_last_step() -> None:
+    here, there = (px.ensemble(make_mlp, 3, 0, mesh=mesh_of(2)) for _ in range(2))
+    with pytest.raises(KilledError):
+        here.fit(sgd(apply_mlp), (X, Y), batch_size=BATCH, epochs=5, key=0, callbacks=kill)
+    there.fit(sgd(apply_mlp), (X, Y), batch_size=BATCH, epochs=3, key=0)
+    jax.tree.map(np.testing.assert_array_equal, here.state, there.state)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "other numbers of rows": ({"data": (np.ones(8), np.ones(7))}, r"same number of rows, got \(\(8,\), \(7,\)\)"),
+    "an array for data": ({"data": np.ones(8)}, "data must be a tuple of arrays"),
+    "rows of three": ({"rows": np.ones((3, 6), int)}, r"rows must be numbers \(2, m\)"),
+    "rows beyond": ({"rows": np.full((2, 6), 8)}, "rows must be numbers"),
+    "rows below": ({"rows": np.full((2, 6), -1)}, "rows must be numbers"),
+    "a large batch": ({"batch_size": 9}, "batch_size must be at most 8, got 9"),
+    "no epochs": ({"epochs": 0}, "epochs must be an integer of at least 1"),
+    "a metric that is not there": (
+        {"stop_early": StopEarly("test/error"), "evaluate": lambda w: {"loss": w}},
+        "stop_early watches 'test/error', but the metrics are test/loss",
+    ),
+    "a pair of evaluate": ({"evaluate": lambda w: (w, w)}, "step and evaluate give one array"),
+    "rates of three": ({"per_member": (np.ones(3),)}, r"\(3,\)"),
+    "a pair": ({"step": lambda w, *batch: (w, (w, w))}, "step and evaluate give one array, the loss, or a dict"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_would_be_wrong_in_silence_is_refused(case: str) -> None:
+    wrong, message = REFUSED[case]
+    two = px.ensemble(lambda key: jax.random.normal(key), 2, 0, mesh=mesh_of(2))
+    options: dict[str, Any] = {"step": lambda w, *batch: w, "data": ROWS, "batch_size": 4, "key": 0}
+    options |= wrong
+    with pytest.raises((px.ShapeError, px.StateError), match=message):
+        two.fit(**options)

@@ -161,8 +161,10 @@ close(ens.predict(X), softmax(alone))
 for _ in range(2):
     alone, values = zip(*(step_alone(p, X, y) for p in alone))
     close(ens.train(step, X, y), np.stack(values))
-ens.save(sys.argv[2])
-loaded = px.load_ensemble(make, sys.argv[2], apply=logits)
+loaded = px.ensemble(make, size, 1, apply=logits)
+with px.Checkpoints(sys.argv[2]) as checkpoints:
+    checkpoints.save(0, ens.state)
+    loaded.state = checkpoints.restore(loaded.state).tree
 np.testing.assert_array_equal(loaded[size - 1]["w"], ens[size - 1]["w"])
 close(ens[size - 1]["w"], alone[-1]["w"])
 """
@@ -182,7 +184,7 @@ alone, values = zip(*(step_alone(p, X, y, rate) for p, rate in zip(alone, rates)
 close(ens.train(step, X, y, rates, in_axes=(None, None, 0)), np.stack(values))
 validated = dict(evaluate=lambda p, x, y: {"loss": step(p, x, y)[1]}, held_out=(X, y))
 history = ens.fit(step, (X, y), epochs=2, batch_size=50, key=1, **validated)
-close(history.metrics["loss"][-1], [step(p, X, y)[1] for p in ens])
+close(history.epochs[-1].metrics["test/loss"], [step(p, X, y)[1] for p in ens])
 """
 
 OTHER_DATA = """

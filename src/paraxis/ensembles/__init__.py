@@ -1,6 +1,7 @@
 """Map over members, reduce the predictions: ensembles of any size on any number of devices."""
 
-from paraxis.ensembles._ensemble import Ensemble, ensemble, load_ensemble
-from paraxis.ensembles._epochs import Epoch, History
+from paraxis.ensembles._ensemble import Ensemble
+from paraxis.ensembles._fit import Epoch, History
+from paraxis.ensembles._make import ensemble
 
-__all__ = ["Ensemble", "Epoch", "History", "ensemble", "load_ensemble"]
+__all__ = ["Ensemble", "Epoch", "History", "ensemble"]

@@ -15,93 +15,21 @@ import numpy as np
 from paraxis._axes import arrays, layout, placing
 from paraxis._axes.axis import Axis
 from paraxis._axes.placing import Placement
-from paraxis._calls import check, pytrees
-from paraxis._core import random
+from paraxis._calls import check
 from paraxis._core.lowerings import Lowering
 from paraxis._core.verbs import broadcast, map_fn
-from paraxis._host import interrupts, processes
-from paraxis._jax import cost, jax_api
-from paraxis.ensembles import _averages, _epochs, _files, _members
+from paraxis._host import interrupts
+from paraxis._jax import jax_api
+from paraxis.ensembles import _averages, _fit, _members
 from paraxis.ensembles._averages import Average
-from paraxis.ensembles._epochs import Epoch, History
+from paraxis.ensembles._fit import Epoch, History
 from paraxis.ensembles._members import Form, State
 from paraxis.errors import ShapeError, StateError
 
 
-def ensemble(
-    make: Callable[..., Any],
-    size: int,
-    key: Any,
-    *args: Any,
-    apply: Callable[..., Any] | None = None,
-    mesh: Any = None,
-    over: str | tuple[str, ...] | None = None,
-    at_once: int | None = None,
-    lowering: Lowering = "auto",
-    donate: bool = True,
-    name: str = "members",
-) -> "Ensemble":
-    """Make an ensemble of any size on any number of devices from a function that makes one member.
-
-    A member is what ``make`` returns: parameters, a Linen ``TrainState``, an NNX module, a callable pytree such as an
-    Equinox module, or a tuple such as ``(net, opt)`` or ``(params, opt_state)``, whose first part is the model.
-    Functions of a member, such as a training step, take its parts as their first arguments. The key of a member depends
-    only on ``key`` and the member's index, so neither devices nor the number of members change it.
-
-    Args:
-        make: ``make(key, *args)`` → a member.
-        size: number of members, at least 1.
-        key: one key, or an integer as seed. Of hardware generators (``rbg``), many keys at once draw other numbers than
-            each alone, so they are refused.
-        *args: further arguments of ``make``, arrays ``(size, ...)`` with one row per member, such as learning rates.
-        apply: ``apply(model, *inputs)`` → the model's output. By default, an NNX module is called in ``eval()`` mode,
-            a train state's ``apply_fn`` is applied to its ``params``, and a callable pytree is called. Layers of
-            Equinox are in inference mode, and take one row: ``apply=lambda model, x: jax.vmap(model)(x)``.
-        mesh, over, at_once: where the members lie, and how many per device are in flight, as for :class:`Axis`.
-        lowering: how a device runs its members, as in :func:`map_fn`.
-        donate: whether a step may overwrite the old state, which saves as much memory as the state takes.
-        name: what the members are called, in the plural: the name of the axis, for collectives between members.
-
-    Raises:
-        StateError: if ``make`` returns no member, or ignores its key, so that all members would be the same.
-        AxisError, ShapeError: if the axis, ``key`` or ``args`` are malformed.
-
-    Communicates: nothing.
-
-    Example:
-        >>> import jax, jax.numpy as jnp, paraxis as px
-        >>> make = lambda key: {"w": jax.random.normal(key, (4, 3))}
-        >>> ens = px.ensemble(make, 7, 0, apply=lambda params, x: x @ params["w"])
-        >>> ens.predict(jnp.ones((5, 4))).shape, ens.members(jnp.ones((5, 4))).shape
-        ((5, 3), (7, 5, 3))
-    """
-    _check_make(make)
-    axis = placing.settled(Axis(name, size, mesh=mesh, over=over, at_once=at_once))
-    keys, forms = random.keys(_key("ensemble", key), axis), []
-
-    def one(key: jax.Array, *args: Any) -> State:
-        form, state = _members.split(make(key, *args))
-        forms.append(form)
-        return state
-
-    with placing.without_context():
-        placement = placing.place(axis)
-        make_all = lambda keys, args: _padded(map_fn(one, (keys, *args), axis, lowering="vmap"), placement)  # noqa: E731
-        made = jax.jit(make_all, out_shardings=arrays.block_sharding(placement))
-        traced = made.trace(keys, args)
-        read = [*traced.jaxpr.jaxpr.outvars, *(v for eqn in traced.jaxpr.jaxpr.eqns for v in eqn.invars)]
-        if axis.size > 1 and not args and not any(v is traced.jaxpr.jaxpr.invars[0] for v in read):
-            raise StateError(
-                "ensemble: make does not use its key, so all members would be the same; draw from it, or, if they are "
-                f"to begin alike, say so: px.ensemble(lambda key, number: …, {size}, key, jnp.arange({size}))"
-            )
-        state = traced.lower().compile()(keys, args)
-    return Ensemble(forms[0], state, placement, apply, lowering, donate)
-
-
 @dataclasses.dataclass(repr=False, eq=False)
 class Ensemble:
-    """Members on the devices, made by :func:`ensemble` or :func:`load_ensemble`.
+    """Members on the devices, made by :func:`ensemble`.
 
     ``len(ens)`` is the number of members. ``ens[3]`` is an ordinary member, as ``make`` returned it, with its own
     arrays; ``ens[:3]``, ``ens[[0, 2]]`` and ``ens[ens.finite()]`` are ensembles of some of the members.
@@ -136,13 +64,35 @@ class Ensemble:
         count = sum(math.prod(x.shape[1:]) for x in self._members.values())
         return f"Ensemble({len(self)} {self.axis.name} of {count:,} numbers, on {self._placement.num_devices} devices)"
 
-    def stacked(self) -> Any:
-        """Return all members as one tree, with leaves ``(size, ...)``, for ``px.map_fn`` and ``jax.vmap``.
+    @property
+    def state(self) -> dict[str, jax.Array]:
+        """All arrays of the members by name, ``(size, ...)``, to be saved; of random keys, their numbers.
+
+        ``checkpoints.save(0, ens.state)`` and ``ens.state = checkpoints.restore(ens.state).tree`` save the members and
+        give them back, on any devices, with a ``px.Checkpoints``; ``np.savez("members.npz", **ens.state)`` and
+        ``ens.state = np.load("members.npz")`` do so with one file. What is set must have the same names, shapes and
+        dtypes.
 
         Communicates: nothing if the sizes divide; else one all-gather per leaf.
         """
         with placing.without_context():
-            return self._form.member(jax.tree.map(jnp.copy, self._cut(self._members)))
+            return jax.tree.map(jnp.copy, self._cut(self._members))
+
+    @state.setter
+    def state(self, state: Mapping[str, Any]) -> None:
+        if odd := sorted({*self._members} ^ {*state}):
+            raise StateError(f"ensemble: the state is not like that of the members; they differ in {odd[0]}")
+        rows = {name: jnp.asarray(state[name]) for name in self._members}
+        _members.require_alike("ensemble: setting the state would change", self.state, rows)
+        with placing.without_context():
+            self._members = arrays.laid_out(rows, self._placement)
+
+    def stacked(self) -> Any:
+        """Return all members as one tree, with leaves ``(size, ...)``, for ``px.map_fn`` and ``jax.vmap``.
+
+        Communicates: as :attr:`state`.
+        """
+        return self._form.member(self.state)
 
     def __getitem__(self, index: Any) -> Any:
         """Return one member for an int, or an ensemble of some members for a slice, a sequence of ints or a mask."""
@@ -218,89 +168,53 @@ class Ensemble:
         batch_size: int,
         key: Any,
         epochs: int = 1,
-        first_epoch: int = 0,
         rows: Any = None,
         per_member: tuple[Any, ...] = (),
-        own_order: bool = False,
-        evaluate: Callable[..., Mapping[str, Any]] | None = None,
+        evaluate: Callable[..., Any] | None = None,
         held_out: tuple[Any, ...] = (),
         stop_early: Any = None,
-        progress: Callable[[Epoch], Any] | None = None,
+        checkpoint: Any = None,
+        callbacks: Callable[[Epoch], Any] | None = None,
     ) -> History:
         """Train all members for some epochs, on data that is sent to the devices once.
 
         Each epoch shuffles the rows with the key and the epoch's number, cuts them into batches (rows left over are
-        skipped) and calls the step on each batch: ``step(*parts, *batch, *per_member)``, as in
-        :meth:`train`. A whole epoch is one program, but on CPU, where a loop on the devices runs on one thread, if the
-        step has a convolution or much work. If it is interrupted, members are as after the last complete step.
+        skipped) and calls the step on each batch: ``step(*parts, *batch, *per_member)``, as in :meth:`train`. A whole
+        epoch is one program, but on CPU, where a loop on the devices runs on one thread, if the step has a convolution
+        or much work. If it is interrupted, members are as after the last complete step.
+
+        With ``checkpoint``, a run that was killed goes on from its last save when the same command is started again,
+        and ends with the same members, bit for bit, and the same history.
 
         Args:
-            step: as in :meth:`train`.
+            step: as in :meth:`train`. Besides the member it returns nothing, one array, the loss, or a dict of arrays.
             data: a tuple of pytrees of arrays ``(num_rows, ...)``.
             batch_size: rows of a step.
             key: one key, or an integer as seed, for the order of the rows.
-            epochs: total number of epochs, including those before ``first_epoch``.
-            first_epoch: number of the first epoch. With the same key, a call continues where another ended.
+            epochs: total number of epochs, including those before a resume, as in ``px.fit``.
             rows: row numbers ``(size, m)`` of each member. For bagging:
-                ``np.random.default_rng(0).integers(0, num_rows, (size, num_rows))``.
+                ``np.random.default_rng(0).integers(0, num_rows, (size, num_rows))``. By default all members see all
+                rows, in the same order.
             per_member: further arguments of the step, pytrees of arrays ``(size, ...)``, such as learning rates.
-            own_order: whether each member visits its rows in its own order.
-            evaluate: ``evaluate(model, *held_out)`` → a dict of numbers, such as ``{"loss": …}``, after each epoch, in
-                ``eval()`` mode.
+            evaluate: ``evaluate(model, *held_out)`` → likewise, after each epoch, in ``eval()`` mode; its
+                ``{"accuracy": …}`` is the metric ``"test/accuracy"``.
             held_out: further arguments of ``evaluate``; sent to the devices once.
-            stop_early: a rule, ``px.train.StopEarly("accuracy", patience=3, mode="max")``, with a metric of
-                ``evaluate``. It stops each member by itself, and in the end every member has its best state.
-            progress: a function that is called with an :class:`Epoch` after each, such as ``print``.
+            stop_early: a rule, ``px.train.StopEarly("test/accuracy", patience=3, mode="max")``. It stops each member by
+                itself, and in the end every member has its best state.
+            checkpoint: a ``px.Checkpoints``; members are saved there after each epoch, or as its ``every=`` says.
+            callbacks: a function that is called with an :class:`Epoch` after each, such as ``print``.
 
         Returns:
             A :class:`History`.
 
         Raises:
-            ShapeError, StateError: if an argument is malformed, or as in :meth:`train`.
+            ShapeError, StateError: if an argument is malformed, the checkpoint is of another run, or as in
+                :meth:`train`.
 
-        Communicates: as :meth:`train`.
+        Communicates: as :meth:`train`; a checkpoint as ``Checkpoints.save``.
         """
-        size, key = len(self), _key("ensemble.fit", key)
-        rows = None if rows is None else np.asarray(rows)
-        num_rows = _epochs.num_rows(size, data, batch_size, rows)
-        check.count("ensemble.fit", "first_epoch", first_epoch, least=0, error=ShapeError)
-        check.count("ensemble.fit", "epochs", epochs, least=first_epoch + 1, error=ShapeError)
-        if stop_early is not None and not (evaluate and hasattr(stop_early, "patience")):
-            raise ShapeError("ensemble.fit: stop_early is a rule for a metric of evaluate: px.train.StopEarly('loss')")
-        check.no_cut("ensemble.fit", "data", data)
-        data, held_out = arrays.everywhere(jax.tree.map(jnp.asarray, (data, held_out)), self._placement)
-        axes = (None, 0, None if rows is None and not own_order else 0, 0)
-        active, least = np.ones(size, bool), np.full(size, np.inf)
-        best_epoch, stopped = np.full(size, -1), np.full(size, -1)
-        best: State | None = None
-        scanned: bool | None = None
-        outputs, metrics = [], []
-        for number in range(first_epoch, epochs):
-            order = _epochs.order(key, np.int32(number), num_rows, batch_size, size if own_order else None, rows)
-            given = (data, per_member, order, None if stop_early is None else active)
-            scanned = self._pays_to_scan(step, given, axes) if scanned is None else scanned
-            steps = [order] if scanned else np.split(np.asarray(order), order.shape[-2], -2)
-            with placing.without_context():
-                each = ((*given[:2], one, given[3]) for one in steps)
-                outs = [self._advance(*self._prepared("epoch", step, _epochs.steps, x, axes)) for x in each]
-                out = outs[0] if scanned else jax.tree.map(lambda *y: jnp.mean(jnp.stack(y), 0), *outs)
-                outputs.append(jax.tree.map(lambda y: arrays.on_host(y)[:size], out))
-            metrics.append({} if evaluate is None else self._evaluated(evaluate, held_out))
-            if stop_early is not None:
-                value = _epochs.watched(stop_early, metrics[-1])
-                improved = active & (value < least - stop_early.min_change)  # never so for NaN
-                padded = np.pad(improved, (0, self._placement.num_padded - size))
-                best = _chosen(padded, self._members, best or self._members)
-                least, best_epoch = np.where(improved, value, least), np.where(improved, number, best_epoch)
-                stop = active & (number - np.maximum(best_epoch, first_epoch - 1) >= stop_early.patience)
-                stopped, active = np.where(stop, number, stopped), active & ~stop
-            if progress is not None:
-                progress(Epoch(number, epochs, outputs[-1], metrics[-1], active))
-            if not active.any():
-                break
-        self._members = best or self._members
-        out, found = (jax.tree.map(lambda *xs: np.stack(xs), *epochs) for epochs in (outputs, metrics))
-        return History(out, found, None if stop_early is None else best_epoch, stopped, bool(scanned))
+        batches = _fit.Batches(self, data, held_out, batch_size, key, rows, per_member)
+        return _fit.fit(self, step, batches, epochs, evaluate, stop_early, checkpoint, callbacks)
 
     def predict(
         self, *inputs: Any, average: Average = "softmax", where: Any = None, apply: Any = None, in_axes: Any = None
@@ -354,16 +268,6 @@ class Ensemble:
             found = [arrays.on_host(jnp.isfinite(x).reshape(len(x), -1).all(1))[: len(self)] for x in floats]
         return np.logical_and.reduce([np.ones(len(self), bool), *found])
 
-    def save(self, path: Any) -> None:
-        """Write all members to a file, a NumPy ``.npz`` with an array ``(size, ...)`` for each of a member's.
-
-        An old file stays until the new one is whole. With several processes, the first one writes, and all must call
-        it. :func:`load_ensemble` reads it, on any devices.
-        """
-        check.path("ensemble.save", "path", path)
-        members = self._rows(np.arange(len(self)))
-        processes.by_first("ensemble.save", lambda: _files.write(path, members))
-
     def _prepared(
         self, kind: str, fn: Callable[..., Any] | None, one: Callable[..., Any], args: tuple[Any, ...], in_axes: Any
     ) -> tuple[Any, tuple[Any, ...]]:
@@ -402,12 +306,10 @@ class Ensemble:
             leaves = [x if is_own else broadcast(x, placement.axis) for x, is_own in zip(leaves, own, strict=True)]
             args = _unpadded(members, placement), jax.tree.unflatten(structure, leaves)
             rows = map_fn(element, args, placement.axis, lowering=lowering)
-            return _averages.combined(kind, rows, placement.axis, where) if average else _padded(rows, placement)
+            return _averages.combined(kind, rows, placement.axis, where) if average else padded(rows, placement)
 
-        target = None if average else arrays.block_sharding(placement)
-        return jax.jit(
-            run, out_shardings=target, donate_argnums=0 if self._donate and kind in ("train", "epoch") else ()
-        )
+        donated = 0 if self._donate and kind in ("train", "epoch") else ()
+        return jax.jit(run, out_shardings=None if average else arrays.block_sharding(placement), donate_argnums=donated)
 
     @functools.cached_property
     def _spans(self) -> bool:
@@ -429,25 +331,6 @@ class Ensemble:
                 )
             self._members = members
         return out
-
-    def _pays_to_scan(self, step: Callable[..., Any], given: tuple[Any, ...], axes: tuple[Any, ...]) -> bool:
-        """Return whether a loop on the devices is quicker than a call for each step."""
-        if jax.default_backend() != "cpu":
-            return True
-        given = (*given[:2], np.asarray(given[2])[..., :1, :], given[3])
-        with placing.without_context():
-            program, args = self._prepared("epoch", step, _epochs.steps, given, axes)
-            jaxpr = program.trace(self._members, args).jaxpr.jaxpr
-        return not cost.convolves(jaxpr) and cost.flops(jaxpr) <= _epochs.SMALL
-
-    def _evaluated(self, evaluate: Callable[..., Any], held_out: tuple[Any, ...]) -> dict[str, np.ndarray]:
-        found = self.members(*held_out, apply=evaluate)
-        if not isinstance(found, dict) or any(np.shape(x) != (len(self),) for x in found.values()):
-            raise ShapeError(
-                f"ensemble.fit: evaluate must give a dict of numbers for a member, got "
-                f"{jax.tree.map(lambda x: np.shape(x)[1:], found)}; write evaluate=lambda model, x: {{'loss': …}}"
-            )
-        return {name: np.asarray(x) for name, x in found.items()}
 
     def _cut(self, rows: Any) -> Any:
         """Cut rows ``(num_padded, ...)`` to ``(size, ...)``; of several processes, each can read all of them."""
@@ -471,64 +354,6 @@ class Ensemble:
             return dataclasses.replace(self, _members=arrays.laid_out(rows, placement), _placement=placement)
 
 
-def load_ensemble(make: Callable[[jax.Array], Any], path: Any, **options: Any) -> Ensemble:
-    """Read the members that ``ens.save`` wrote, onto the present devices.
-
-    Args:
-        make: ``make(key)`` → a member like those in the file. It is traced, not run.
-        path: the file.
-        **options: ``apply`` and all after it, as in :func:`ensemble`.
-
-    Raises:
-        DataError, StateError: if the file is damaged, or holds members of another kind.
-
-    Communicates: nothing.
-
-    Example:
-        >>> import jax, paraxis as px, tempfile
-        >>> make = lambda key: {"w": jax.random.normal(key, (4,))}
-        >>> with tempfile.TemporaryDirectory() as place:
-        ...     px.ensemble(make, 3, 0).save(f"{place}/ensemble.npz")
-        ...     ens = px.load_ensemble(make, f"{place}/ensemble.npz")
-        >>> len(ens)
-        3
-    """
-    check.path("load_ensemble", "path", path)
-    forms: list[Form] = []
-
-    def one(key: jax.Array) -> State:
-        form, state = _members.split(make(key))
-        forms.append(form)
-        return state
-
-    rows = _files.read(path, jax.eval_shape(one, jax.random.key(0)))
-    size = len(next(iter(rows.values())))
-    return ensemble(lambda _, state: forms[0].member(state), size, 0, rows, **options)
-
-
-def _check_make(make: Any) -> None:
-    """Refuse what is no function that makes a member: a class, or a member, which may be called as well."""
-    check.function("ensemble", "make", make, "px.ensemble(lambda key: …, 5, 0)")
-    model = pytrees.is_nnx(make) or (pytrees.is_model(make) and not isinstance(make, functools.partial))
-    if isinstance(make, type) or model:
-        what, name = ("class", make.__name__) if isinstance(make, type) else ("model", type(make).__name__)
-        raise StateError(
-            f"ensemble: make must be a function that is given a key and returns a member, got the {what} {name}; write "
-            f"px.ensemble(lambda key: {name}(…), 5, 0), with a key for what it draws"
-        )
-
-
-def _key(who: str, key: Any) -> jax.Array:
-    if not isinstance(key, (jax.Array, np.ndarray)):
-        return jax.random.key(check.count(who, "key", key, least=0, write="key=0"), impl="threefry2x32")
-    if "rbg" in str(jax.random.key_impl(key)):
-        raise ShapeError(
-            f"{who}: with a key of the hardware generator rbg, members would depend on the devices; write "
-            f"jax.random.key(0, impl='threefry2x32')"
-        )
-    return jnp.asarray(key)
-
-
 def _own(in_axes: Any, args: tuple[Any, ...]) -> tuple[bool, ...]:
     """Return which leaves of the arguments have a row for each member."""
 
@@ -536,15 +361,11 @@ def _own(in_axes: Any, args: tuple[Any, ...]) -> tuple[bool, ...]:
         check.one_of("ensemble", "in_axes", entry, (0, None), ShapeError)
         return entry is not None
 
-    axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
-    flags = jax.tree.map(flag, axes, is_leaf=lambda x: x is None)
-    try:
-        return tuple(jax.tree.leaves(jax.tree.broadcast(flags, args)))
-    except ValueError as error:
-        raise ShapeError(f"ensemble: in_axes={in_axes!r} does not fit {len(args)} arguments: {error}") from None
+    flags = jax.tree.map(flag, in_axes, is_leaf=lambda x: x is None)
+    return tuple(jax.tree.leaves(jax.tree.broadcast(flags, args)))
 
 
-def _padded(rows: Any, placement: Placement) -> Any:
+def padded(rows: Any, placement: Placement) -> Any:
     """``(size, ...)`` → ``(num_padded, ...)``; nothing is sent."""
     return jax.tree.map(lambda x: layout.pad(x, placement, safe=False), rows)
 
@@ -552,8 +373,3 @@ def _padded(rows: Any, placement: Placement) -> Any:
 @functools.partial(jax.jit, static_argnums=1)
 def _unpadded(rows: Any, placement: Placement) -> Any:
     return jax.tree.map(lambda x: layout.unpad(x, placement), rows)
-
-
-@jax.jit
-def _chosen(improved: jax.Array, new: State, old: State) -> State:
-    return jax.tree.map(lambda a, b: jnp.where(improved.reshape(-1, *(1,) * (a.ndim - 1)), a, b), new, old)

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._calls import pytrees
-from paraxis.errors import StateError
+from paraxis._calls import check, pytrees
+from paraxis.errors import ShapeError, StateError
 
 State = dict[str, jax.Array]
 """A member's arrays by name; of random keys, their numbers, which can be padded and saved."""
@@ -177,8 +177,6 @@ def _inside(x: Any) -> Sequence[Any] | None:
             return x
         case dict():
             return sorted(x.items(), key=lambda item: str(item[0]))
-        case type():
-            return None
     if hasattr(x, "__wrapped__"):  # jitted, say
         return [x.__wrapped__]
     if dataclasses.is_dataclass(x):
@@ -188,14 +186,31 @@ def _inside(x: Any) -> Sequence[Any] | None:
 
 def _arrays(names: Sequence[str], leaves: Sequence[Any]) -> State:
     """Return leaves by their names, strongly typed: else a step would be compiled again for its own results."""
-    arrays = [jax.random.key_data(x) if _impl(x) else jnp.asarray(x) for x in leaves]
+    arrays = [numbers(x) for x in leaves]
     return {name: jax.lax.convert_element_type(x, x.dtype) for name, x in zip(names, arrays, strict=True)}
+
+
+def numbers(leaf: Any) -> jax.Array:
+    """Return a leaf's array; of random keys, their numbers."""
+    return jax.random.key_data(leaf) if _impl(leaf) else jnp.asarray(leaf)
 
 
 def _impl(leaf: Any) -> Any:
     """Return the implementation of random keys; ``None`` of other arrays."""
     is_key = jnp.issubdtype(getattr(leaf, "dtype", float), jax.dtypes.prng_key)
     return jax.random.key_impl(leaf) if is_key else None
+
+
+def one_key(who: str, key: Any) -> jax.Array:
+    """Return one random key, of one or of a seed."""
+    if not isinstance(key, (jax.Array, np.ndarray)):
+        return jax.random.key(check.count(who, "key", key, least=0, write="key=0"), impl="threefry2x32")
+    if "rbg" in str(jax.random.key_impl(key)):
+        raise ShapeError(
+            f"{who}: with a key of the hardware generator rbg, members would depend on the devices; write "
+            f"jax.random.key(0, impl='threefry2x32')"
+        )
+    return jnp.asarray(key)
 
 
 def _nnx() -> Any:

@@ -1,0 +1,94 @@
+"""``ensemble``: the members are made on the devices, from a function that makes one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from paraxis._axes import arrays, placing
+from paraxis._axes.axis import Axis
+from paraxis._core import random
+from paraxis._core.lowerings import Lowering
+from paraxis._core.verbs import map_fn
+from paraxis.ensembles import _members
+from paraxis.ensembles._ensemble import Ensemble, padded
+from paraxis.ensembles._members import State
+from paraxis.errors import StateError
+
+
+def ensemble(
+    make: Callable[..., Any],
+    size: int,
+    key: Any,
+    *args: Any,
+    apply: Callable[..., Any] | None = None,
+    mesh: Any = None,
+    over: str | tuple[str, ...] | None = None,
+    at_once: int | None = None,
+    lowering: Lowering = "auto",
+    donate: bool = True,
+    name: str = "members",
+) -> Ensemble:
+    """Make an ensemble of any size on any number of devices from a function that makes one member.
+
+    A member is what ``make`` returns: parameters, a Linen ``TrainState``, an NNX module, a callable pytree such as an
+    Equinox module, or a tuple such as ``(net, opt)`` or ``(params, opt_state)``, whose first part is the model.
+    Functions of a member, such as a training step, take its parts as their first arguments. The key of a member depends
+    only on ``key`` and the member's index, so neither devices nor the number of members change it.
+
+    Args:
+        make: ``make(key, *args)`` → a member.
+        size: number of members, at least 1.
+        key: one key, or an integer as seed. Of hardware generators (``rbg``), many keys at once draw other numbers than
+            each alone, so they are refused.
+        *args: further arguments of ``make``, arrays ``(size, ...)`` with one row per member, such as learning rates.
+        apply: ``apply(model, *inputs)`` → the model's output. By default, an NNX module is called in ``eval()`` mode,
+            a train state's ``apply_fn`` is applied to its ``params``, and a callable pytree is called. Layers of
+            Equinox are in inference mode, and take one row: ``apply=lambda model, x: jax.vmap(model)(x)``.
+        mesh, over, at_once: where the members lie, and how many per device are in flight, as for :class:`Axis`.
+        lowering: how a device runs its members, as in :func:`map_fn`.
+        donate: whether a step may overwrite the old state, which saves as much memory as the state takes.
+        name: what the members are called, in the plural: the name of the axis, for collectives between members.
+
+    Raises:
+        StateError: if ``make`` returns no member, or ignores its key, so that all members would be the same.
+        AxisError, ShapeError: if the axis, ``key`` or ``args`` are malformed.
+
+    Communicates: nothing.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, paraxis as px
+        >>> make = lambda key: {"w": jax.random.normal(key, (4, 3))}
+        >>> ens = px.ensemble(make, 7, 0, apply=lambda params, x: x @ params["w"])
+        >>> ens.predict(jnp.ones((5, 4))).shape, ens.members(jnp.ones((5, 4))).shape
+        ((5, 3), (7, 5, 3))
+    """
+    if isinstance(make, type):
+        raise StateError(
+            f"ensemble: make must be a function of a key that returns a member, got the class {make.__name__}; write "
+            f"px.ensemble(lambda key: {make.__name__}(…), {size}, key), with the key for what it draws"
+        )
+    axis = placing.settled(Axis(name, size, mesh=mesh, over=over, at_once=at_once))
+    keys, forms = random.keys(_members.one_key("ensemble", key), axis), []
+
+    def one(key: jax.Array, *args: Any) -> State:
+        form, state = _members.split(make(key, *args))
+        forms.append(form)
+        return state
+
+    with placing.without_context():
+        placement = placing.place(axis)
+
+        def make_all(keys: jax.Array, args: Any) -> State:
+            return padded(map_fn(one, (keys, *args), axis, lowering="vmap"), placement)
+
+        made = jax.jit(make_all, out_shardings=arrays.block_sharding(placement))
+        traced = made.trace(keys, args)
+        read = [*traced.jaxpr.jaxpr.outvars, *(v for eqn in traced.jaxpr.jaxpr.eqns for v in eqn.invars)]
+        if axis.size > 1 and not args and not any(v is traced.jaxpr.jaxpr.invars[0] for v in read):
+            raise StateError(
+                "ensemble: make does not use its key, so all members would be the same; draw from it, or, if they are "
+                f"to begin alike, say so: px.ensemble(lambda key, number: …, {size}, key, jnp.arange({size}))"
+            )
+        state = traced.lower().compile()(keys, args)
+    return Ensemble(forms[0], state, placement, apply, lowering, donate)
