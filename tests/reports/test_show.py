@@ -209,6 +209,6 @@ def test_the_page_is_whole(tmp_path: Path) -> None:
     shown = px.show({"<b>": put((4, 6, 8), "a", "b", "c"), "b": put((64,), ("a", "b", "c"))})
     shown.save(tmp_path / "x.html")
     page = Tags((tmp_path / "x.html").read_text("utf-8"))
-    assert "2 arrays, 1 KiB" in page.words
+    assert "2 arrays, 1 KiB; cpu 0–7: 128 bytes each" in page.words
     assert "<b>" not in shown._repr_html_()
     assert repr(shown) == str(shown)

@@ -18,10 +18,9 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from paraxis import _html as html
 from paraxis._calls import check as checks
 from paraxis.reports import units
-from paraxis.reports._page import Page, table
+from paraxis.reports._page import Page, Section
 
 Verdict = Literal["baseline", "faster", "slower", "as fast", "too noisy", "too few"]
 _CERTAIN = 0.99
@@ -96,15 +95,8 @@ class Comparison(Page):
         functions = units.of(len(self.timings), "function")
         return f"{functions}, {units.of(len(self.timings[0].seconds), 'turn')} each, against {self.baseline}"
 
-    def __repr__(self) -> str:
-        return str(self)
-
-    def __str__(self) -> str:
-        rows = table([_HEAD, *map(_row, self.timings)], len(self.timings) + 1)
-        return "\n".join(line.rstrip() for line in [self._title, "", *rows])
-
-    def _parts(self) -> Iterator[str]:
-        yield html.table(_HEAD, [_row(timing) for timing in self.timings])
+    def _sections(self) -> Iterator[Section]:
+        yield Section("", [_row(timing) for timing in self.timings], _HEAD, has_head=True, most=len(self.timings))
 
 
 def compare(

@@ -6,11 +6,12 @@ the body of a loop runs as often as the loop does, if the compiler knows how oft
 
 import dataclasses
 import functools
-import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from paraxis.reports import _meshes
 
 KINDS: tuple[str, ...] = (
     "all_reduce",
@@ -21,7 +22,6 @@ KINDS: tuple[str, ...] = (
     "collective_broadcast",
 )
 
-Groups = tuple[tuple[int, ...], ...]
 Frame = tuple[str, int, str]
 """A file, the number of a line in it, and the name of the function."""
 
@@ -139,12 +139,12 @@ class Program:
 
     def group_size(self, operation: Operation) -> int:
         """Return the number of devices that take part together; 0: the text does not say."""
-        found = groups(operation.text)
+        found = _meshes.groups(operation.text)
         return max(map(len, found)) if found else self.num_devices if self._says_devices else 0
 
-    def groups(self, operation: Operation) -> Groups:
+    def groups(self, operation: Operation) -> _meshes.Groups:
         """Return the numbers of the devices that take part together."""
-        return groups(operation.text) or (tuple(range(self.num_devices)),)
+        return _meshes.groups(operation.text) or (tuple(range(self.num_devices)),)
 
     def sent_bytes(self, operation: Operation) -> int:
         """Return what a device gives to a collective or gets from it, whichever is larger; of several arrays, all."""
@@ -328,63 +328,6 @@ def _bits(dtype: str) -> int:
         return 8
     digits = re.search(r"\d+", dtype)
     return int(digits[0]) if digits else 0
-
-
-# --- who takes part ----------------------------------------------------------------------------------------------
-
-# Written in one of four ways: every group in full, {{0,1},{2,3}}; as rows of a range that is reshaped and transposed,
-# [2,2]<=[2,2]T(1,0); by axes of a mesh, mesh['d'=4,'m'=2] {'m'}, where 'd':(1)2 is a part of an axis; or as pairs.
-_LISTED = re.compile(r"replica_groups=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)\}")
-_RESHAPED = re.compile(r"replica_groups=\[(\d+),(\d+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?)?")
-_BY_AXES = re.compile(r"replica_groups=mesh(?P<mesh>[^{]*)\{(?P<axes>[^}]*)\}")
-_PAIRS = re.compile(r"source_target_pairs=\{(\{\d+,\d+\}(?:,\{\d+,\d+\})*)\}")
-
-
-def groups(text: str) -> Groups:
-    """Return the numbers of the devices that take part together, as an operation's text says it; ``()``: all."""
-    if reshaped := _RESHAPED.search(text):
-        count, size, source, order = int(reshaped[1]), int(reshaped[2]), reshaped[3], reshaped[4]
-        ids = _arranged(_ints(source) if source else [count * size], _ints(order) if order else None)
-        return tuple(tuple(ids[i * size : (i + 1) * size]) for i in range(count))
-    if listed := _LISTED.search(text):
-        return tuple(tuple(_ints(group)) for group in listed[1].strip("{}").split("},{"))
-    if by_axes := _BY_AXES.search(text):
-        return _along(by_axes["mesh"], by_axes["axes"])
-    if pairs := _PAIRS.search(text):
-        return tuple(tuple(_ints(pair)) for pair in pairs[1].strip("{}").split("},{"))
-    return ()
-
-
-def _ints(text: str) -> list[int]:
-    return [int(part) for part in text.split(",") if part]
-
-
-def _arranged(sizes: Sequence[int], order: Sequence[int] | None) -> list[int]:
-    """Return the numbers from 0 on, reshaped to ``sizes``, transposed, and flat again."""
-    order = range(len(sizes)) if order is None else order
-    strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
-    places = itertools.product(*(range(sizes[axis]) for axis in order))
-    return [sum(i * strides[axis] for i, axis in zip(place, order, strict=True)) for place in places]
-
-
-def _along(mesh: str, axes: str) -> Groups:
-    """Return the groups along axes of a mesh, or along parts of them."""
-    sizes: dict[str, int] = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", mesh)}
-    cuts: dict[str, tuple[int, int]] = {}
-    for name, before, part in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", axes):
-        cuts[name] = (int(before), int(part)) if part else (1, sizes[name])
-    finer: list[tuple[int, bool]] = []
-    for name, size in sizes.items():
-        before, part = cuts.get(name, (1, 1))
-        finer += [(before, False), (part, name in cuts), (size // (before * part), False)]
-    shape = [size for size, _ in finer]
-    order = [i for i, (_, along) in enumerate(finer) if not along] + [i for i, (_, along) in enumerate(finer) if along]
-    ids = _arranged(shape, order)
-    if permuted := re.search(r"device_ids=\(?\[([\d,]+)\](?:T\(([\d,]+)\))?", mesh):
-        devices = _arranged(_ints(permuted[1]), _ints(permuted[2]) if permuted[2] else None)
-        ids = [devices[i] for i in ids]
-    size = math.prod(size for size, along in finer if along)
-    return tuple(tuple(ids[i : i + size]) for i in range(0, len(ids), size))
 
 
 # --- whence ------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -108,34 +108,21 @@ class _Panel:
     rows: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]
 
 
-def label(layout: Layout) -> str:
-    """Return which dimension goes where in a drawing."""
+def picture(name: str, layout: Layout) -> _page.Picture:
+    """Return a drawing of an array's blocks, which are several, each with the devices that hold it."""
     names = [f"dimension {axis} ({layout.shape[axis]:,})" for axis in reversed(layout.cut)]
     ways = ["to the right", "down", *["in panels"] * len(names)]
-    return ", ".join(f"{name} {way}" for name, way in zip(names, ways, strict=False))
-
-
-def picture(layout: Layout) -> Iterator[str]:
-    """Yield the lines of a table of an array's blocks, which are several, each with the devices that hold it."""
+    label = ", ".join(f"{name} {way}" for name, way in zip(names, ways, strict=False))
     panels, left_out = _panels(layout)
+    lines: list[str] = []
     for panel in panels:
-        if panel.title:
-            yield f"  {panel.title}"
+        lines += [f"  {panel.title}"] if panel.title else []
         rows = [[part, *map(units.runs, devices)] for part, devices in panel.rows]
-        yield from _page.table([["", *panel.columns], *rows], len(rows) + 1)
-    if left_out:
-        yield f"  and {left_out:,} more blocks"
-
-
-def html_picture(layout: Layout) -> str:
-    """Return the same as HTML; empty if there is only one block."""
-    if len(layout.blocks) < 2:
-        return ""
-    panels, left_out = _panels(layout)
-    drawn = "".join(map(_html_panel, panels))
-    rest = html.note(f"and {left_out:,} more blocks") if left_out else ""
-    told = label(layout)
-    return f'<div role="img" aria-label="{html.escaped(told)}">{drawn}</div>{html.note(told)}{rest}'
+        lines += _page.table([["", *panel.columns], *rows], len(rows) + 1)
+    rest = [f"and {left_out:,} more blocks"] if left_out else []
+    drawn = f'<div role="img" aria-label="{html.escaped(label)}">{"".join(map(_html_panel, panels))}</div>'
+    drawn += "".join(map(html.note, rest))
+    return _page.Picture(f"{name}: the devices of each block, {label}", [*lines, *(f"  {x}" for x in rest)], drawn)
 
 
 def _panels(layout: Layout) -> tuple[list[_Panel], int]:

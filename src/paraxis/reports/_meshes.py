@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 
 from paraxis._axes import placing
 from paraxis._jax import jax_api
-from paraxis.reports import _hlo
 
+Groups = tuple[tuple[int, ...], ...]
+"""The numbers of the devices that take part together."""
 Shape = tuple[tuple[str, int], ...]
 """A mesh's axes and their sizes, in order."""
 
@@ -39,7 +41,7 @@ def named(jaxpr: jax_api.Jaxpr) -> Iterator[Shape]:
 
 
 @functools.lru_cache(maxsize=1024)
-def axes(groups: _hlo.Groups, meshes: tuple[Shape, ...]) -> tuple[str, ...]:
+def axes(groups: Groups, meshes: tuple[Shape, ...]) -> tuple[str, ...]:
     """Return the fewest axes of a mesh along which such groups lie; if these fill none, the axes that they cross."""
     wanted = {frozenset(group) for group in groups}
     for mesh in meshes:
@@ -53,7 +55,7 @@ def axes(groups: _hlo.Groups, meshes: tuple[Shape, ...]) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=1024)
-def axes_crossed(groups: _hlo.Groups, meshes: tuple[Shape, ...]) -> tuple[str, ...]:
+def axes_crossed(groups: Groups, meshes: tuple[Shape, ...]) -> tuple[str, ...]:
     """Return the axes of the first mesh in which devices of a group differ; a permutation's groups are its pairs."""
     for mesh in meshes:
         sizes = [size for _, size in mesh]
@@ -67,4 +69,57 @@ def axes_crossed(groups: _hlo.Groups, meshes: tuple[Shape, ...]) -> tuple[str, .
 def _groups(ids: np.ndarray, chosen: Sequence[int]) -> set[frozenset[int]]:
     rest = [axis for axis in range(ids.ndim) if axis not in chosen]
     size = int(np.prod([ids.shape[axis] for axis in chosen]))
-    return {frozenset(map(int, row)) for row in ids.transpose(*rest, *chosen).reshape(-1, size)}
+    return set(map(frozenset, _rows(ids.transpose(*rest, *chosen), size)))
+
+
+# --- who takes part ----------------------------------------------------------------------------------------------
+
+# Written in one of four ways: every group in full, {{0,1},{2,3}}; as rows of a range that is reshaped and transposed,
+# [2,2]<=[2,2]T(1,0); by axes of a mesh, mesh['d'=4,'m'=2] {'m'}, where 'd':(1)2 is a part of an axis; or as pairs.
+_LISTED = re.compile(r"replica_groups=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)\}")
+_RESHAPED = re.compile(r"replica_groups=\[(\d+),(\d+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?)?")
+_BY_AXES = re.compile(r"replica_groups=mesh(?P<mesh>[^{]*)\{(?P<axes>[^}]*)\}")
+_PAIRS = re.compile(r"source_target_pairs=\{(\{\d+,\d+\}(?:,\{\d+,\d+\})*)\}")
+
+
+def groups(text: str) -> Groups:
+    """Return the numbers of the devices that take part together, as an operation's text says it; ``()``: all."""
+    if reshaped := _RESHAPED.search(text):
+        return _rows(_arranged(reshaped[3] or str(int(reshaped[1]) * int(reshaped[2])), reshaped[4]), int(reshaped[2]))
+    if by_axes := _BY_AXES.search(text):
+        return _along(by_axes["mesh"], by_axes["axes"])
+    listed = _LISTED.search(text) or _PAIRS.search(text)
+    return tuple(tuple(_ints(group)) for group in listed[1].strip("{}").split("},{")) if listed else ()
+
+
+def _ints(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part]
+
+
+def _arranged(sizes: str, order: str | None) -> np.ndarray:
+    """Return the numbers from 0 on, reshaped and transposed."""
+    shape = _ints(sizes)
+    return np.arange(math.prod(shape)).reshape(shape).transpose(_ints(order) if order else None)
+
+
+def _rows(ids: np.ndarray, size: int) -> Groups:
+    return tuple(tuple(map(int, row)) for row in ids.reshape(-1, size))
+
+
+def _along(mesh: str, axes: str) -> Groups:
+    """Return the groups along axes of a mesh, or along parts of them."""
+    sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", mesh)}
+    cuts = {
+        name: (int(before or 1), int(part or sizes[name]))
+        for name, before, part in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", axes)
+    }
+    shape, along = list[int](), list[bool]()
+    for name, size in sizes.items():  # what is before the part of an axis, the part, and what is after
+        before, part = cuts.get(name, (1, 1))
+        shape += [before, part, size // (before * part)]
+        along += [False, name in cuts, False]
+    ids = np.arange(math.prod(shape))
+    if permuted := re.search(r"device_ids=\(?\[([\d,]+)\](?:T\(([\d,]+)\))?", mesh):
+        ids = _arranged(permuted[1], permuted[2]).ravel()
+    ids = ids.reshape(shape).transpose(sorted(range(len(shape)), key=along.__getitem__))
+    return _rows(ids, math.prod(size for size, is_part in zip(shape, along, strict=True) if is_part))

@@ -1,6 +1,7 @@
-"""The base of what can be printed, shown by a notebook, and saved as a page that needs nothing else."""
+"""Values that are printed, shown by a notebook and saved as a page: one list of sections for all three."""
 
 import abc
+import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -23,6 +24,60 @@ td { overflow-wrap: break-word; } section > table { margin-top: .3rem; }
 """
 
 
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A drawing: what it is of, its lines of text, and HTML."""
+
+    title: str
+    lines: Sequence[str]
+    html: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A part of what is printed or shown.
+
+    Attributes:
+        title: a sentence, or a heading.
+        rows: a table's cells.
+        head: the names of its columns.
+        has_head: whether they are printed, too.
+        notes: lines below.
+        pictures: further below.
+        are_printed: whether these are printed, too.
+        most: the most rows that are printed.
+    """
+
+    title: str
+    rows: Sequence[Sequence[str]] = ()
+    head: Sequence[str] = ()
+    has_head: bool = False
+    notes: Sequence[str] = ()
+    pictures: Sequence[Picture] = ()
+    are_printed: bool = True
+    most: int = MOST_ROWS
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of its text."""
+        if self.title:
+            yield self.title
+        if self.rows:
+            yield from table([self.head, *self.rows] if self.has_head else self.rows, self.most + self.has_head)
+        yield from (f"  {line}" for note in self.notes for line in note.splitlines())
+        for picture in self.pictures if self.are_printed else ():
+            yield ""
+            yield picture.title
+            yield from picture.lines
+
+    def html(self) -> str:
+        """Return it as HTML."""
+        parts = [f"<h2>{html.escaped(self.title)}</h2>"] if self.title else []
+        parts += [html.table(self.head, self.rows)] if self.rows else []
+        parts += [f'<div style="white-space: pre-wrap">{html.escaped(note)}</div>' for note in self.notes]
+        parts += [f"<div><code>{html.escaped(x.title)}</code></div>{x.html}" for x in self.pictures]
+        return "".join(parts)
+
+
 class Page(abc.ABC):
     """A value that is read as text or as HTML."""
 
@@ -32,15 +87,18 @@ class Page(abc.ABC):
         """Return the page's title."""
 
     @abc.abstractmethod
-    def _parts(self) -> Iterable[str]:
-        """Return its sections, which are HTML already."""
+    def _sections(self) -> Iterable[Section]:
+        """Yield its sections."""
 
-    @abc.abstractmethod
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
-        """Return the text for a terminal."""
+        parts = ["\n".join(line.rstrip() for line in section.lines()) for section in self._sections()]
+        return "\n\n".join([self._title, *parts])
 
     def _repr_html_(self) -> str:
-        return html.titled(self._title, *self._parts())
+        return html.titled(self._title, *(section.html() for section in self._sections()))
 
     def save(self, path: str | Path) -> None:
         """Write one HTML file that needs nothing else.
@@ -64,10 +122,11 @@ class Page(abc.ABC):
         if path.suffix.lower() not in (".html", ".htm"):
             raise ValueError(f"save: path must end in .html, got {str(path)!r}; write '{path.stem or 'report'}.html'")
         title = html.escaped(self._title)
+        parts = "".join(f"<section>{section.html()}</section>" for section in self._sections())
         page = (
             f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
             f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>'
-            f"<body><h1>{title}</h1>{''.join(f'<section>{part}</section>' for part in self._parts())}</body></html>\n"
+            f"<body><h1>{title}</h1>{parts}</body></html>\n"
         )
         with files.replaced(path) as file:
             file.write(page.encode())

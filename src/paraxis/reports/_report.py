@@ -5,16 +5,18 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
-from paraxis import _html as html
 from paraxis._calls import check
 from paraxis.reports import _layout, units
 from paraxis.reports._layout import Layout
 from paraxis.reports._lines import Line
-from paraxis.reports._page import Page, table
+from paraxis.reports._page import MOST_ROWS, Page, Section
 from paraxis.reports._values import Collective, Communication, Finding, FindingKind, LineWork, Memory, Work, counted
 
 _CODE = 60
 """The most letters of a line's code."""
+_SENT = ("bytes", "what", "along", "whose", "line", "code")
+_WORK = ("work", "of its share", "line", "code")
+_ARRAYS = ("array", "dtype", "shape", "bytes", "")
 _ONE_TURN = "one turn of a loop without a known end"
 
 
@@ -105,53 +107,33 @@ class Report(Page):
         num = len(self.findings)
         return f"<report on {self.name}: {self.communication}; {num} finding{'' if num == 1 else 's'}>"
 
-    def __str__(self) -> str:
-        return "\n".join(line.rstrip() for line in _text(self))
-
     @property
     def _title(self) -> str:
-        return f"{self.name} on {units.of(self.num_devices, 'device')}"
+        lowered, compiled = self.seconds
+        devices = units.of(self.num_devices, "device")
+        return f"{self.name} on {devices}; traced in {lowered:.2f} s, compiled in {compiled:.2f} s"
 
-    def _parts(self) -> Iterator[str]:
-        return _html(self)
+    def _sections(self) -> Iterator[Section]:
+        lines = ", ".join(str(line or "an unknown line") for line in self.callbacks)
+        calls = [f"Calls Python from {lines}"] if lines else []
+        yield Section(_sent(self), [_collective(c) for c in self.collectives], _SENT, notes=calls)
+        work = [_line_work(line) for line in self.work.lines] if self.work.flops else []
+        opaque = [f"not counted: {', '.join(self.work.uncounted)}"] if self.work.uncounted else []
+        yield Section(_computed(self), work, _WORK, notes=opaque)
+        yield Section(_held(self))
+        for title, arrays in (("Arguments", self.arguments), ("Results", self.results)):
+            if arrays:
+                drawn = [_layout.picture(x.name, x) for x in arrays[:MOST_ROWS] if len(x.blocks) > 1]
+                yield Section(title, [_array(x) for x in arrays], _ARRAYS, pictures=drawn, are_printed=False)
+        among = " among what can be looked for" if self.unchecked else ""
+        found = [_finding(number, finding) for number, finding in enumerate(self.findings, 1)]
+        told = [*found, *(f"not looked for: {what}" for what in self.unchecked)]
+        yield Section("Findings" if found else f"No findings{among}", notes=told)
 
-    def _repr_html_(self) -> str:
-        return html.card(self, *self._parts())
 
-
-# --- as text ---------------------------------------------------------------------------------------------------------
-
-
-def _text(report: Report) -> Iterator[str]:
-    lowered, compiled = report.seconds
-    yield f"{report._title}; traced in {lowered:.2f} s, compiled in {compiled:.2f} s"
-    yield ""
-    yield _sent(report)
-    if report.collectives:
-        yield from table([_collective(collective) for collective in report.collectives])
-    if report.callbacks:
-        yield _calls(report)
-    yield ""
-    yield _computed(report)
-    if report.work.flops:
-        yield from table([_line_work(line) for line in report.work.lines])
-    if report.work.uncounted:
-        yield f"  not counted: {', '.join(report.work.uncounted)}"
-    yield ""
-    yield _held(report)
-    for title, arrays in (("Arguments", report.arguments), ("Results", report.results)):
-        if arrays:
-            yield ""
-            yield title
-            yield from table([_array(array) for array in arrays])
-    yield ""
-    yield _found(report)
-    for number, finding in enumerate(report.findings, 1):
-        yield f"  {number}. {finding.text}"
-        if finding.line:
-            yield f"     {finding.line}   {_code(finding.line)}"
-        yield f"     → {finding.write}"
-    yield from (f"  not looked for: {what}" for what in report.unchecked)
+def _finding(number: int, finding: Finding) -> str:
+    where = f"\n   {finding.line}   {_code(finding.line)}" if finding.line else ""
+    return f"{number}. {finding.text}{where}\n   → {finding.write}"
 
 
 def _sent(report: Report) -> str:
@@ -161,10 +143,6 @@ def _sent(report: Report) -> str:
     branches = "all branches" if any(c.is_branch for c in report.collectives) else ""
     counting = " and ".join(filter(None, (branches, "" if report.is_certain else _ONE_TURN)))
     return f"Sends {size} per device in {count}{counting and f', counting {counting}'}"
-
-
-def _calls(report: Report) -> str:
-    return f"Calls Python from {', '.join(str(line or 'an unknown line') for line in report.callbacks)}"
 
 
 def _collective(c: Collective) -> list[str]:
@@ -211,54 +189,3 @@ def _array(array: Layout) -> list[str]:
     """Return an array's cells: name, dtype, how it is cut, bytes on one device."""
     donated = "donated" if array.is_donated else ""
     return [array.name, array.dtype, str(array), f"{units.size(array.bytes_per_device)} per device", donated]
-
-
-def _found(report: Report) -> str:
-    among = " among what can be looked for" if report.unchecked else ""
-    return "Findings" if report.findings else f"No findings{among}"
-
-
-# --- as a page -------------------------------------------------------------------------------------------------------
-
-_HANGING = "padding-left: 1.5em; text-indent: -1.5em"
-
-
-def _html(report: Report) -> Iterator[str]:
-    items = []
-    for finding in report.findings:
-        line = finding.line
-        where = f"<br><code>{html.escaped(line)} {html.escaped(line.code)}</code>" if line else ""
-        items.append(f"<li>{html.escaped(finding.text)}{where}<br>→ {html.escaped(finding.write)}</li>")
-    rest = "".join(html.note(f"not looked for: {what}") for what in report.unchecked)
-    yield _heading(_found(report)) + (f"<ol>{''.join(items)}</ol>" if items else "") + rest
-    sent = [_collective(collective) for collective in report.collectives]
-    yield (
-        _heading("Communication")
-        + html.note(_sent(report))
-        + (html.table(["bytes", "what", "along", "whose", "line", "code"], sent) if sent else "")
-        + (html.note(_calls(report)) if report.callbacks else "")
-    )
-    lines = [_line_work(line) for line in report.work.lines] if report.work.flops else []
-    yield (
-        _heading("Work")
-        + html.note(_computed(report))
-        + (html.table(["work", "of its share", "line", "code"], lines) if lines else "")
-    )
-    yield _heading("Memory") + html.note(_held(report))
-    for title, arrays in (("Arguments", report.arguments), ("Results", report.results)):
-        if arrays:
-            yield _heading(title) + "".join(map(_html_array, arrays))
-    lowered, compiled = report.seconds
-    yield html.note(f"traced in {lowered:.2f} s, compiled in {compiled:.2f} s")
-
-
-def _heading(text: str) -> str:
-    return f"<h2>{html.escaped(text)}</h2>"
-
-
-def _html_array(array: Layout) -> str:
-    name, *rest = _array(array)
-    line = f"<code>{html.escaped(name)}</code> {html.escaped(', '.join(filter(None, rest)))}"
-    drawn = _layout.html_picture(array)
-    below = f'<div style="margin: 0 0 0.6em 1.5em">{drawn}</div>' if drawn else ""
-    return f'<div style="{_HANGING}">{line}</div>{below}'

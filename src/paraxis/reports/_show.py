@@ -8,12 +8,11 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from paraxis import _html as html
 from paraxis._calls import check
 from paraxis._jax import jax_api
 from paraxis.reports import _layout, units
 from paraxis.reports._layout import Layout, layout_of
-from paraxis.reports._page import Page, table
+from paraxis.reports._page import Page, Section
 
 LeafState = Literal["device", "host", "deleted", "struct", "traced"]
 _ARRAYS = (jax.Array, jax.Ref, jax.ShapeDtypeStruct, jax_api.ShapedArray)
@@ -79,38 +78,18 @@ class Arrays(Page):
     @property
     def _title(self) -> str:
         count = units.of(len(self.leaves), "array")
-        return f"{count}, {units.size(self.bytes)}" if self.leaves else count
+        return (
+            "; ".join([f"{count}, {units.size(self.bytes)}", *_held(self.bytes_per_device)]) if self.leaves else count
+        )
 
-    def __repr__(self) -> str:
-        return str(self)
-
-    def __str__(self) -> str:
-        return "\n".join(line.rstrip() for line in self._lines())
-
-    def _lines(self) -> Iterator[str]:
-        yield self._title
-        yield from (f"  {line}" for line in _held(self.bytes_per_device))
-        if self.leaves:
-            yield ""
-            yield from table([_row(leaf) for leaf in self.leaves], _MOST_LINES)
-        if self.others:
-            yield f"  No array: {_first(self.others)}"
-        pictures = _pictures(self.leaves)
-        for names, leaf in pictures[:_MOST_PICTURES]:
-            yield ""
-            yield f"{names}: the devices of each block, {_layout.label(leaf)}"
-            yield from _layout.picture(leaf)
-        if len(pictures) > _MOST_PICTURES:
-            yield f"… and {units.of(len(pictures) - _MOST_PICTURES, 'layout')} more"
-
-    def _parts(self) -> Iterator[str]:
-        yield "".join(map(html.note, _held(self.bytes_per_device)))
-        if self.leaves:
-            yield html.table(_HEAD, [_row(leaf) for leaf in self.leaves])
-        if self.others:
-            yield html.note(f"No array: {_first(self.others)}")
-        for names, leaf in _pictures(self.leaves)[:_MOST_PICTURES]:
-            yield f"<div><code>{html.escaped(names)}</code></div>{_layout.html_picture(leaf)}"
+    def _sections(self) -> Iterator[Section]:
+        notes = [f"No array: {_first(self.others)}"] if self.others else []
+        ways = _ways(self.leaves)
+        drawn = [_layout.picture(names, leaf) for names, leaf in ways[:_MOST_PICTURES]]
+        if len(ways) > _MOST_PICTURES:
+            notes.append(f"{units.of(len(ways) - _MOST_PICTURES, 'layout')} more than those that are drawn")
+        if self.leaves or notes:
+            yield Section("", [_row(x) for x in self.leaves], _HEAD, notes=notes, pictures=drawn, most=_MOST_LINES)
 
 
 def show(x: Any) -> Arrays:
@@ -136,8 +115,7 @@ def show(x: Any) -> Arrays:
         >>> mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
         >>> w = jax.device_put(jnp.ones((8, 16)), NamedSharding(mesh, P("model", "data")))
         >>> px.show({"w": w, "step": jnp.int32(3)})
-        2 arrays, 516 bytes
-          cpu 0: 68 bytes; cpu 1–7: 64 bytes each
+        2 arrays, 516 bytes; cpu 0: 68 bytes; cpu 1–7: 64 bytes each
         <BLANKLINE>
           ['step']  int32    scalar      4 bytes                         cpu 0
           ['w']     float32  8/4 × 16/2  512 bytes  64 bytes per device  cpu 0–7
@@ -189,7 +167,7 @@ def _leaf(name: str, x: Any) -> Leaf:
 
 
 def _held(bytes_per_device: dict[str, int]) -> list[str]:
-    """Return sentences on what devices hold; those in a row that hold as much are named together."""
+    """Return what devices hold; those in a row that hold as much are named together."""
     by_size: dict[tuple[str, int], list[int]] = {}
     for device, size in bytes_per_device.items():
         platform, _, number = device.rpartition(" ")
@@ -198,7 +176,7 @@ def _held(bytes_per_device: dict[str, int]) -> list[str]:
         f"{platform} {units.runs(numbers)}: {units.size(size)}{' each' if len(numbers) > 1 else ''}"
         for (platform, size), numbers in by_size.items()
     ]
-    return ["; ".join(texts[:4]) + ("; …" if len(texts) > 4 else "")] if texts else []
+    return [*texts[:4], *["…"] * (len(texts) > 4)]
 
 
 def _row(leaf: Leaf) -> list[str]:
@@ -218,7 +196,7 @@ def _where(leaf: Leaf) -> str:
     return ", ".join(filter(None, [text, leaf.memory, shared]))
 
 
-def _pictures(leaves: Sequence[Leaf]) -> list[tuple[str, Leaf]]:
+def _ways(leaves: Sequence[Leaf]) -> list[tuple[str, Leaf]]:
     """Return each way to lie in blocks once: who lies so, and the first of them."""
     ways: dict[Any, list[Leaf]] = {}
     for leaf in leaves:

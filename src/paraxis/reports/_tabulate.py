@@ -1,7 +1,6 @@
 """The modules of a model in a table: what each is given and returns, its parameters, and what it computes."""
 
 import collections
-import contextvars
 import dataclasses
 import functools
 import inspect
@@ -14,12 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis import _html as html
 from paraxis._calls import check
 from paraxis._jax import jax_api
 from paraxis.reports import _flops, units
 from paraxis.reports._layout import layout_of
-from paraxis.reports._page import Page, table
+from paraxis.reports._page import Page, Section
 
 _HEAD = ("module", "class", "inputs", "outputs", "parameters", "bytes", "other", "forward", "backward")
 _MOST_SHAPES = 3
@@ -75,21 +73,12 @@ class ModuleTable(Page):
         total = self.total
         return f"{total.kind}: {units.of(total.parameters, 'parameter')}, {units.size(total.bytes)}"
 
-    def __repr__(self) -> str:
-        return str(self)
-
-    def __str__(self) -> str:
-        return "\n".join(line.rstrip() for line in [self._title, "", *table(self._cells(), len(self.rows) + 2)])
-
-    def _parts(self) -> Iterator[str]:
-        head, *rows = self._cells()
-        yield html.table(head, rows)
-
-    def _cells(self) -> list[list[str]]:
-        *_, last = table = [list(_HEAD), *map(_cells, self.rows[1:]), _cells(self.rows[0])]
-        last[0] = "total"
-        kept = [column for column in range(len(_HEAD)) if any(row[column] for row in table[1:])]
-        return [[row[column] for column in kept] for row in table]
+    def _sections(self) -> Iterator[Section]:
+        *rows, total = [*map(_cells, self.rows[1:]), _cells(self.rows[0])]
+        total[0] = "total"
+        kept = [column for column in range(len(_HEAD)) if any(row[column] for row in (*rows, total))]
+        head, *cells = ([row[column] for column in kept] for row in (_HEAD, *rows, total))
+        yield Section("", cells, head, has_head=True, most=len(cells))
 
 
 @dataclasses.dataclass
@@ -100,6 +89,9 @@ class _Call:
     given: tuple[Any, ...]
     result: Any = None
     is_open: bool = False
+
+
+_Calls = dict[tuple[str, ...], _Call]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,13 +111,13 @@ class _Model:
         variables: all of them.
         params: a tree of the parameters.
         rest: a tree of the other variables.
-        call: the model as a function ``(params, rest, args, kwargs)``.
+        call: the model as a function ``(calls, params, rest, args, kwargs)``, which notes its calls of modules.
     """
 
     variables: tuple[_Variable, ...]
     params: Any
     rest: Any
-    call: Callable[[Any, Any, Any, Any], Any]
+    call: Callable[[_Calls, Any, Any, Any, Any], Any]
 
 
 def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTable:
@@ -165,24 +157,24 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
     taken = _taken(model, args, kwargs)
     given, opened = _split((args, kwargs))
 
-    def forward(params: Any, rest: Any, given: Any) -> Any:
+    def forward(params: Any, rest: Any, given: Any, calls: _Calls) -> Any:
         args, kwargs = opened(given)
-        return [x for x in jax.tree.leaves(taken.call(params, rest, args, kwargs)) if _is_array(x)]
+        return [x for x in jax.tree.leaves(taken.call(calls, params, rest, args, kwargs)) if _is_array(x)]
 
     def differentiated(params: Any, rest: Any, given: Any) -> Any:
         def floating(params: Any) -> Any:
-            return [x for x in forward(params, rest, given) if jnp.issubdtype(x.dtype, jnp.inexact)]
+            return [x for x in forward(params, rest, given, {}) if jnp.issubdtype(x.dtype, jnp.inexact)]
 
         results, pull = jax.vjp(floating, params)
         return results, pull([jnp.ones_like(x) for x in results])
 
     params, rest = _structs(taken.params), _structs(taken.rest)
-    calls: dict[tuple[str, ...], _Call] = {}
-    program = _noting(calls, jax.make_jaxpr(forward), params, rest, given)
-    has_params = bool(jax.tree.leaves(params))
-    both = _noting({}, jax.make_jaxpr(differentiated), params, rest, given) if has_params else program
+    calls: _Calls = {}
+    noting = functools.partial(forward, calls=calls)
+    program = jax.make_jaxpr(noting)(params, rest, given)
+    both = jax.make_jaxpr(differentiated)(params, rest, given) if jax.tree.leaves(params) else program
     if () not in calls:  # what no library has made
-        result = jax.eval_shape(forward, params, rest, given)
+        result = jax.eval_shape(noting, params, rest, given)
         kind = getattr(getattr(model, "func", model), "__name__", type(model).__name__)
         calls = {(): _Call(kind, (*args, *kwargs.values()), result), **calls}
     counts = [_by_module(jax_api.without_dead(closed), calls) for closed in (program, both)]
@@ -264,30 +256,16 @@ def _taken(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Model:
     return _of_tree(model)
 
 
-# --- calls that are noted ---------------------------------------------------------------------------------------------
-
-_noted: contextvars.ContextVar[dict[tuple[str, ...], _Call] | None] = contextvars.ContextVar("noted", default=None)
-
-
-def _noting(calls: dict[tuple[str, ...], _Call], fn: Callable[..., Any], *args: Any) -> Any:
-    """Call a function, and note the calls of modules by their paths, in the order in which they begin."""
-    context = contextvars.copy_context()
-    context.run(_noted.set, calls)
-    return context.run(fn, *args)
-
-
 def _scope(path: tuple[str, ...]) -> str:
     """Return the name of the scope around the calls of a module."""
     return f"<{'.'.join(path)}>"
 
 
-def _note(
-    path: tuple[str, ...], kind: str, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    found = _noted.get()
-    if found is None or (path in found and found[path].is_open):  # a method of its own
+def _note(calls: _Calls, path: tuple[str, ...], kind: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a module, and note it by its path, in the order in which calls begin."""
+    if path in calls and calls[path].is_open:  # a method of its own
         return call(*args, **kwargs)
-    noted = found.setdefault(path, _Call(kind, _structs((*args, *kwargs.values()))))
+    noted = calls.setdefault(path, _Call(kind, _structs((*args, *kwargs.values()))))
     noted.is_open = True
     try:
         with jax.named_scope(_scope(path)):
@@ -299,28 +277,24 @@ def _note(
     return result
 
 
+def _noted(calls: _Calls, path: tuple[str, ...], module: Any) -> None:
+    """Give a module, which is a copy, a class of its own, whose calls are noted."""
+    cls: type = type(module)
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        return _note(calls, path, cls.__name__, functools.partial(cls.__call__, self), *args, **kwargs)
+
+    names = ("__module__", "__qualname__", "__doc__")
+    body = {name: getattr(cls, name) for name in names} | {"__call__": __call__}
+    if callable(module):
+        object.__setattr__(module, "__class__", type(cls)(cls.__name__, (cls,), body))
+
+
 def _structs(tree: Any) -> Any:
     def one(x: Any) -> Any:
         return jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "shape") and hasattr(x, "dtype") else x
 
     return jax.tree.map(one, tree)
-
-
-@functools.lru_cache(maxsize=4096)
-def _noting_class(cls: type, path: tuple[str, ...]) -> type:
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        return _note(path, cls.__name__, functools.partial(cls.__call__, self), args, kwargs)
-
-    body = {
-        "__call__": __call__,
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
-        "__doc__": cls.__doc__,
-    }
-    return type(cls)(cls.__name__, (cls,), body)
-
-
-# --- libraries --------------------------------------------------------------------------------------------------------
 
 
 def _of_nnx(model: Any, method: str) -> _Model:
@@ -333,12 +307,11 @@ def _of_nnx(model: Any, method: str) -> _Model:
         for value in jax.tree.leaves(variable)
     ]
 
-    def call(params: Any, rest: Any, args: Any, kwargs: Any) -> Any:
+    def call(calls: _Calls, params: Any, rest: Any, args: Any, kwargs: Any) -> Any:
         # Variables can be written in the trace that they are made in: so they are made here.
         copy = nnx.merge(graph, *jax.tree.map(lambda x: x, (params, rest)))
         for path, module in nnx.iter_modules(copy):
-            if callable(module):
-                object.__setattr__(module, "__class__", _noting_class(type(module), tuple(map(str, path))))
+            _noted(calls, tuple(map(str, path)), module)
         return getattr(copy, method)(*args, **kwargs)
 
     return _Model(tuple(variables), params, rest, call)
@@ -362,13 +335,14 @@ def _of_linen(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Mod
         for path, value in jax.tree_util.tree_flatten_with_path({collection: tree})[0]
     ]
 
-    def interceptor(following: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        is_method = hasattr(type(context.module), context.method_name)  # and not what a lifted transform calls
-        if not is_method or context.method_name in ("setup", "__post_init__"):
-            return following(*args, **kwargs)
-        return _note(context.module.path, type(context.module).__name__, following, args, kwargs)
+    def call(calls: _Calls, params: Any, rest: Any, args: Any, kwargs: Any) -> Any:
+        def interceptor(following: Any, args: Any, kwargs: Any, context: Any) -> Any:
+            is_method = hasattr(type(context.module), context.method_name)  # and not what a lifted transform calls
+            if not is_method or context.method_name in ("setup", "__post_init__"):
+                return following(*args, **kwargs)
+            kind = type(context.module).__name__
+            return _note(calls, context.module.path, kind, following, *args, **kwargs)
 
-    def call(params: Any, rest: Any, args: Any, kwargs: Any) -> Any:
         with linen.intercept_methods(interceptor):
             return model.apply({**params, **rest}, *args, **kwargs, rngs={"params": key}, mutable=True)[0]
 
@@ -383,11 +357,10 @@ def _of_tree(model: Any) -> _Model:
     params = [x if ours else None for x, ours in zip(arrays, is_parameter, strict=True)]
     rest = [None if ours else x for x, ours in zip(arrays, is_parameter, strict=True)]
 
-    def call(params: Any, rest: Any, args: Any, kwargs: Any) -> Any:
+    def call(calls: _Calls, params: Any, rest: Any, args: Any, kwargs: Any) -> Any:
         copy = opened([y if x is None else x for x, y in zip(params, rest, strict=True)])
         for path, module in _equinox_modules(copy, ()):
-            if callable(module):
-                object.__setattr__(module, "__class__", _noting_class(type(module), path))
+            _noted(calls, path, module)
         return copy(*args, **kwargs)
 
     return _Model(tuple(variables), params, rest, call)
