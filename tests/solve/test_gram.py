@@ -94,6 +94,16 @@ def test_what_tells_classes_apart_saves_iterations(monkeypatch: pytest.MonkeyPat
     assert found.iter_num < 0.9 * alike.iter_num
 
 
+def test_no_program_calls_lapack() -> None:
+    """Its threads and XLA's would wait for each other: of several problems, or on several devices, for ever."""
+    x, y = labelled(90, 70, 3)
+    solver = LBFGS(objective.l2_multiclass_logreg, precondition="gram")
+    run = jax.jit(jax.vmap(solver.run, (None, 0, None)))
+    text = run.lower(jnp.zeros((70, 3)), jnp.array([0.1, 0.2]), (x.astype("float32"), y)).as_text()
+    assert "lapack" in jax.jit(jnp.linalg.inv).lower(jnp.eye(3)).as_text()
+    assert "lapack" not in text
+
+
 @pytest.mark.parametrize("num_classes", [1, 3])
 def test_a_class_that_nothing_tells_makes_no_nan(num_classes: int) -> None:
     for value in (0.0, np.nan):

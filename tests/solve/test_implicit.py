@@ -102,64 +102,6 @@ def test_ridge_by_hand(batched: bool) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-7)
 
 
-def _by_default(at: Any) -> Any:
-    def fun(x: jax.Array, at: Any = at) -> jax.Array:
-        return ((x - at) ** 2 + 0.1 * (x - at) ** 4 + 0.2 * x**2).sum()
-
-    return fun
-
-
-def _by_cell(at: Any) -> Any:
-    return lambda x: _by_default(at)(x)
-
-
-def _by_partial(at: Any) -> Any:
-    return functools.partial(lambda at, x: _by_default(at)(x), at)
-
-
-def _by_nested(at: Any) -> Any:
-    inner = _by_cell({"a": at}["a"])
-    return lambda x: inner(x)
-
-
-class _ByAttribute:
-    def __init__(self, at: Any) -> None:
-        self.at = at
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return _by_default(self.at)(x)
-
-    def method(self, x: jax.Array) -> jax.Array:
-        return self(x)
-
-
-@pytest.mark.slow
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    "close", [_by_cell, _by_default, _by_partial, _by_nested, _ByAttribute, lambda at: _ByAttribute(at).method],
-    ids=["a cell", "a default", "a partial", "nested", "an object", "a method"],
-)  # fmt: skip
-@in_float64
-def test_a_solution_by_what_a_function_closes_over(close: Callable[[Any], Any]) -> None:
-    def solution(at: Any) -> jax.Array:
-        return px.solve.LBFGS(close(at), **TIGHT).run(jnp.array([0.3, -0.5])).params
-
-    at = jnp.array([1.0, -2.0])
-    expected = _differences(solution, at)
-    np.testing.assert_allclose(jax.jacfwd(solution)(at), expected, rtol=1e-6, atol=1e-8)
-    np.testing.assert_allclose(jax.jit(jax.jacrev(solution))(at), expected, rtol=1e-6, atol=1e-8)
-
-
-@pytest.mark.slow
-@in_float64
-def test_a_batch_of_what_a_function_closes_over() -> None:
-    def solution(at: Any) -> jax.Array:
-        return px.solve.LBFGS(_by_cell(at), **TIGHT).run(jnp.array([0.3, -0.5])).params
-
-    batch = jnp.array([[1.0, -2.0], [0.5, 3.0]])
-    np.testing.assert_allclose(jax.vmap(solution)(batch), np.stack([solution(b) for b in batch]), rtol=1e-8)
-
-
 @in_float64
 def test_keywords_pytrees_and_integers_beside_what_is_differentiated() -> None:
     def fun(p: Any, *, target: Any, power: Any) -> jax.Array:
@@ -171,33 +113,3 @@ def test_keywords_pytrees_and_integers_beside_what_is_differentiated() -> None:
 
     at = jnp.array([1.0, 0.4])
     np.testing.assert_allclose(jax.grad(solution)(at), np.full(2, 1 / 1.1), rtol=1e-8)
-
-
-@in_float64
-def test_a_start_does_not_move_the_solution() -> None:
-    def solution(start: jax.Array) -> jax.Array:
-        return px.solve.LBFGS(lambda x: ((x - 1) ** 2).sum(), **TIGHT).run(start).params.sum()
-
-    np.testing.assert_array_equal(jax.grad(solution)(jnp.array([3.0, 4.0])), [0, 0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["multiclass_logreg", "multiclass_logreg_with_intercept"])
-@in_float64
-def test_probabilities_have_a_derivative_where_the_hessian_is_singular(name: str) -> None:
-    fun = getattr(objective, name)
-    solver = px.solve.LBFGS(fun, **TIGHT)
-    start = fun.init(3, 3, dtype=float)
-
-    def chance(weight: Any) -> jax.Array:
-        params = solver.run(start, (jnp.asarray(X), jnp.asarray(Y), weight)).params
-        coef, bias = params if isinstance(params, tuple) else (params, 0.0)
-        return jax.nn.softmax(jnp.asarray(X[:5]) @ coef + bias)[:, 1].sum()
-
-    weight = jnp.asarray(WEIGHT)
-    grad = jax.grad(chance)(weight)
-    assert np.all(np.isfinite(grad))
-    move = np.random.default_rng(5).normal(size=40)
-    expected = _differences(lambda t: chance(weight + t * move), 0.0)
-    np.testing.assert_allclose(grad @ move, expected, rtol=1e-4, atol=1e-8)
-    np.testing.assert_allclose(jax.jvp(chance, (weight,), (jnp.asarray(move),))[1], expected, rtol=1e-4, atol=1e-8)

@@ -3,7 +3,7 @@
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,7 @@ import scipy.optimize
 import paraxis as px
 from paraxis.solve import Status, objective
 from tests._support import assert_close
-from tests.solve._problems import CLASSICS, beale, in_float64, off_the_minima, rosenbrock
-
-# Around the minimum of Powell's singular function the curvature vanishes, so a small gradient leaves a larger value.
-NEAR = 1e-9
+from tests.solve._problems import CLASSICS, beale, in_float64, rosenbrock
 
 
 def _jaxopt() -> Any:
@@ -33,25 +30,6 @@ def _slope(fun: Callable[[Any], Any], x: np.ndarray) -> np.ndarray:
     return np.array([fun(x + e).imag / 1e-30 for e in eye])
 
 
-@pytest.mark.slow
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", CLASSICS)
-@in_float64
-def test_it_finds_a_minimum_that_is_known(name: str) -> None:
-    problem = CLASSICS[name]
-    solver = px.solve.LBFGS(problem.fun, tol=1e-7, maxiter=1000)
-    for start in problem.starts:
-        where = f"{name} from {start}"
-        params, state = solver.run(jnp.array(start, float))
-        assert int(state.status) == px.solve.Status.CONVERGED, f"{where}: {state.reason}"
-        found = np.asarray(params)
-        assert np.linalg.norm(_slope(problem.fun, found)) <= 1.1e-7, where
-        np.testing.assert_allclose(state.value, problem.fun(found), rtol=1e-10, atol=1e-15, err_msg=where)
-        assert off_the_minima(float(state.value), problem) <= NEAR, f"{where}: ended at {float(state.value)}"
-        assert int(state.iter_num) <= 400, f"{where}: {int(state.iter_num)} iterations"
-
-
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CLASSICS)
 @in_float64
 def test_it_finds_what_scipy_finds(name: str) -> None:
@@ -59,48 +37,13 @@ def test_it_finds_what_scipy_finds(name: str) -> None:
     solver = px.solve.LBFGS(problem.fun, tol=1e-7, maxiter=1000)
     slope = functools.partial(_slope, problem.fun)
     for start in problem.starts:
-        ours = float(solver.run(jnp.array(start, float)).state.value)
-        for method, options in (("BFGS", {"gtol": 1e-8}), ("L-BFGS-B", {"gtol": 1e-8, "ftol": 0, "maxiter": 1000})):
-            theirs = scipy.optimize.minimize(
-                problem.fun, np.array(start, float), jac=slope, method=method, options=options
-            ).fun
-            assert off_the_minima(theirs, problem) <= NEAR, f"{method} itself ends at {theirs} from {start}"
-            if len(problem.minima) == 1:
-                assert abs(ours - theirs) <= NEAR, f"{name} from {start}: {ours}, {method} {theirs}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CLASSICS)
-@in_float64
-def test_it_finds_what_jaxopt_and_optax_find(name: str) -> None:
-    import optax
-
-    problem = CLASSICS[name]
-    ours = px.solve.LBFGS(problem.fun, tol=1e-7, maxiter=1000)
-    theirs = _jaxopt().LBFGS(problem.fun, tol=1e-7, maxiter=1000)
-    rule = optax.lbfgs()
-
-    @jax.jit
-    def by_optax(params: jax.Array) -> jax.Array:
-        def step(carry: Any, _: None) -> tuple[Any, None]:
-            params, state = carry
-            value, grad = optax.value_and_grad_from_state(problem.fun)(params, state=state)
-            updates, state = rule.update(grad, state, params, value=value, grad=grad, value_fn=problem.fun)
-            return (optax.apply_updates(params, updates), state), None
-
-        return problem.fun(jax.lax.scan(step, (params, rule.init(params)), length=150)[0][0])
-
-    for start in problem.starts:
-        begin = jnp.array(start, float)
-        values = {
-            "paraxis": float(ours.run(begin).state.value),
-            "jaxopt": float(theirs.run(begin).state.value),
-            "optax": float(by_optax(begin)),
-        }
-        assert off_the_minima(values["paraxis"], problem) <= NEAR, values
-        if len(problem.minima) == 1:
-            assert values["paraxis"] <= min(values.values()) + NEAR, values
-            assert max(values.values()) <= values["paraxis"] + 1e-6, values
+        params, state = solver.run(jnp.array(start, float))
+        assert (int(state.status), int(state.iter_num) <= 400) == (Status.CONVERGED, True), f"from {start}: {state!r}"
+        assert np.linalg.norm(slope(np.asarray(params))) <= 1.1e-7, start
+        options = {"gtol": 1e-8, "ftol": 0, "maxiter": 1000}
+        theirs = scipy.optimize.minimize(problem.fun, start, jac=slope, method="L-BFGS-B", options=options).fun
+        # Around the minimum of Powell's function the curvature vanishes, so a small gradient leaves a larger value.
+        assert max(float(state.value), theirs) <= 1e-9, f"from {start}: {float(state.value)}, {theirs}"
 
 
 def _by_hand(
@@ -148,27 +91,6 @@ def test_a_fixed_step_iterates_as_by_hand(history: int) -> None:
         np.testing.assert_allclose(params, other, rtol=1e-9, atol=1e-12)
         assert float(state.stepsize) == 0.3
     assert int(state.num_fun_eval) == len(path)
-
-
-class Pair(NamedTuple):
-    a: Any
-    b: Any
-
-
-@pytest.mark.slow
-@in_float64
-def test_any_pytree_is_a_vector() -> None:
-    trees: dict[str, tuple[Any, Callable[[Any], Any]]] = {
-        "a dict": ({"x": 0.5, "y": jnp.array([2.0])}, lambda p: (p["x"], p["y"][0])),
-        "a named tuple of Python's and NumPy's": (Pair(0.5, [np.array([[2.0]])]), lambda p: (p.a, p.b[0][0, 0])),
-    }
-    flat, end = px.solve.LBFGS(rosenbrock, tol=1e-8).run(jnp.array([0.5, 2.0]))
-    for name, (start, vector) in trees.items():
-        params, state = px.solve.LBFGS(lambda p, vector=vector: rosenbrock(vector(p)), tol=1e-8).run(start)
-        assert jax.tree.structure(params) == jax.tree.structure(start), name
-        assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, start), name
-        np.testing.assert_allclose(np.array(vector(params)), flat, rtol=1e-7, err_msg=name)
-        assert int(state.iter_num) == int(end.iter_num), name
 
 
 @pytest.mark.slow
@@ -230,56 +152,6 @@ def test_a_loop_of_updates_is_a_run_and_traced_once() -> None:
     assert_close(again, update(begin, solver.init_state(begin)), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.slow
-@in_float64
-def test_a_batch_of_runs_is_a_loop_of_runs() -> None:
-    def fun(x: jax.Array, steep: Any) -> jax.Array:
-        return (1 - x[0]) ** 2 + steep * (x[1] - x[0] ** 2) ** 2
-
-    solver = px.solve.LBFGS(fun, tol=1e-8)
-    starts, steep = jnp.array([[-1.2, 1.0], [1.0, 1.0], [3.0, -2.0], [0.0, 5.0]]), jnp.array([100.0, 5.0, 1.0, 30.0])
-    params, state = jax.vmap(solver.run)(starts, steep)
-    assert state.status.tolist() == [px.solve.Status.CONVERGED] * 4
-    assert len(set(state.iter_num.tolist())) > 1
-    for i in range(4):
-        one, end = solver.run(starts[i], steep[i])
-        np.testing.assert_allclose(params[i], one, rtol=1e-9)
-        assert int(state.iter_num[i]) == int(end.iter_num)
-        assert int(state.num_fun_eval[i]) == int(end.num_fun_eval)
-
-
-@pytest.mark.slow
-@in_float64
-def test_the_state_has_jaxopts_names_and_shapes() -> None:
-    def fun(p: Any) -> Any:
-        return rosenbrock(p["x"]) + (p["z"] ** 2).sum(), {"x": p["x"]}
-
-    start = {"x": jnp.array([0.5, 2.0]), "z": jnp.ones((3, 2))}
-    names = (
-        "iter_num", "value", "grad", "stepsize", "error", "s_history", "y_history", "rho_history", "gamma", "aux",
-        "failed_linesearch", "num_fun_eval", "num_grad_eval", "num_linesearch_iter",
-    )  # fmt: skip
-    ours = px.solve.LBFGS(fun, has_aux=True, history_size=4)
-    theirs = _jaxopt().LBFGS(fun, has_aux=True, history_size=4)
-    here, there = ours.init_state(start), theirs.init_state(start)
-    after, rival = ours.update(start, here).state, theirs.update(start, there).state
-    for name in names:
-        for a, b in ((here, there), (after, rival)):
-            shapes = [jax.tree.map(np.shape, getattr(x, name)) for x in (a, b)]
-            assert shapes[0] == shapes[1], f"{name}: {shapes}"
-    assert_close(here.grad, there.grad, rtol=1e-12)
-    np.testing.assert_allclose(here.value, there.value)
-    np.testing.assert_allclose(here.error, theirs.l2_optimality_error(start), rtol=1e-12)
-
-
-def test_a_line_is_printed_per_iteration(capfd: pytest.CaptureFixture[str]) -> None:
-    _, state = px.solve.LBFGS(rosenbrock, verbose=True, maxiter=3).run(jnp.array([-1.2, 1.0]))
-    jax.effects_barrier()
-    lines = capfd.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["iteration 1", "iteration 2", "iteration 3"]
-    assert f"error {float(state.error):.3g}" in lines[-1]
-
-
 @in_float64
 def test_columns_on_different_scales_take_about_as_many_iterations() -> None:
     rng = np.random.default_rng(0)
@@ -292,13 +164,6 @@ def test_columns_on_different_scales_take_about_as_many_iterations() -> None:
         assert int(state.status) == Status.CONVERGED, state.reason
         counts.append(int(state.iter_num))
     assert counts[1] < 2 * counts[0]
-
-
-@pytest.mark.parametrize(("name", "value"), [("tol", -1.0), ("stepsize", -0.1)])
-def test_negative_options_are_refused(name: str, value: float) -> None:
-    options: Any = {name: value}
-    with pytest.raises(ValueError, match=f"{name} .*got .*{value}"):
-        px.solve.LBFGS(rosenbrock, **options)
 
 
 def test_a_step_of_negative_curvature_is_not_remembered() -> None:

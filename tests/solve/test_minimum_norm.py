@@ -1,7 +1,5 @@
 """Where columns depend on each other, a run that begins at zero finds the smallest of all solutions, as NumPy does."""
 
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -45,12 +43,3 @@ def test_a_solver_finds_the_smallest_solution(name: str) -> None:
         expected, where = np.linalg.norm(_smallest(x, y)), f"seed {seed}: {state.reason}"
         assert abs(np.linalg.norm(params) / expected - 1) < 1e-3, where
         assert float(state.error) < 1e-2, where
-
-
-@pytest.mark.slow
-def test_ridge_without_a_penalty_finds_the_smallest_solution() -> None:
-    for seed in range(6):
-        x, y = _deficient(seed)
-        coef: Any = px.solve.Ridge(alpha=0.0).fit(x, y).coef_
-        expected = _smallest(x - x.mean(0), y - y.mean())
-        np.testing.assert_allclose(np.linalg.norm(coef), np.linalg.norm(expected), rtol=1e-3, err_msg=f"seed {seed}")

@@ -1,6 +1,5 @@
 """Objectives are what NumPy, JAXopt and scikit-learn say, and lines, products and gradients are those of JAX."""
 
-import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import sklearn.metrics
 from jax.flatten_util import ravel_pytree
-from sklearn._loss import HalfBinomialLoss, HalfPoissonLoss
 
 import paraxis as px
 from paraxis.solve import objective
@@ -103,25 +100,6 @@ def test_values_are_those_of_jaxopts_namesakes() -> None:
     np.testing.assert_allclose(
         objective.ridge(coef, 0.2, (x, y)), theirs.ridge_regression(coef, 0.2, (x, y)), rtol=1e-12
     )
-
-
-@in_float64
-def test_values_are_scikit_learns() -> None:
-    x, y, weight = _data("softmax")
-    coef = np.asarray(_params("softmax", False))
-    expected = sklearn.metrics.log_loss(y, softmax(x @ coef), sample_weight=weight)
-    np.testing.assert_allclose(objective.multiclass_logreg(coef, (x, y, weight)), expected, rtol=1e-12)
-    pairs: tuple[tuple[LossName, Any], ...] = (("poisson", HalfPoissonLoss()), ("logistic", HalfBinomialLoss()))
-    for loss, kind in pairs:
-        x, y, weight = _data(loss)
-        coef = np.asarray(_params(loss, False))
-        rows = kind.loss(y_true=y.astype(float), raw_prediction=x @ coef, sample_weight=weight)
-        found = objective.glm(loss)(coef, (x, y, weight))
-        np.testing.assert_allclose(found, rows.sum() / weight.sum(), rtol=1e-12, err_msg=loss)
-    x, y, weight = _data("squared")
-    z = x @ np.asarray(_params("squared", False))
-    expected = sklearn.metrics.mean_squared_error(y, z, sample_weight=weight) / 2
-    np.testing.assert_allclose(objective.least_squares(_params("squared", False), (x, y, weight)), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("loss", ["huber", "squared"])
@@ -244,26 +222,6 @@ def test_no_gradient_is_added_up_from_arrays_of_mostly_zeros(num_classes: int) -
     assert "scatter" not in program
 
 
-def test_arguments_may_be_named() -> None:
-    x, y = jnp.eye(3), jnp.array([0, 1, 0])
-    assert objective.binary_logreg(jnp.ones(3), data=(x, y)) == objective.binary_logreg(jnp.ones(3), (x, y))
-    fun: Any = objective.ridge
-    assert fun(jnp.ones(3), data=(x, y), l2reg=0.5) == fun(jnp.ones(3), 0.5, (x, y))
-    with pytest.raises(TypeError, match=r"takes \(params, data\)"):
-        objective.binary_logreg(jnp.ones(3), (x, y), l2reg=1.0)
-
-
-def test_extreme_predictions_stay_finite_in_float32() -> None:
-    x = jnp.array([[1e4], [-1e4], [0.0]])
-    for fun, y in ((objective.binary_logreg, [1, 0, 1]), (objective.binary_logreg, [0, 1, 0])):
-        value, grad = jax.value_and_grad(fun)(jnp.ones(1), (x, jnp.array(y)))
-        assert np.isfinite(value)
-        assert np.all(np.isfinite(grad))
-    value, grad = jax.value_and_grad(objective.multiclass_logreg)(jnp.array([[1.0, -1.0]]), (x, jnp.array([1, 0, 0])))
-    np.testing.assert_allclose(value, (2e4 + 2e4 + np.log(2)) / 3, rtol=1e-6)
-    assert np.all(np.isfinite(grad))
-
-
 def test_what_does_not_fit_is_said() -> None:
     x, y = jnp.ones((5, 2)), jnp.zeros(5, int)
     fun: Any = objective
@@ -283,10 +241,3 @@ def test_what_does_not_fit_is_said() -> None:
     ):
         with pytest.raises(error, match=text):
             call()
-
-
-@pytest.mark.parametrize("shape", [(2,), (1,), (3, 1), ()], ids=str)
-def test_an_intercept_that_does_not_fit_is_said(shape: tuple[int, ...]) -> None:
-    data = jnp.ones((5, 2)), jnp.zeros(5, int)
-    with pytest.raises(ValueError, match=rf"intercept .*\(3,\).*got {re.escape(str(shape))}"):
-        objective.multiclass_logreg_with_intercept((jnp.ones((2, 3)), jnp.ones(shape)), data)

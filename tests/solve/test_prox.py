@@ -1,6 +1,5 @@
 """Proximal operators minimise what they are defined by, and projections find the nearest point that is allowed."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,13 +12,6 @@ import scipy.optimize
 import paraxis as px
 from paraxis.solve import prox
 from tests.solve._problems import in_float64
-
-
-def _jaxopt() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        import jaxopt
-    return jaxopt
 
 
 def _group_norms(z: np.ndarray) -> float:
@@ -54,59 +46,12 @@ def test_an_operator_minimises_what_defines_it(name: str, shape: tuple[int, ...]
     np.testing.assert_allclose(found.ravel(), best.x, atol=1e-4)
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("shape", [(1,), (2,), (7,), (3, 5)])
-@in_float64
-def test_the_simplex_is_met_where_quadratic_programming_meets_it(shape: tuple[int, ...]) -> None:
-    rng = np.random.default_rng(0)
-    x, total = rng.normal(size=shape) * 3, 1.7
-    found = np.asarray(prox.simplex(jnp.asarray(x), total))
-    np.testing.assert_allclose(found.sum(-1), total)
-    for row, got in zip(x.reshape(-1, shape[-1]), found.reshape(-1, shape[-1]), strict=True):
-        # The threshold is where the sum is right, which is one equation of one unknown.
-        tau: Any = scipy.optimize.brentq(
-            lambda t, row=row: np.maximum(row - t, 0).sum() - total, row.min() - 2, row.max()
-        )
-        np.testing.assert_allclose(got, np.maximum(row - tau, 0), atol=1e-10)
-
-
-@pytest.mark.slow
-def test_the_simplex_takes_ties_and_extremes() -> None:
-    np.testing.assert_allclose(prox.simplex(jnp.zeros(4)), np.full(4, 0.25))
-    np.testing.assert_allclose(prox.simplex(jnp.array([1e8, -1e8, 3.0])), [1, 0, 0])
-    np.testing.assert_allclose(prox.simplex(jnp.ones((2, 2)), jnp.array([[1.0], [4.0]])), [[0.5, 0.5], [2, 2]])
-
-
 def test_bounds_clip_each_leaf_at_its_own() -> None:
     x = {"a": jnp.array([-3.0, 0.5, 3.0]), "b": jnp.array([-3.0, 3.0])}
     found = prox.box(x, ({"a": -1.0, "b": jnp.array([-4.0, 0.0])}, {"a": jnp.inf, "b": 1.0}))
     np.testing.assert_array_equal(found["a"], [-1, 0.5, 3])
     np.testing.assert_array_equal(found["b"], [-3, 1])
     np.testing.assert_array_equal(prox.non_negative(x)["b"], [0, 3])
-
-
-@pytest.mark.slow
-@in_float64
-def test_operators_agree_with_jaxopt() -> None:
-    rng = np.random.default_rng(0)
-    theirs = _jaxopt().prox
-    x, scaling = jnp.asarray(rng.normal(size=(6,)) * 2), 0.6
-    pairs = [
-        (prox.l1(x, 0.7, scaling), theirs.prox_lasso(x, 0.7, scaling)),
-        (prox.l1(x, None, scaling), theirs.prox_lasso(x, None, scaling)),
-        (prox.group(x, 0.7, scaling), theirs.prox_group_lasso(x, 0.7, scaling)),
-        (prox.elastic_net(x, (0.5, 0.25), scaling), theirs.prox_elastic_net(x, (0.5, 0.5), scaling)),
-    ]
-    for ours, others in pairs:
-        np.testing.assert_allclose(ours, others, rtol=1e-12)
-
-
-def test_a_strength_reaches_the_leaves_below_it_and_the_dtypes_stay() -> None:
-    x = {"a": (jnp.array([3.0]), jnp.array([-3.0], jnp.bfloat16)), "b": jnp.array([3.0, 3.0])}
-    found = prox.l1(x, {"a": 1.0, "b": jnp.array([0.5, 4.0])})
-    np.testing.assert_array_equal(found["a"][0], [2])
-    np.testing.assert_array_equal(found["b"], [2.5, 0])
-    assert found["a"][1].dtype == jnp.bfloat16
 
 
 def test_the_intercept_goes_free() -> None:

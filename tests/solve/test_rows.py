@@ -3,14 +3,11 @@
 import re
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
-import sklearn.utils.class_weight
 
 import paraxis as px
 from tests._support import PLACEMENTS, axis_on
-from tests.solve._problems import in_float64
 
 
 def _some(size: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -40,58 +37,6 @@ def test_rows_keep_their_order_and_padding_weighs_nothing(placement: tuple[int, 
     assert len(data.X) - size < used
 
 
-def test_the_default_is_all_devices_and_equal_weights() -> None:
-    x, y, _ = _some(13)
-    data = px.solve.rows(x, y)
-    assert data.X.sharding.device_set == set(jax.devices())
-    assert float(data.weight.sum()) == 13
-    np.testing.assert_array_equal(np.asarray(data.weight)[:13], 1)
-
-
-def test_what_is_given_may_be_lists_integers_or_arrays_of_jax() -> None:
-    x, y, _ = _some(5)
-    expected = px.solve.rows(x, y)
-    for given in (x.tolist(), jax.numpy.asarray(x), np.asfortranarray(x)):
-        np.testing.assert_array_equal(px.solve.rows(given, y.tolist()).X, expected.X)
-    assert px.solve.rows(np.arange(10).reshape(5, 2), y).X.dtype == np.float32
-    assert px.solve.rows(x, np.eye(5, 2)).y.shape[1:] == (2,)
-    twice = px.solve.rows(x, y, [1, 0, 2, 1, 1])
-    np.testing.assert_array_equal(np.asarray(twice.weight)[:5], [1, 0, 2, 1, 1])
-
-
-@in_float64
-def test_float64_stays() -> None:
-    x, y, weight = _some(5)
-    data = px.solve.rows(x.astype(float), y, weight.astype(float))
-    assert (data.X.dtype, data.weight.dtype) == (np.float64, np.float64)
-
-
-@pytest.mark.parametrize("labels", [[0, 1, 2], [-4, 3, 70], [5, 6, 7]], ids=str)
-@pytest.mark.parametrize("weighted", [False, True])
-def test_class_weights_are_scikit_learns(labels: list[int], weighted: bool) -> None:
-    x, index, weight = _some(40)
-    y = np.array(labels)[index]
-    given = weight if weighted else None
-    for choice in ({labels[0]: 3.0, labels[2]: 0.25}, dict.fromkeys(labels, 2.0)):
-        factors = sklearn.utils.class_weight.compute_sample_weight(choice, y)
-        found = np.asarray(px.solve.rows(x, y, given, class_weight=choice).weight)[:40]
-        np.testing.assert_allclose(found, factors * (weight if weighted else 1), rtol=1e-6)
-    found = np.asarray(px.solve.rows(x, y, given, class_weight="balanced").weight)[:40]
-    if weighted:
-        per_class = np.array([found[y == label].sum() for label in labels])
-        np.testing.assert_allclose(per_class, weight.sum() / 3, rtol=1e-5)
-    else:
-        np.testing.assert_allclose(found, sklearn.utils.class_weight.compute_sample_weight("balanced", y), rtol=1e-6)
-
-
-def test_a_class_without_weight_stays_without() -> None:
-    x, y, _ = _some(12)
-    weight = (y != 1).astype(float)
-    found = np.asarray(px.solve.rows(x, y, weight, class_weight="balanced").weight)[:12]
-    assert np.all(np.isfinite(found))
-    np.testing.assert_array_equal(found[y == 1], 0)
-
-
 def test_what_does_not_fit_is_said() -> None:
     x, y, weight = _some(6)
     rows: Any = px.solve.rows
@@ -105,28 +50,10 @@ def test_what_does_not_fit_is_said() -> None:
         (lambda: rows(x, y, weight * np.nan), "sample_weight must be .*finite"),
         (lambda: rows(x, y, weight[:, None]), "sample_weight must be one number"),
         (lambda: rows(x, y, axis=axis_on(2, 5)), "X has 6 rows, but axis 'rows' has size 5"),
-        (lambda: rows(x, y, class_weight={9: 1.0}), r"class_weight names \[9\], but the classes of y are \["),
+        (lambda: rows(x, np.array(list("abcabc"))), r"y must be numbers, got .*; write y = np\.unique"),
     ):
         with pytest.raises(ValueError, match=text):
             call()
-
-
-@pytest.mark.parametrize("dtype", ["U", object])
-def test_labels_of_text_are_told_what_numbers_them(dtype: Any) -> None:
-    labels = np.array(["007", "010", "5"], dtype)
-    with pytest.raises(px.DataError, match=r"y must be numbers, got .*; write y = np\.unique"):
-        px.solve.rows(np.ones((3, 1), np.float32), labels)
-
-
-@pytest.mark.parametrize(
-    ("choice", "text"),
-    [("even", "must be .*got 'even'"), ({0: -1.0}, ".*-1"), ({0: 0.0, 1: 0.0, 2: 0.0}, ".*positive for some row")],
-    ids=["a word", "negative", "zero"],
-)
-def test_class_weights_that_cannot_be_are_said(choice: Any, text: str) -> None:
-    x, _, _ = _some(6)
-    with pytest.raises(ValueError, match=f"class_weight {text}"):
-        px.solve.rows(x, np.arange(6) % 3, class_weight=choice)
 
 
 @pytest.mark.parametrize("devices", [1, 8])

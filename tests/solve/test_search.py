@@ -64,13 +64,3 @@ def test_where_values_are_noise_slopes_decide_in_float32() -> None:
         place, state = _searched(flat, first, "float32")
         assert not state.failed_linesearch, first
         assert abs(place - 3) < 3, f"first {first}: went to {place}, further up than the start"
-
-
-@in_float64
-def test_a_search_without_success_stays_where_it_was() -> None:
-    def claims_to_descend(s: jax.Array) -> jax.Array:
-        return 1 + s - 2 * (s - jax.lax.stop_gradient(s))  # goes up by 1, says that it goes down by 1
-
-    place, state = _searched(claims_to_descend, 1.0)
-    assert state.failed_linesearch
-    assert (place, float(state.stepsize), float(state.value)) == (0, 0, 1)

@@ -1,8 +1,5 @@
 """Rows on disk: the answers are those of the same rows in memory, and the passes over them are few."""
 
-import os
-import signal
-
 import jax
 import numpy as np
 import pytest
@@ -92,48 +89,6 @@ def test_a_penalty_that_makes_coefficients_zero_makes_the_same_ones_zero_as_in_s
     assert len(source.passes) == 2 + ours.n_iter_ <= 10  # targets, the start, and where each iteration led
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("intercept", [True, False])
-@pytest.mark.parametrize(("ratio", "C", "tolerance"), [(1.0, 1e3, 1e-5), (0.5, 10.0, 1e-7), (0.5, 1e-3, 1e-9)])
-def test_steps_of_newton_end_where_proximal_gradients_do(ratio, C, tolerance, intercept):
-    weight = np.random.default_rng(1).integers(0, 3, N).astype(float)
-    model = px.solve.LogisticRegression(C, l1_ratio=ratio, fit_intercept=intercept)
-    found = sklearn.base.clone(model).fit(table(Z > 0)[0], sample_weight=weight, engine=STREAM)
-    expected = sklearn.base.clone(model).set_params(tol=1e-11).fit(X, Z > 0, weight)
-    assert found.status_ == Status.CONVERGED.words
-    np.testing.assert_allclose(found.coef_, expected.coef_, rtol=tolerance, atol=tolerance)
-    np.testing.assert_allclose(found.intercept_, expected.intercept_, rtol=tolerance, atol=tolerance)
-    single = sklearn.base.clone(model).fit(table(Z > 0, X.astype("float32"))[0], sample_weight=weight, engine=STREAM)
-    np.testing.assert_allclose(single.coef_, found.coef_, rtol=0.01, atol=0.01)
-
-
-@pytest.mark.slow
-def test_more_classes_take_proximal_gradients():
-    y = np.digitize(Z, [-1, 1])
-    model = px.solve.LogisticRegression(0.1, l1_ratio=1.0, tol=1e-8)
-    found = sklearn.base.clone(model).fit(table(y)[0], engine=STREAM)
-    expected = sklearn.base.clone(model).fit(X, y)
-    np.testing.assert_allclose(found.coef_, expected.coef_, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["ridge", "lasso"])
-def test_a_path_over_a_table_is_the_one_in_memory_and_begins_where_the_last_ended(name):
-    estimator, _, y = {**ESTIMATORS, **SPARSE}[name]
-    strengths = [0.01, 10.0, 0.1]
-    rows, source = table(y)
-    found = estimator.path(rows, None, strengths, engine=STREAM)
-    passes = len(source.passes)
-    for strength, coef, intercept in zip(strengths, found.coef, found.intercept, strict=True):
-        one = sklearn.base.clone(ESTIMATORS["ridge"][1] if name == "ridge" else SPARSE["lasso"][1])
-        one.set_params(alpha=strength).fit(X, y)
-        np.testing.assert_allclose(coef, one.coef_, rtol=1e-5, atol=1e-7)
-        np.testing.assert_allclose(intercept, one.intercept_, rtol=1e-5)
-    alone = [sklearn.base.clone(estimator).set_params(alpha=a).fit(rows, engine=STREAM) for a in strengths]
-    assert passes <= sum(one.data_passes_ for one in alone) - 2  # read once for targets and means
-    with pytest.raises(ValueError, match=r"a path is several runs, and none is saved"):
-        estimator.path(rows, None, strengths, engine=px.Stream(at_once=5, folder="run"))
-
-
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_predictions_for_a_table_are_those_for_its_rows_and_it_is_read_once_in_blocks(name):
     ours, _, y = ESTIMATORS[name]
@@ -148,6 +103,10 @@ def test_predictions_for_a_table_are_those_for_its_rows_and_it_is_read_once_in_b
         assert (found.dtype, found.shape, source.passes) == (expected.dtype, expected.shape, [[5] * 40 + [3]])
         np.testing.assert_allclose(found, expected, rtol=1e-12) if found.dtype.kind == "f" else None
         np.testing.assert_array_equal(found, expected) if found.dtype.kind != "f" else None
+    weight = np.random.default_rng(2).integers(0, 3, N)
+    rows, source = table(y.astype(object) if name == "two classes" else y)  # as files give text
+    np.testing.assert_allclose(model.score(rows, sample_weight=weight, engine=STREAM), model.score(X, y, weight))
+    assert source.passes == [[5] * 40 + [3]]
     assert model.predict(table(y[:0], X[:0])[0], engine=STREAM).shape == (0,)
     with pytest.raises(TypeError, match=r"a table is read in parts.* write engine=px\.Stream\(memory='2GB'\)"):
         model.predict(table(y)[0])
@@ -183,34 +142,6 @@ def test_columns_are_those_of_the_fit_by_name_and_in_order(tmp_path):
     assert model.score(tables["turned"], engine=STREAM) < score  # nothing is known of names
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_the_score_of_a_table_is_that_of_scikit_learn_in_memory_and_it_is_read_once(name):
-    rng = np.random.default_rng(2)
-    ours, theirs, y = ESTIMATORS[name]
-    model, expected = sklearn.base.clone(ours).fit(X, y), sklearn.base.clone(theirs).fit(X, y)
-    weight = rng.integers(0, 3, N)
-    for given in (None, weight):
-        rows, source = table(y.astype(object) if name == "two classes" else y)  # as files give text
-        np.testing.assert_allclose(
-            model.score(rows, sample_weight=given, engine=STREAM), expected.score(X, y, given), rtol=1e-6
-        )
-        assert source.passes == [[5] * 40 + [3]]
-    rows, source = table(y)
-    np.testing.assert_allclose(model.score(rows, sample_weight=2.0, engine=STREAM), expected.score(X, y), rtol=1e-6)
-    for wrong, error, told in (
-        ({"y": y}, TypeError, r"y must be left out, as the table has it; write score\(table, engine=…\)"),
-        ({"sample_weight": weight[1:]}, px.DataError, r"sample_weight must be \(203,\), one per row of X, got"),
-        (
-            {"engine": px.Stream},
-            TypeError,
-            r"a table is read in parts.* got <class.*Stream'>; write engine=px\.Stream\(m",
-        ),
-        ({"engine": None}, TypeError, r"a table is read in parts.* write engine=px\.Stream\(memory='2GB'\)"),
-    ):
-        with pytest.raises(error, match=told):
-            model.score(rows, **{"engine": STREAM, **wrong})
-
-
 @pytest.mark.parametrize(("devices", "at_once"), [(1, 29), (1, 203), (3, 10), (8, 1)])
 def test_value_and_gradient_do_not_depend_on_chunks_and_devices(devices, at_once):
     rng = np.random.default_rng(2)
@@ -228,27 +159,6 @@ def test_value_and_gradient_do_not_depend_on_chunks_and_devices(devices, at_once
     expected = jax.grad(fun)(params, 0.1, (x, y, weight.astype("float32")))
     for ours, theirs in zip(gradient, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
-
-
-def test_a_solver_tells_its_iterations_and_can_be_ended():
-    fun = objective.glm("logistic", l2=True)
-    data = px.solve.rows(table((Z > 0).astype(int), X.astype("float32"))[0], engine=STREAM)
-    seen: list[px.solve.Iteration] = []
-
-    def watch(one: px.solve.Iteration) -> None:
-        seen.append(one)
-        if one.iter_num == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    solver = px.solve.LBFGS(fun, tol=1e-6, precondition=None, verbose=watch)
-    with pytest.raises(px.solve.Interrupted) as stopped:
-        solver.run(fun.init(D), 0.1, data)
-    state = stopped.value.state
-    assert state.status == Status.INTERRUPTED
-    assert [one.iter_num for one in seen] == list(range(1, int(state.iter_num) + 1))
-    assert seen[-1].data_passes == state.data_passes == 1 + 2 * len(seen)
-    state = solver.update(stopped.value.params, state, 0.1, data).state
-    assert state.value < seen[-2].value
 
 
 def test_what_cannot_be_is_said():
@@ -273,18 +183,3 @@ def test_what_cannot_be_is_said():
         jax.jit(fun)(fun.init(D, dtype="float32"), data)
     with pytest.raises(TypeError, match=r"data is a table; write px\.solve\.rows\(table, engine="):
         fun(fun.init(D), rows)
-
-
-def test_large_blocks_of_files_which_are_used_where_they_were_read(tmp_path):
-    """They are multiples of sixteen rows on each device, so that memory is aligned; other chunks end elsewhere."""
-    rng = np.random.default_rng(2)
-    x = rng.normal(size=(20_001, 3)).astype("float32")
-    y = (x[:, 0] > rng.normal(size=len(x))).astype("int32")
-    for part, rows in enumerate((slice(0, 7003), slice(7003, 20_001))):
-        np.save(tmp_path / f"X-{part}.npy", x[rows])
-        np.save(tmp_path / f"y-{part}.npy", y[rows])
-    data = px.solve.rows(px.Table.npy(tmp_path), engine=px.Stream(at_once=1100))
-    params = rng.normal(size=3).astype("float32")
-    for _ in range(2):
-        gradient = px.solve.LBFGS(objective.binary_logreg).optimality_fun(params, data)
-        np.testing.assert_allclose(gradient, jax.grad(objective.binary_logreg)(params, (x, y)), rtol=1e-5, atol=1e-7)

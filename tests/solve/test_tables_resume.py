@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 import paraxis as px
-from paraxis.solve import objective
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(203, 4)) * [1, 3, 0.2, 1]
@@ -49,34 +48,6 @@ def stopped_after(count: int, seen: list[int]) -> Callable[[px.solve.Iteration],
 
 def bits(result) -> list[bytes]:
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(result)]
-
-
-@pytest.mark.slow
-def test_a_solver_goes_on_from_where_it_was_stopped(tmp_path):
-    """With a matrix that is renewed."""
-    options: dict[str, Any] = {"precondition": "gram", "tol": 1e-12, "maxiter": 14}
-    fun = objective.glm("softmax", intercept=True, l2=True)
-    x = X.astype("float32")
-
-    def run(folder: Path | None, watch: Callable[[px.solve.Iteration], None]):
-        data = px.solve.rows(table(x=x), engine=engine(folder))
-        return px.solve.LBFGS(fun, **options, verbose=watch).run(fun.init(4, 3), 0.01, data)
-
-    whole: list[int] = []
-    expected = run(None, lambda one: whole.append(one.iter_num))
-    seen: list[int] = []
-    stops = 0
-    for _ in range(20):
-        try:
-            found = run(tmp_path / "run", stopped_after(6, seen))
-            break
-        except Stopped:
-            stops += 1
-    else:
-        pytest.fail("it does not get on")
-    assert stops >= len(whole) // 7
-    assert bits(found) == bits(expected)
-    assert not (tmp_path / "run").exists()
 
 
 def interrupted_after(count: int, seen: list[int]) -> Callable[[px.solve.Iteration], None]:
@@ -147,23 +118,6 @@ def test_a_fit_goes_on_after_the_process_was_killed(tmp_path):
     expected = fitted(None, [])
     assert bits((found.coef_, found.intercept_)) == bits((expected.coef_, expected.intercept_))
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seconds", [1.0, 2.5, 4.0, 6.0])
-def test_a_fit_goes_on_wherever_it_was_killed(tmp_path, seconds):
-    np.save(tmp_path / "X.npy", X)
-    np.save(tmp_path / "y.npy", CLASSES > 0)
-    arguments = [str(tmp_path / name) for name in ("X.npy", "y.npy", "run")]
-    program = KILLED.replace("one.iter_num == 4", "False")
-    started = subprocess.Popen([sys.executable, "-c", program, *arguments], env=os.environ)
-    try:
-        started.wait(seconds)
-    except subprocess.TimeoutExpired:
-        started.kill()
-        started.wait()
-    found, expected = fitted(tmp_path / "run", []), fitted(None, [])
-    assert bits((found.coef_, found.intercept_)) == bits((expected.coef_, expected.intercept_))
 
 
 def test_a_folder_with_another_run_is_refused_and_stays_as_it_is(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 import paraxis as px
 from paraxis.solve import objective
-from tests._support import axis_on, compilations
+from tests._support import axis_on
 from tests.solve._problems import in_float64, labelled, softmax
 
 L2 = 1e-2
@@ -36,21 +36,6 @@ def test_steps_do_not_depend_on_where_the_rows_lie(devices: int) -> None:
     assert len(set(expected)) == 3
     found = _errors(px.solve.LBFGS(FUN), px.solve.rows(x, y, axis=axis_on(devices, SIZE)))
     np.testing.assert_allclose(found, expected, rtol=1e-8)
-
-
-@pytest.mark.slow
-def test_an_update_outside_jit_is_one_program_and_the_same_step() -> None:
-    x, y = labelled(64, 5, 3)
-    data = px.solve.rows(x.astype("float32"), y)
-    solver = px.solve.LBFGS(FUN)
-    params = data.shared(jnp.zeros((5, 3)))
-    state = solver.init_state(params, L2, data)
-    with compilations() as compiled:
-        eager = solver.update(params, state, L2, data)
-        jax.block_until_ready(eager)
-    assert len(compiled) <= 2, compiled
-    jitted = jax.jit(solver.update)(params, state, L2, data)
-    np.testing.assert_allclose(eager.params, jitted.params, rtol=1e-6, atol=1e-7)
 
 
 def _gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -56,14 +56,6 @@ def test_each_iteration_is_told_in_pythons_numbers_and_what_it_raises_is_raised(
     assert caught.traceback[-1].name == "failing"
 
 
-def test_inside_jit_and_vmap_it_is_told_too() -> None:
-    seen: list[px.solve.Iteration] = []
-    solver = px.solve.LBFGS(quartic, tol=1e-3, verbose=seen.append)
-    state = jax.jit(solver.run)(jnp.zeros(3)).state
-    jax.effects_barrier()
-    assert len(seen) == int(state.iter_num)
-
-
 @pytest.mark.parametrize("by", ["a callback", "Ctrl-C"])
 def test_an_interrupted_run_has_what_was_found(by: str) -> None:
     def watch(one: px.solve.Iteration) -> None:
@@ -91,15 +83,3 @@ def test_an_estimator_that_was_interrupted_is_as_it_was() -> None:
         model.fit(X, Y > 0)
     assert not hasattr(model, "coef_")
     assert not hasattr(model, "classes_")
-
-
-def test_the_parts_of_a_run_change_no_bit() -> None:
-    """A run that is told of is made of one iteration at a time, another one of as many as take a moment."""
-    data = px.solve.rows(X.astype("float32"), np.digitize(Y, [-1, 1]))
-    runs = [
-        px.solve.LBFGS(px.solve.objective.l2_multiclass_logreg, tol=1e-6, verbose=watch).run(
-            jnp.zeros((3, 3)), 0.01, data
-        )
-        for watch in (False, lambda one: None)
-    ]
-    jax.tree.map(np.testing.assert_array_equal, *runs)

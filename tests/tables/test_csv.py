@@ -60,27 +60,6 @@ def test_a_row_that_is_not_as_the_others_is_refused(tmp_path, row):
         list(px.Table.csv(tmp_path, target="y").blocks(100))
 
 
-def test_a_name_that_stands_twice_is_refused(tmp_path):
-    (tmp_path / "a.csv").write_text("x,x,y\n1,2,3\n")
-    with pytest.raises(px.DataError, match=r"must have 'x' once|cannot be read"):
-        px.Table.csv(tmp_path, target="y", columns=["x"])
-
-
-def test_other_delimiters_and_decimal_points_are_read(tmp_path):
-    (tmp_path / "a.csv").write_text("x;z;y\n" + "1,5;2;3\n-0,25;4;5\n")
-    X, y = next(px.Table.csv(tmp_path, target="y", delimiter=";", decimal=",").blocks(10))
-    assert X.tolist() == [[1.5, 2], [-0.25, 4]]
-    assert y.tolist() == [3, 5]
-
-
-def test_truth_values_are_numbers(tmp_path):
-    for name, first in (("a", "true,false\n"), ("b", "0,1\n")):
-        (tmp_path / f"{name}.csv").write_text("x,y\n" + first * 5)
-    X, y = next(px.Table.csv(tmp_path, target="y").blocks(100))
-    assert X[:, 0].tolist() == [1] * 5 + [0] * 5
-    assert y.tolist() == [0] * 5 + [1] * 5
-
-
 WHOLE = ["0", "1", "+1", "-1", " 1", "1 ", "10"]
 WRITTEN = [*WHOLE, "1.0", "1e0", "1e1", "2.50"]
 CODES = ["00", "01", "+01", " 007", "-00", "000"]

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from paraxis._calls.extras import needed
-from paraxis._tables import _files as files
-from paraxis._tables._files import File
+from paraxis._tables._arrays import File, place_of
 from paraxis.errors import DataError
 
 with needed("px.Table", "tables"):
@@ -91,7 +90,7 @@ class Files:
                 yield np.stack(columns, 1, dtype=self.dtype, casting="unsafe"), y
 
     def place(self, row: int) -> str:
-        return files.place(self._files, self._survey()[0], row)
+        return place_of(self._files, self._survey()[0], row)
 
     @property
     def knows_length(self) -> bool:

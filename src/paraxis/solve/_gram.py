@@ -11,25 +11,28 @@ It pays where the eigenvalues lie apart: where all are about the same, L-BFGS ne
 spread is ``d * sum(eigenvalues²) / sum(eigenvalues)²``, for which products of the rows with a few vectors are enough
 (Hutchinson 1990).
 
-Outside ``jit``, NumPy computes the matrix, so there is nothing to compile; inside, the same functions are JAX's.
+Outside ``jit``, NumPy computes the matrix, so there is nothing to compile. Inside, the same functions are JAX's, and
+products make the inverse: LAPACK's threads and XLA's would wait for each other, if it is one of several, for ever.
 """
 
+import contextlib
 import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.linalg
 
 from paraxis._axes import arrays, layout
 from paraxis._host import threads
 from paraxis.solve import _trees as trees
-from paraxis.solve._linear import Linear
-from paraxis.solve._problem import Function
+from paraxis.solve._problem import Function, Linear
 from paraxis.solve._streaming import MAX_FEATURES, TableRows, sample_of
 
 _SPREAD = 2.0  # of eigenvalues; if their logarithms are uniform, the largest is about fifty times the smallest
 _PROBES = 8
+_SWEPT = 64  # columns
 _LEAST_CURVATURE = 0.1  # of a combination of outputs, beside the mean of them
 _JITTER = 1e-3  # of what a column would weigh, were all its rows as large as the largest
 
@@ -42,10 +45,10 @@ class Inverse(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """Rows that tell the Hessian, ``sum(weight * x xᵀ)``, with a column of ones for an intercept; its L2 penalty."""
+    """Rows that tell the Hessian, ``x.T @ x`` and an L2 penalty; the last column is the intercept's, if any."""
 
-    x: Any  # (m, d), float32 at least, since LAPACK takes no narrower numbers
-    weight: Any  # (m,): shares times curvatures
+    x: Any  # (m, d), times the root of their weights, float32 at least: LAPACK takes no narrower numbers
+    largest: Any  # (d,): the diagonal, were all rows as large as the largest
     coupling: Any
     l2: Any  # (d,)
 
@@ -76,25 +79,22 @@ def prepared(problem: Linear | Function, params: Any, precondition: str | None) 
     design, targets, weight = jax.tree.map(lambda x: x[:: used.step], (problem.design, problem.targets, problem.weight))
     problem = Linear(problem.loss, design, targets, weight, problem.l2, problem.intercept)
     sample = _sample(problem, problem.design, _wide(problem.predict(params)), problem.weight, jnp)
-    make = _inverse if precondition == "gram" else _inverse_or_unit
-    # Of several problems, one matrix after the other: LAPACK's batched functions wait for tasks of their own on the
-    # threads that they hold, and where all are held, for ever.
-    return jax.custom_batching.sequential_vmap(functools.partial(make, xp=jnp))(sample)
+    return _inverse(sample, jnp) if precondition == "gram" else _inverse_or_unit(sample)
 
 
 def _sampled_on_host(problem: Linear, params: Any) -> _Sample:
-    design, weight = problem.design, problem.weight
+    design, weight = problem.design, None if problem.weight is None else arrays.on_host(problem.weight)
     if isinstance(design, TableRows):
-        x, at = design.some, design.places(np.asarray(design.sampled))
-        x = x if design.shift is None else x - np.asarray(design.shift)
+        at = np.asarray(design.sampled)
+        x, at = design.some if design.shift is None else design.some - np.asarray(design.shift), design.places(at)
     else:
-        counted = None if weight is None else int(np.count_nonzero(arrays.on_host(weight)))
+        counted = None if weight is None else int(np.count_nonzero(weight))
         at = np.asarray(sample_of(len(design), design.shape[1], counted) or range(len(design)))
+        at = at if weight is None else at[weight[at] > 0]
         x = np.asarray(arrays.some_rows(design, at))
     params = jax.tree.map(lambda p: _wide(arrays.on_host(jnp.asarray(p))), params)
     coef, bias = params if problem.intercept else (params, 0)
-    z = (_wide(x) @ coef + bias).T
-    return _sample(problem, x, z, None if weight is None else arrays.on_host(weight)[at], np)
+    return _sample(problem, x, (_wide(x) @ coef + bias).T, None if weight is None else weight[at], np)
 
 
 def _sample(problem: Linear, x: Any, z: Any, weight: Any, xp: Any) -> _Sample:
@@ -105,7 +105,11 @@ def _sample(problem: Linear, x: Any, z: Any, weight: Any, xp: Any) -> _Sample:
     x = _wide(x)
     if problem.intercept:
         x, l2 = xp.concatenate([x, xp.ones_like(x[:, :1])], 1), xp.append(l2, xp.zeros((), l2.dtype))
-    return _Sample(x, shares * problem.loss.curvature(z, xp), coupling, l2)
+    if xp is jnp and weight is not None:
+        x = x * (weight > 0)[:, None]
+    weight = shares * problem.loss.curvature(z, xp)
+    largest = xp.sum(weight) * xp.maximum(xp.max(x, 0), -xp.min(x, 0)) ** 2
+    return _Sample(x * xp.sqrt(weight)[:, None], largest, coupling, l2)
 
 
 def _wide(x: Any) -> Any:
@@ -115,44 +119,43 @@ def _wide(x: Any) -> Any:
 
 def _spread(sample: _Sample, xp: Any) -> Any:
     """Return how far the eigenvalues lie apart: 1 if all are the same."""
-    x, weight, _, l2 = sample
-    probes = np.sign(np.random.default_rng(0).standard_normal((x.shape[1], _PROBES))).astype(x.dtype)
-    product = x.T @ (weight[:, None] * (x @ probes)) + l2[:, None] * probes
-    total = xp.sum(weight[:, None] * x**2) + xp.sum(l2)
+    x, size = sample.x, sample.x.shape[1]
+    probes = np.sign(np.random.default_rng(0).standard_normal((size, _PROBES))).astype(x.dtype)
+    product = x.T @ (x @ probes) + sample.l2[:, None] * probes
+    total = xp.vdot(x, x) + xp.sum(sample.l2)
     # Of so few rows, also those of equal eigenvalues are apart.
-    return x.shape[1] * xp.sum(product**2) / _PROBES / total**2 - x.shape[1] / len(x)
+    return size * xp.sum(product**2) / _PROBES / total**2 - size / len(x)
 
 
 def _inverse(sample: _Sample, xp: Any) -> Inverse:
-    x, weight, coupling, l2 = sample
-    gram = xp.matmul((x * weight[:, None]).T, x, **({} if xp is np else {"precision": trees.EXACT}))
+    x, largest, coupling, l2 = sample
+    gram = xp.matmul(x.T, x, **({} if xp is np else {"precision": trees.EXACT}))
     # Each column's jitter is on its own scale: what the largest needs would drown the smallest. It is by the largest
     # row, not by the mean: where few rows hold anything, the mean is small, and soon another one. Where columns depend
     # on each other, there are many solutions, and with one jitter for all, the inverse takes what the rows span to what
     # they span: a solver that begins at zero then finds the smallest solution, and with a small penalty needs no
     # iterations for directions in which there is nothing but the penalty.
-    largest = xp.sum(weight) * xp.max(xp.where(weight[:, None] > 0, x**2, 0), 0)
     own, alike = xp.where(largest > 0, largest, xp.mean(largest)), xp.full_like(largest, xp.mean(largest))
     added = _JITTER * xp.where(_is_singular(gram, xp), alike, own) + xp.finfo(gram.dtype).tiny
     hessian = gram + xp.diag(l2 + added)
     scale = _scale(hessian, xp)
-    found = xp.linalg.inv(hessian * scale[:, None] * scale)
+    found = _inv(hessian * scale[:, None] * scale, xp)
     found = (found + found.T) / 2 * scale[:, None] * scale
     # Of values whose squares overflow: each coefficient for itself.
     found = xp.where(xp.all(xp.isfinite(found)), found, xp.diag(scale**2))
     return Inverse(found, None if coupling is None else _outputs(coupling, xp))
 
 
-def _inverse_or_unit(sample: _Sample, xp: Any) -> Inverse:
+def _inverse_or_unit(sample: _Sample) -> Inverse:
     """Return the inverse if it pays, else a number times the unit matrix, with which L-BFGS is as without."""
 
     def unit(sample: _Sample) -> Inverse:
-        x, weight, coupling, l2 = sample
-        mean = (jnp.sum(weight[:, None] * x**2) + jnp.sum(l2)) / x.shape[1]
+        x, _, coupling, l2 = sample
+        mean = (jnp.vdot(x, x) + jnp.sum(l2)) / x.shape[1]
         columns = jnp.eye(x.shape[1], dtype=x.dtype) / jnp.where(mean > 0, mean, 1)
         return Inverse(columns, None if coupling is None else jnp.eye(len(coupling), dtype=coupling.dtype))
 
-    return jax.lax.cond(_spread(sample, xp) > _SPREAD, lambda s: _inverse(s, xp), unit, sample)
+    return jax.lax.cond(_spread(sample, jnp) > _SPREAD, lambda sample: _inverse(sample, jnp), unit, sample)
 
 
 def _outputs(coupling: Any, xp: Any) -> Any:
@@ -162,7 +165,7 @@ def _outputs(coupling: Any, xp: Any) -> Any:
     """
     count, unit = len(coupling), xp.eye(len(coupling), dtype=coupling.dtype)
     mean = xp.trace(coupling) / max(count - 1, 1)
-    found = xp.linalg.inv(coupling / xp.where(mean > 0, mean, 1) + 1 / count + _LEAST_CURVATURE * unit)
+    found = _inv(coupling / xp.where(mean > 0, mean, 1) + 1 / count + _LEAST_CURVATURE * unit, xp)
     return xp.where((mean > 0) & xp.all(xp.isfinite(found)), found, unit)
 
 
@@ -173,15 +176,52 @@ def _scale(matrix: Any, xp: Any) -> Any:
 
 
 def _is_singular(matrix: Any, xp: Any) -> Any:
-    """Return whether rounding does not tell some column from a combination of others; one of zeros is none.
+    """Return whether rounding does not tell some column from a combination of others; one of zeros is none."""
+    scale, rounding = _scale(matrix, xp), 8 * len(matrix) * xp.finfo(matrix.dtype).eps
+    empty = xp.where(xp.diagonal(matrix) > 0, 0, 1).astype(matrix.dtype)
+    matrix = matrix * scale[:, None] * scale + xp.diag(empty)
+    if xp is np:
+        with contextlib.suppress(np.linalg.LinAlgError):
+            return not np.diagonal(np.linalg.cholesky(matrix)).min() ** 2 > rounding
+        return True
+    # The reciprocals of the inverse's diagonal are what no other columns explain of each.
+    found = jnp.diagonal(_inv(matrix + rounding / len(matrix) * jnp.eye(len(matrix), dtype=matrix.dtype), jnp))
+    return ~jnp.all((found > 0) & (found * rounding < 1))
 
-    The reciprocals of the inverse's diagonal are what no other columns explain of each.
+
+def _inv(matrix: Any, xp: Any) -> Any:
+    """Return the inverse of a positive definite matrix; NaN if it is none.
+
+    Inside a program, it is made by sweeps of some columns at a time.
     """
-    scale, rounding = _scale(matrix, xp), 8 * xp.finfo(matrix.dtype).eps
-    unit = xp.eye(len(matrix), dtype=matrix.dtype)
-    empty = xp.where(xp.diagonal(matrix) > 0, 0, 1)
-    found = xp.diagonal(xp.linalg.inv(matrix * scale[:, None] * scale + (empty + rounding)[:, None] * unit))
-    return ~xp.all((found > 0) & (found * rounding * len(matrix) < 1))
+    if xp is np:
+        factor, inverse = scipy.linalg.get_lapack_funcs(("potrf", "potri"), (matrix,))
+        (lower, failed), upper = factor(matrix, lower=True), np.triu_indices(len(matrix), 1)
+        found = inverse(lower, lower=True)[0]
+        found[upper] = found.T[upper]
+        return np.full_like(matrix, np.nan) if failed else found
+    size = len(matrix)
+    num_blocks = -(-size // _SWEPT)
+    width = -(-size // num_blocks)
+    padding = num_blocks * width - size
+    padded = jnp.pad(matrix, (0, padding)) + jnp.diag(
+        jnp.pad(jnp.zeros_like(matrix[0]), (0, padding), constant_values=1)
+    )
+    swept = jax.lax.fori_loop(0, num_blocks, lambda k, a: _swept(a, k * width, width), padded)
+    return swept[:size, :size]
+
+
+def _swept(a: jax.Array, start: Any, width: int) -> jax.Array:
+    """Return the matrix after a sweep of some of its columns (Goodnight 1979); after all, it is the inverse."""
+    rows = jax.lax.dynamic_slice_in_dim(a, start, width, 0)
+    columns = jax.lax.dynamic_slice_in_dim(a, start, width, 1)
+    pivot = jax.lax.dynamic_slice_in_dim(rows, start, width, 1)
+    inverse = 1 / pivot if width == 1 else jax.lax.fori_loop(0, width, lambda k, p: _swept(p, k, 1), pivot)
+    product = functools.partial(jnp.matmul, precision=trees.EXACT)
+    a = a - product(columns, product(inverse, rows))
+    a = jax.lax.dynamic_update_slice_in_dim(a, product(inverse, rows), start, 0)
+    a = jax.lax.dynamic_update_slice_in_dim(a, -product(columns, inverse), start, 1)
+    return jax.lax.dynamic_update_slice(a, inverse, (start, start))
 
 
 def apply(inverse: Inverse, params: Any) -> Any:

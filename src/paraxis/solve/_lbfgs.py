@@ -9,10 +9,10 @@ import jax.numpy as jnp
 
 from paraxis._calls import check
 from paraxis.solve import _gram as gram, _implicit as implicit, _run as runs, _stopping as stopping, _trees as trees
-from paraxis.solve._linear import LinearLine
-from paraxis.solve._problem import Line, Point
-from paraxis.solve._run import OptStep, Solver
+from paraxis.solve._problem import Line, LinearLine, Point
+from paraxis.solve._run import OptStep
 from paraxis.solve._search import Found, search
+from paraxis.solve._solver import Solver
 from paraxis.solve._stopping import Progress
 from paraxis.solve._streaming import compiled
 
@@ -104,7 +104,7 @@ class LBFGS(Solver):
         >>> params.round(3), state.reason
         (Array([1., 1.], dtype=float32), 'the error is as small as tol asks')
 
-    Source: Liu and Nocedal 1989; see also :mod:`paraxis.solve._linear` and :mod:`paraxis.solve._gram`.
+    Source: Liu and Nocedal 1989; see also :mod:`paraxis.solve._problem` and :mod:`paraxis.solve._gram`.
     """
 
     fun: Callable[..., Any]
@@ -128,54 +128,11 @@ class LBFGS(Solver):
         for name in ("tol", *(() if callable(self.stepsize) else ("stepsize",))):
             check.number("LBFGS", name, getattr(self, name), least=0)
 
-    def init_state(self, init_params: Any, *args: Any, **kwargs: Any) -> LBFGSState:
-        """Return the state before the first iteration, with value and gradient at ``init_params``.
-
-        Args:
-            init_params: where to start.
-            args, kwargs: further arguments of ``fun``.
-        """
-        params = runs.beginning("LBFGS.init_state", self.fun, init_params, args, kwargs)
-        return self._begun(params, (args, kwargs)).state
-
-    def update(self, params: Any, state: LBFGSState, *args: Any, **kwargs: Any) -> OptStep:
-        """Make one iteration.
-
-        Args:
-            params, state: from ``init_state`` or the last update; they belong together.
-            args, kwargs: further arguments of ``fun``, the same as before.
-
-        Returns:
-            ``(params, state)``. If nothing better is found, ``params`` do not change.
-        """
-        return self._updated(OptStep(params, state), (args, kwargs))
-
-    def run(self, init_params: Any, *args: Any, **kwargs: Any) -> OptStep:
-        """Iterate until the gradient is small.
-
-        The returned parameters can be differentiated with respect to ``args``, ``kwargs`` and values that ``fun``
-        closes over, and ``jax.vmap`` can map over the run.
-
-        Args:
-            init_params: where to start.
-            args, kwargs: further arguments of ``fun``.
-
-        Returns:
-            ``(params, state)``; ``state.status`` says whether this is a solution.
-        """
-        params = runs.beginning("LBFGS.run", self.fun, init_params, args, kwargs)
-        solver, arguments = runs.without_closure(self, "fun", params, (args, kwargs))
-        return solver._run(params, arguments)
-
-    def optimality_fun(self, params: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the gradient, which is zero at a solution."""
-        return self._grad(runs.floating("LBFGS.optimality_fun", params), (args, kwargs))
-
-    def _grad(self, params: Any, arguments: Any) -> Any:
+    def _residual(self, params: Any, arguments: Any) -> Any:
         return self._problem(params, arguments).start(params).grad
 
     def _tangent(self, params: Any, arguments: Any, moved: Any) -> Any:
-        return implicit.change(self._grad, params, arguments, moved)
+        return implicit.change(self._residual, params, arguments, moved)
 
     def _prepared(self, params: Any, arguments: Any) -> gram.Inverse | None:
         """Return the inverse of the initial Hessian. A fixed step is one along L-BFGS' own direction."""

@@ -23,12 +23,11 @@ from paraxis._calls import check
 from paraxis._jax import jax_api
 from paraxis.errors import ShapeError
 from paraxis.solve import _implicit as implicit, _run as runs, _stopping as stopping, _trees as trees, prox as operators
-from paraxis.solve._linear import Linear
-from paraxis.solve._problem import Function, Point
-from paraxis.solve._run import OptStep, Solver
+from paraxis.solve._problem import Function, Linear, Point
+from paraxis.solve._run import OptStep
 from paraxis.solve._search import noise
-from paraxis.solve._status import Status
-from paraxis.solve._stopping import Progress
+from paraxis.solve._solver import Solver
+from paraxis.solve._stopping import Progress, Status
 from paraxis.solve._streaming import while_loop
 from paraxis.solve.objective import LinearObjective
 
@@ -42,25 +41,19 @@ class ProximalGradientState(NamedTuple):
     """The state of a proximal gradient run. A pytree; names as in JAXopt.
 
     Args:
-        iter_num: iterations so far, int32.
         value: ``fun`` at the parameters, without the penalty.
         stepsize: the step that the next iteration tries first.
         error: Euclidean norm of the last step from the velocity to the parameters, divided by the step size, or of a
             step of size 1 if that is larger; without a penalty, the norm of the gradient. Infinite at first.
-        aux: what ``fun`` returned at the parameters besides the value.
         velocity: the extrapolated point from which the next iteration starts.
         t: the weight of the acceleration; 1 at the start and after a restart.
         grad: gradient of ``fun`` at the velocity.
         failed_linesearch: whether the last search found no step.
-        num_fun_eval, num_grad_eval: evaluations of the value; how many of these had a gradient.
-        num_linesearch_iter: trials so far.
-        status: a :class:`Status`, as int32.
-        data_passes: how often all data were read, or would have been by a function that reads them once forwards and
-            once backwards.
-        progress: what the solver needs to detect that rounding allows no more progress.
         velocity_value: ``fun`` at the velocity.
         cache: a linear model's predictions at the velocity.
         lag: the difference of these predictions from those at the parameters.
+        iter_num, aux, num_fun_eval, num_grad_eval, num_linesearch_iter, status, data_passes, progress: as of
+            :class:`LBFGSState`.
     """
 
     iter_num: jax.Array
@@ -113,13 +106,9 @@ class ProximalGradient(Solver):
         fun: function ``(params, *args, **kwargs)`` → value, a scalar; ``params`` are any pytree of floats.
         prox: the penalty's or the constraint's operator ``(params, hyperparams_prox, scaling)``; see
             :mod:`paraxis.solve.prox`.
-        value_and_grad: whether ``fun`` returns a pair of the value and its gradient.
-        has_aux: whether ``fun`` returns a pair of the value and something else, which is put into ``state.aux``.
-        stepsize: the step size, or a function of ``iter_num`` that returns it; 0 (the default) means a line search.
-        maxiter: stop after this many iterations.
         tol: stop when ``state.error`` is at most this.
         acceleration: whether to extrapolate; the extrapolation restarts whenever it leads uphill.
-        verbose: whether to print a line per iteration; or a function to call with each :class:`px.solve.Iteration`.
+        value_and_grad, has_aux, stepsize, maxiter, verbose: as of :class:`LBFGS`.
 
     Raises:
         ValueError: if an option is not valid.
@@ -161,31 +150,40 @@ class ProximalGradient(Solver):
         for name in ("tol", *(() if callable(self.stepsize) else ("stepsize",))):
             check.number("ProximalGradient", name, getattr(self, name), least=0)
 
-    def init_state(self, init_params: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Return the state before the first iteration, with value and gradient at ``init_params``.
+    def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """Return the arguments with ``hyperparams_prox`` in the first place."""
+        if "hyperparams_prox" in kwargs or not args:
+            kwargs = dict(kwargs)
+            args = kwargs.pop("hyperparams_prox", None), *args
+        return args, kwargs
 
-        Args:
-            init_params: where to start; it need not be allowed by a constraint.
-            hyperparams_prox: what ``prox`` is given.
-            args, kwargs: further arguments of ``fun``.
+    def _given(self, call: str, init_params: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        (hyper, *args), kwargs = self._in_order(args, kwargs)
+        who, (params, _) = f"ProximalGradient.{call}", super()._given(call, init_params, args, kwargs)
+        hyper = jax.tree.map(jnp.asarray, hyper)
+        if isinstance(self.fun, LinearObjective):
+            beside = self.fun.problem(params, *args, **kwargs).targets
+            hyper = jax.tree.map(lambda x: x if arrays.is_traced(x) else layout.typed_beside(x, beside), hyper)
+        moved = jax.eval_shape(self.prox, params, hyper, jnp.ones((), _dtype(params)))
+        shapes = [jax.tree.map(jnp.shape, tree) for tree in (params, moved)]
+        if shapes[0] != shapes[1]:
+            raise ShapeError(
+                f"{who}: prox must return the like of params, shapes {shapes[0]}, got {shapes[1]} with "
+                f"hyperparams_prox of shapes {jax.tree.map(jnp.shape, hyper)}"
+            )
+        operators.require_sensible(who, self.prox, params, hyper)
+        return params, ((hyper, *args), kwargs)
 
-        Returns:
-            A :class:`ProximalGradientState`.
-        """
-        params, hyper = self._beginning("init_state", init_params, hyperparams_prox, args, kwargs)
-        return self._begun(params, ((hyper, *args), kwargs)).state
-
-    def update(self, params: Any, state: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> OptStep:
-        """Make one iteration.
-
-        Args:
-            params, state: from ``init_state`` or the last update; they belong together.
-            hyperparams_prox, args, kwargs: as before.
-
-        Returns:
-            ``(params, state)``. If no step is found, ``params`` do not change.
-        """
-        return self._updated(OptStep(params, state), ((hyperparams_prox, *args), kwargs))
+    def _without_closures(self, params: Any, arguments: Any) -> tuple[Solver, Any]:
+        """Return a solver whose ``prox`` has traced values that it closes over among its hyperparameters, too."""
+        solver, ((hyper, *args), kwargs) = self, arguments
+        if jax_api.is_tracing():
+            pure, closed = jax.closure_convert(self.prox, params, hyper, jnp.ones((), _dtype(params)))
+            if closed:
+                hyper = hyper, closed
+                solver = dataclasses.replace(self, prox=lambda x, hyper, scaling: pure(x, hyper[0], scaling, *hyper[1]))
+        solver, (args, kwargs) = super(ProximalGradient, solver)._without_closures(params, (args, kwargs))
+        return solver, ((hyper, *args), kwargs)
 
     def _problem(self, params: Any, arguments: Any) -> Linear | Function:
         (_, *args), kwargs = arguments
@@ -234,30 +232,6 @@ class ProximalGradient(Solver):
         )
         return OptStep(trees.choose(stay, params, step.params), state)
 
-    def run(self, init_params: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> OptStep:
-        """Iterate until the error is small.
-
-        The returned parameters can be differentiated with respect to ``hyperparams_prox``, ``args``, ``kwargs`` and
-        values that ``fun`` and ``prox`` close over, and ``jax.vmap`` can map over the run.
-
-        Args:
-            init_params: where to start; it need not be allowed by a constraint.
-            hyperparams_prox: what ``prox`` is given.
-            args, kwargs: further arguments of ``fun``.
-
-        Returns:
-            ``(params, state)``; ``state.status`` says whether this is a solution.
-        """
-        params, hyper = self._beginning("run", init_params, hyperparams_prox, args, kwargs)
-        solver, hyper = self._with_open_prox(params, hyper)
-        solver, (args, kwargs) = runs.without_closure(solver, "fun", params, (args, kwargs))
-        return solver._run(params, ((hyper, *args), kwargs))
-
-    def optimality_fun(self, params: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Return a residual that is zero at a solution: ``params - prox(params - gradient)``."""
-        params = runs.floating("ProximalGradient.optimality_fun", params)
-        return self._residual(params, ((hyperparams_prox, *args), kwargs))
-
     def _residual(self, params: Any, arguments: Any) -> Any:
         grad = self._problem(params, arguments).start(params).grad
         moved = self._moved(trees.minus(params, grad), arguments[0][0], jnp.ones((), _dtype(params)))
@@ -288,39 +262,9 @@ class ProximalGradient(Solver):
         lag, one = jnp.zeros_like(state.lag), jnp.ones_like(state.t)
         return OptStep(params, judged._replace(velocity=params, t=one, velocity_value=point.value, lag=lag))
 
-    def _with_open_prox(self, params: Any, hyper: Any) -> tuple["ProximalGradient", Any]:
-        """Return a solver whose ``prox`` has traced values that it closes over among its hyperparameters; and these."""
-        if not jax_api.is_tracing():
-            return self, hyper
-        pure, closed = jax.closure_convert(self.prox, params, hyper, jnp.ones((), _dtype(params)))
-        if not closed:
-            return self, hyper
-
-        def opened(x: Any, hyper: Any, scaling: Any) -> Any:
-            return pure(x, hyper[0], scaling, *hyper[1])
-
-        return dataclasses.replace(self, prox=opened), (hyper, closed)
-
     def _moved(self, x: Any, hyperparams_prox: Any, stepsize: jax.Array) -> Any:
         """``prox``, in the dtypes of ``x``."""
         return jax.tree.map(lambda old, new: new.astype(old.dtype), x, self.prox(x, hyperparams_prox, stepsize))
-
-    def _beginning(self, what: str, init_params: Any, hyper: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        who = f"ProximalGradient.{what}"
-        params = runs.beginning(who, self.fun, init_params, args, kwargs)
-        hyper = jax.tree.map(jnp.asarray, hyper)
-        if isinstance(self.fun, LinearObjective):
-            beside = self.fun.problem(params, *args, **kwargs).targets
-            hyper = jax.tree.map(lambda x: x if arrays.is_traced(x) else layout.typed_beside(x, beside), hyper)
-        moved = jax.eval_shape(self.prox, params, hyper, jnp.ones((), _dtype(params)))
-        shapes = [jax.tree.map(jnp.shape, tree) for tree in (params, moved)]
-        if shapes[0] != shapes[1]:
-            raise ShapeError(
-                f"{who}: prox must return the like of params, shapes {shapes[0]}, got {shapes[1]} with "
-                f"hyperparams_prox of shapes {jax.tree.map(jnp.shape, hyper)}"
-            )
-        operators.require_sensible(who, self.prox, params, hyper)
-        return params, hyper
 
     def _start(self, params: Any, arguments: Any, prepared: None) -> OptStep:
         problem = self._problem(params, arguments)

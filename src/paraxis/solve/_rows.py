@@ -1,7 +1,6 @@
 """Rows on devices: any number of them, on any number of these."""
 
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +45,6 @@ def rows(
     y: Any = None,
     sample_weight: Any = None,
     *,
-    class_weight: Mapping[int, float] | Literal["balanced"] | None = None,
     axis: Axis | None = None,
     engine: Any = None,
 ) -> Rows:
@@ -59,8 +57,6 @@ def rows(
         X: ``(n, d)``, floating; or a :class:`px.Table`, whose rows stay on disk, and are read in each pass.
         y: ``(n,)`` or ``(n, k)``; left out for a table.
         sample_weight: ``(n,)``, not negative; default 1 each.
-        class_weight: a factor of the weights for each class; ``"balanced"``: inversely proportional to the classes'
-            weights. Classes without an entry have factor 1.
         axis: the axis of the rows; default ``px.Axis("rows", n)``, over all devices.
         engine: for a table, what says how many rows are read at once: ``px.Stream(memory="2GB")``.
 
@@ -86,12 +82,12 @@ def rows(
             raise TypeError("rows: y must be left out, as the table has it; write rows(table, engine=…)")
         read = TableRows("rows", X, engine, axis)
         targets = _targets(read.y)
-        return of_table(read, targets, weighted(targets, sample_weight, class_weight, read.dtype))
+        return of_table(read, targets, weighted(targets, sample_weight, read.dtype))
     if engine is not None:
         raise TypeError("rows: engine is for a px.Table; write px.solve.rows(px.Table.of_arrays(X, y), engine=engine)")
     if y is None:
         raise TypeError("rows: y is missing, and only a px.Table has it; write px.solve.rows(X, y)")
-    return lay(X, y, sample_weight, class_weight, axis, copied=True)
+    return lay(X, y, sample_weight, axis, copied=True)
 
 
 def of_table(read: TableRows, targets: np.ndarray, weight: np.ndarray) -> Rows:
@@ -99,7 +95,7 @@ def of_table(read: TableRows, targets: np.ndarray, weight: np.ndarray) -> Rows:
     return Rows(read, read.laid(targets), read.laid(weight.astype(read.dtype), is_weight=True))
 
 
-def lay(X: Any, y: Any, sample_weight: Any, class_weight: Any, axis: Axis | None, *, copied: bool) -> Rows:
+def lay(X: Any, y: Any, sample_weight: Any, axis: Axis | None, *, copied: bool) -> Rows:
     """Lay rows out as :func:`rows`; if not ``copied``, devices may use those on the host where they are."""
     X, y = X if isinstance(X, jax.Array) else np.asarray(X), _targets(y)
     if X.ndim != 2 or not X.shape[0] or X.dtype.kind not in "biufV":
@@ -107,7 +103,7 @@ def lay(X: Any, y: Any, sample_weight: Any, class_weight: Any, axis: Axis | None
     dtype = X.dtype if jnp.issubdtype(X.dtype, jnp.floating) else np.dtype(np.float32)
     if y.shape[:1] != X.shape[:1]:
         raise ShapeError(f"rows: y must have the {len(X)} rows of X, got {y.shape}")
-    weight = weighted(y, sample_weight, class_weight, dtype)
+    weight = weighted(y, sample_weight, dtype)
     axis = Axis("rows", len(X)) if axis is None else axis
     if not isinstance(axis, Axis):
         raise AxisError(
@@ -139,8 +135,8 @@ def _targets(y: Any) -> Any:
     return found
 
 
-def weighted(y: Any, sample_weight: Any, class_weight: Any, dtype: Any) -> np.ndarray:
-    """Return the weights of rows, ``(n,)``, with those of their classes.
+def weighted(y: Any, sample_weight: Any, dtype: Any) -> np.ndarray:
+    """Return the weights of rows, ``(n,)``.
 
     Raises:
         ShapeError: if there are not as many as targets.
@@ -154,8 +150,6 @@ def weighted(y: Any, sample_weight: Any, class_weight: Any, dtype: Any) -> np.nd
             "rows: sample_weight must be finite, not negative and somewhere positive; leave out rows that are not to "
             "count, or give them weight 0"
         )
-    if class_weight is not None:
-        weight = weight * _class_factors(np.asarray(y), weight, class_weight)
     require_sum("rows", "sample_weight", weight, dtype)
     return weight
 
@@ -169,22 +163,3 @@ def require_sum(who: str, name: str, weight: np.ndarray, dtype: Any) -> None:
             f"{who}: {name} adds up to {total:g}, too much or too little for {np.dtype(dtype)}; write "
             f"{name}={name} / {name}.max()"
         )
-
-
-def _class_factors(y: np.ndarray, weight: np.ndarray, class_weight: Any) -> np.ndarray:
-    by_class: Mapping[Any, Any] | None = class_weight if isinstance(class_weight, Mapping) else None
-    classes, index = np.unique(y, return_inverse=True)
-    if by_class is None:
-        check.one_of("rows", "class_weight", class_weight, ("balanced",), DataError)
-        totals = np.bincount(index, weight)
-        return (weight.sum() / (len(classes) * np.where(totals > 0, totals, 1)))[index]
-    unknown = sorted(set(by_class) - set(classes.tolist()), key=str)
-    if unknown:
-        raise DataError(f"rows: class_weight names {unknown}, but the classes of y are {classes.tolist()}; write these")
-    factors = np.array([by_class.get(c, 1.0) for c in classes.tolist()], float)
-    if not np.all(np.isfinite(factors)) or np.any(factors < 0) or not np.any(weight * factors[index] > 0):
-        raise DataError(
-            "rows: class_weight must be finite, not negative, and positive for some row that counts, got "
-            f"{class_weight}; write class_weight={{0: 1.0, 1: 2.0}}"
-        )
-    return factors[index]

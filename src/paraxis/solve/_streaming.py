@@ -8,8 +8,8 @@ chunks, one after the other. That is the order of all arrays by row.
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -33,36 +33,6 @@ _ROWS_PER_FEATURE = 8
 
 MAX_FEATURES = 4096
 """Columns up to which a matrix ``(d, d)`` is made: it is on every device, and inverted in ``(d, d, d)`` operations."""
-
-
-class Engine(Protocol):
-    """What a solver asks of ``px.Stream``."""
-
-    folder: Any
-
-    def rows_at_once(self, *, row_bytes: int, kept_bytes: int, num_devices: int) -> int:
-        """Return how many rows of a table are read at once, of so many bytes each, beside what is kept."""
-        ...
-
-    def rows_shown(self) -> contextlib.AbstractContextManager[Callable[[int, int, int], None]]:
-        """Give what is called with the rows that are done, the number of all, and that of the pass."""
-        ...
-
-    def rows_saved(self, described: Mapping[str, Any]) -> contextlib.AbstractContextManager["Journal | None"]:
-        """Give where a run is saved that depends on these texts and arrays, if it is."""
-        ...
-
-
-class Journal(Protocol):
-    """The place where a run is saved."""
-
-    def state(self) -> tuple[list[int], list[Any]] | None:
-        """Return what was saved last."""
-        ...
-
-    def save_state(self, numbers: Sequence[int], arrays: Sequence[Any], *, now: bool = False) -> None:
-        """Save the run's whole state, if it is time."""
-        ...
 
 
 def compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -135,7 +105,8 @@ class TableRows:
 
     Attributes:
         shape, dtype: those of ``X`` on the devices, with padding; float32 unless JAX has float64.
-        table, engine: what is read, and what says how.
+        table, engine: what is read, and what says how: ``px.Stream``, of whose methods ``rows_at_once`` tells how many
+            rows are read at once, ``rows_shown`` shows passes, and ``rows_saved`` keeps a run that is resumed.
         num_rows: how many rows are real; padding is behind them.
         y: targets ``(n,)``, in the order of the table.
         means: of the columns, ``(d,)``.
@@ -261,7 +232,7 @@ class TableRows:
                 self._show = None
 
     @contextlib.contextmanager
-    def saved(self, options: str, start: Any, arguments: Any) -> Iterator[Journal | None]:
+    def saved(self, options: str, start: Any, arguments: Any) -> Iterator[Any]:
         """Give where a run over the table is saved, if it is to be; when it is done, nothing is left there.
 
         Args:

@@ -21,8 +21,8 @@ from paraxis._calls import check
 from paraxis._tables import Table
 from paraxis.errors import DataError, ShapeError
 from paraxis.solve import _losses as losses
-from paraxis.solve._linear import Linear
 from paraxis.solve._losses import Loss
+from paraxis.solve._problem import Linear
 from paraxis.solve._rows import require_sum
 from paraxis.solve._streaming import TableRows
 

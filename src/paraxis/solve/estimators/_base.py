@@ -21,7 +21,7 @@ from paraxis._tables import Table
 from paraxis.errors import DataError
 from paraxis.solve._rows import require_sum
 from paraxis.solve._run import Watch
-from paraxis.solve._status import Status
+from paraxis.solve._stopping import Status
 from paraxis.solve._streaming import TableRows, blocks_of
 from paraxis.solve.estimators import _fitting as fitting
 from paraxis.solve.estimators._fitting import Placed, Posed

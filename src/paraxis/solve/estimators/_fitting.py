@@ -93,7 +93,7 @@ def place(X: np.ndarray | TableRows, posed: Posed, devices: int | None) -> Place
         means = np.einsum("n,nd->d", (posed.weight / total).astype(X.dtype), X)
     X, y, weight = _few_sizes(X, means if posed.centre else None, posed.targets, posed.weight)
     # Not copied: a fit lets its rows go before it returns.
-    data = arrays.ready(lay(X, y, weight, None, axis_of(len(X), devices), copied=False))
+    data = arrays.ready(lay(X, y, weight, axis_of(len(X), devices), copied=False))
     return Placed(data, means, total)
 
 

@@ -22,9 +22,9 @@ from sklearn.linear_model import enet_path
 
 from paraxis._axes import arrays
 from paraxis.solve import _trees as trees
-from paraxis.solve._linear import Linear
+from paraxis.solve._problem import Linear
 from paraxis.solve._run import Watch, tell
-from paraxis.solve._status import Status
+from paraxis.solve._stopping import Status
 from paraxis.solve._streaming import TableRows
 from paraxis.solve.objective import LossName, glm
 
