@@ -46,6 +46,17 @@ def test_what_tpus_send_is_known_by_hand(name: str) -> None:
 
 
 @needs_libtpu
+def test_a_condition_that_chips_exchange_is_found() -> None:
+    def until(x):
+        return jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x * 2, x)
+
+    rows = px.Axis("rows", 64)
+    x = struct(64, 4, lies=lies(mesh(d=8), "d"))
+    assert px.explain(jax.vmap(until), on="v5e:2x4")(x).found("condition")
+    assert px.explain(lambda x: px.map_fn(until, x, rows), on="v5e:2x4")(x).findings == ()
+
+
+@needs_libtpu
 def test_names_shardings_and_donations_are_those_of_the_program() -> None:
     over = mesh(d=2, m=4)
     w = {"a": struct(8, 16, lies=lies(over, None, "m")), "unread": struct(3)}

@@ -224,7 +224,7 @@ def _collective(
     groups = program.groups(operation)
     is_permutation = operation.kind == "collective_permute"
     line, verb = _lines.behind(program.frames(operation))
-    number = program.argument(operation)
+    number, name = program.argument(operation), operation.path.rpartition("/")[2]
     return Collective(
         kind=operation.kind,
         shape=_hlo.plain(operation.shape),
@@ -238,8 +238,9 @@ def _collective(
         line=line,
         verb=verb,
         is_backward=operation.is_backward,
-        is_written=_WRITTEN.fullmatch(operation.path.rpartition("/")[2]) is not None,
+        is_written=_WRITTEN.fullmatch(name) is not None,
         is_ring=is_permutation and operation.is_product,
+        is_predicate=not _hlo.dims(operation.shape) and name in ("while", "reduce_or", "reduce_and"),
         operand=given[number].name if number is not None and number < len(given) else None,
     )
 

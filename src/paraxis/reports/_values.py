@@ -29,6 +29,7 @@ class Collective:
         is_backward: whether it belongs to a derivative's backward pass.
         is_written: whether the program asks for it, as by ``jax.lax.psum``; if not, the compiler has put it in.
         is_ring: whether it is a step of a ring beside a matrix product, by which compilers for TPUs gather or sum.
+        is_predicate: whether it makes one truth value of all devices' own.
         operand: the argument that it sends, if it sends one as it is.
     """
 
@@ -46,6 +47,7 @@ class Collective:
     is_backward: bool = False
     is_written: bool = False
     is_ring: bool = False
+    is_predicate: bool = False
     operand: str | None = None
 
     @property
