@@ -1,8 +1,6 @@
 """Elements that are read when they are needed: sources, elements of different length, cohorts, bad ones."""
 
-import gc
 import itertools
-import weakref
 
 import jax
 import jax.numpy as jnp
@@ -80,29 +78,6 @@ def test_an_element_with_other_rows_than_lengths_says_is_named(wrong, by):
     says = r"^Groups: element \d .*lengths says \d+"
     with pytest.raises(px.ShapeError, match=says):
         px.Stream(at_once=1).run(lambda x: px.reduce_sum(x.count, axis), groups)
-
-
-def test_a_run_over_elements_of_different_length_leaves_nothing_behind():
-    groups = px.Groups(CLIENTS * 2, lengths=LENGTHS * 2)
-    data = weakref.ref(groups)
-    axis = px.Axis("clients", 16)
-    px.Stream(at_once=1).run(lambda d: px.reduce_mean(d.count - px.reduce_mean(d.count, axis), axis), groups)
-    del groups
-    gc.collect()
-    assert data() is None
-
-
-def test_lengths_are_few_and_padding_is_little():
-    lengths = np.random.default_rng(0).lognormal(3.5, 0.8, 3400).astype(int) + 1
-    groups = px.Groups([{"x": np.zeros(n, np.float32)} for n in lengths], lengths=lengths)
-
-    @px.program(clients=3400)
-    def total(data):
-        return px.reduce_sum(px.map_fn(lambda d: jnp.where(d.mask, d["x"], 1.0).sum(), data))
-
-    said = px.Stream(at_once=8).passes(total, groups)  # chunks of 64 on 8 devices
-    assert len({lengths for _, lengths in said.chunks}) <= 12
-    assert 1 <= said.padding <= 1.25
 
 
 def test_the_lengths_chosen_are_the_best_there_are():
@@ -235,12 +210,6 @@ def test_an_element_that_looks_otherwise_is_named(odd, ragged):
         px.Groups(clients, lengths=[4, 4, 4, 2] if ragged else None).arrays()
 
 
-def test_elements_of_different_length_without_lengths_are_told_what_to_write():
-    odd = [np.zeros(3, np.float32)] * 4 + [np.zeros(2, np.float32)]
-    with pytest.raises(px.ShapeError, match=r"element 4 is float32\[2\], but the first is float32\[3\].*lengths="):
-        px.Stream(at_once=1).run(lambda x: px.reduce_sum(x, px.Axis("rows", 5)), px.Groups(odd))
-
-
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -261,29 +230,3 @@ def test_elements_of_different_length_without_lengths_are_told_what_to_write():
 def test_bad_groups(make, text):
     with pytest.raises((px.DataError, ValueError), match=text):
         make()
-
-
-def test_elements_may_have_another_byte_order():
-    """As files of some instruments have it."""
-    x = np.arange(24.0).reshape(8, 3)
-    there = px.Groups.of_arrays(x.astype(x.dtype.newbyteorder())), px.Groups([row.astype(">i2") for row in x])
-
-    @px.program(rows=8)
-    def squares(x):
-        return px.reduce_sum(px.map_fn(lambda x: jnp.sum(x**2), x))
-
-    for groups in there:
-        np.testing.assert_allclose(px.Stream(at_once=3).run(squares, groups), (x**2).sum())
-
-
-@pytest.mark.parametrize("change", [list.append, lambda source, _: source.pop()], ids=["grows", "shrinks"])
-def test_a_source_that_grows_is_read_as_it_was_and_one_that_shrinks_is_named(change):
-    source = [np.full(2, float(i)) for i in range(9)]
-    groups = px.Groups(source)
-    change(source, np.full(2, 100.0))
-    stream, axis = px.Stream(at_once=1), px.Axis("clients", 9)
-    if len(source) > 9:
-        np.testing.assert_allclose(stream.run(lambda x: px.reduce_sum(x, axis), groups), [36.0, 36.0])
-        return
-    with pytest.raises(px.DataError, match=r"element 8 cannot be read: IndexError: list index out of range"):
-        stream.run(lambda x: px.reduce_sum(x, axis), groups)

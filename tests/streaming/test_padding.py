@@ -158,6 +158,15 @@ def test_values_at_which_all_rows_give_the_same_hide_nothing(derive):
         step(jnp.zeros(3), GROUPS)
 
 
+def test_a_call_whose_elements_need_no_padding_says_nothing_of_the_next():
+    long, others = px.Groups(CLIENTS[:1] * 3, lengths=[9] * 3), px.Groups(CLIENTS[:3], lengths=LENGTHS[:3])
+    axis = px.Axis("clients", 3)
+    step = px.Stream(at_once=1).jit(lambda d: px.reduce_mean(px.map_fn(lambda d: d["x"].mean(), d, axis), axis))
+    assert_close(step(long), CLIENTS[0]["x"].mean(), rtol=1e-4)
+    with pytest.raises(px.LoweringError, match="only pad the elements of d"):
+        step(others)
+
+
 def test_chunks_that_are_run_elsewhere_are_looked_at_too():
     stream = px.Stream(at_once=5, map=map)
     fn = jax.value_and_grad(program(INNOCENT["a mean where"], "spread"))
@@ -187,15 +196,6 @@ def test_groups_of_different_lengths_in_one_program():
     varied = px.Groups([{"z": np.arange(2.0 * n).reshape(n, 2)} for n in LENGTHS[::-1]], lengths=LENGTHS[::-1])
     with pytest.raises(px.LoweringError, match="only pad the elements of e"):
         px.Stream(at_once=1).run(forgotten, W, GROUPS, varied)
-
-
-def test_rows_that_are_returned_may_hold_padding():
-    """One length for all: rows of each element are returned as they are, those of padding included."""
-    found = px.Stream(at_once=2).run(
-        lambda w, d: px.map_fn(lambda w, d: d["x"] @ w, (px.broadcast(w, AXIS), d), AXIS), W, GROUPS
-    )
-    for rows, client in zip(found, CLIENTS, strict=True):
-        assert_close(rows[: len(client["x"])], client["x"] @ np.asarray(W), rtol=1e-4)
 
 
 def test_what_differs_by_itself_is_not_taken_for_padding():

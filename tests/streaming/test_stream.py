@@ -69,6 +69,40 @@ def test_other_reductions_and_results_with_a_row_for_each_element():
         np.testing.assert_allclose(actual[name], value, rtol=1e-5, err_msg=name)
 
 
+def of_each_row(x: Any, y: Any) -> Any:
+    """Operations on rows outside of maps, none of which knows other rows."""
+    n, at = x.shape[0], jnp.argsort(y, 1)
+    m = jnp.einsum("nij,nkj->nik", x, x) + jnp.eye(5)
+    keys = jax.random.split(jax.random.key(0), n)
+    return {
+        "sort": jnp.sort(x, 1),
+        "cumsum": jnp.cumsum(x, 2),
+        "take": jnp.take_along_axis(y, at, 1),
+        "embed": jnp.arange(5.0)[at],
+        "set": jax.vmap(lambda y, at: y.at[at[0]].add(1.0))(y, at),
+        "cholesky": jnp.linalg.cholesky(m),
+        "solve": jnp.linalg.solve(m, y[:, :, None]),
+        "fft": jnp.abs(jnp.fft.fft(y)),
+        "window": jax.lax.reduce_window(x, 0.0, jax.lax.add, (1, 2, 1), (1, 1, 1), "VALID"),
+        "while": jax.lax.while_loop(lambda c: c[0] < 4, lambda c: (c[0] + 1, c[1] / 2), (0, y))[1],
+        "scan": jax.lax.scan(lambda h, t: (jnp.tanh(h + t @ W), h), jnp.zeros(n), jnp.moveaxis(x, 1, 0))[1].T,
+        "key": jax.vmap(lambda key: jax.random.normal(key, (3,)))(keys),
+        "integers": (at * 7) % 5 + (at << 2),
+        "booleans": (y > 0) & ~(y > 1),
+        "half": (x.astype("bfloat16") @ W.astype("bfloat16")).astype("float32"),
+        "constants": jax.lax.cond(
+            W[0] > 2, lambda x: x, lambda x: jnp.flip(jnp.pad(x, ((0, 0), (1, 2), (0, 0))), 1)[:, 3:], x
+        ),
+    }
+
+
+def test_operations_that_keep_rows_apart_are_done_chunk_by_chunk():
+    expected = jax.jit(of_each_row)(X, Y)
+    _, actual = streamed(lambda x, y: (px.reduce_sum(x, AXIS), of_each_row(x, y)), 1)
+    for name, value in expected.items():
+        np.testing.assert_allclose(actual[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
 DERIVED: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "hessian": jax.hessian,
     "jvp": lambda f: lambda w, x, y: jax.jvp(lambda w: f(w, x, y), (w,), (w,)),
@@ -255,20 +289,12 @@ def test_a_jitted_run_traces_for_a_type_of_arguments_and_takes_other_numbers():
 
 
 @pytest.mark.parametrize(
-    ("name", "passes", "kept"), [("mean", 1, 0), ("weighted", 2, 0), ("normalised", 3, 0), ("extremes", 3, 1)]
+    ("name", "passes", "kept", "reads"),
+    [("mean", 1, 0, 1), ("weighted", 2, 0, 2), ("normalised", 3, 0, 3), ("extremes", 3, 1, 2)],
 )
-def test_passes_are_known_before_and_as_many_as_reductions_depend_on_each_other(name, passes, kept):
-    fn = jax.value_and_grad(lambda w, x, y: PROGRAMS[name](Ours(), w, x, y))
-    schedule = px.Stream(at_once=1).passes(fn, W, *(px.Groups.of_arrays(x) for x in (X, Y)))
-    assert schedule.num_passes == passes
-    assert schedule.kept == [()] * kept
-    assert [count for count, _ in schedule.chunks] == [8, 4]
-
-
-def test_each_element_is_read_once_in_each_pass():
+def test_each_element_is_read_once_in_each_pass_and_the_passes_are_known_before(name, passes, kept, reads):
     class Source:
-        def __init__(self):
-            self.read: list[int] = []
+        read: list[int] = []  # noqa: RUF012  of this class, which is made for a test
 
         def __len__(self):
             return N
@@ -277,23 +303,13 @@ def test_each_element_is_read_once_in_each_pass():
             self.read.append(number)
             return X[number]
 
-    source = Source()
-    spread = lambda x: px.reduce_mean((x - px.reduce_mean(x, AXIS)) ** 2, AXIS)  # noqa: E731
-    np.testing.assert_allclose(px.Stream(at_once=1).run(spread, px.Groups(source)), X.var(0), rtol=1e-5)
-    counts = np.bincount(source.read, minlength=N)
-    assert counts[1:].tolist() == [2] * (N - 1)  # the first one also says what all look like
-
-
-def test_bits_of_integers_are_put_together_bit_by_bit():
-    """On one device: XLA has no such reduction of integers across several."""
-    bits = np.arange(1, N + 1, dtype="int32") << 1
-    one_device = px.Axis("clients", N, mesh=Mesh(jax.devices()[:1], "clients"))
-
-    def program(x):
-        return jax.lax.reduce_or(x, (0,)), jax.lax.reduce_and(x | 5, (0,)), px.reduce_sum(x, one_device)
-
-    found = px.Stream(at_once=5).run(program, px.Groups.of_arrays(bits))
-    assert [int(y) for y in found] == [np.bitwise_or.reduce(bits), np.bitwise_and.reduce(bits | 5), bits.sum()]
+    fn = jax.value_and_grad(lambda w, x, y: PROGRAMS[name](Ours(), w, x, y))
+    given = W, px.Groups(Source()), px.Groups.of_arrays(Y)
+    schedule = px.Stream(at_once=1).passes(fn, *given)
+    assert (schedule.num_passes, schedule.kept) == (passes, [()] * kept)
+    assert [count for count, _ in schedule.chunks] == [8, 4]
+    px.Stream(at_once=1).run(fn, *given)
+    assert np.bincount(Source.read)[1:].tolist() == [reads] * (N - 1)  # the first one also says what all look like
 
 
 def test_what_has_effects_happens_once_though_a_later_pass_needs_its_result():
@@ -432,6 +448,21 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "a sort": (lambda y: jnp.sort(y[:, 0])[3], px.LoweringError, rf"meet in sort, at .*{HERE}"),
     "another order": (lambda y: y[::-1] @ y[0], px.LoweringError, rf"meet in rev, at .*{HERE}"),
     "a permutation": (lambda y: y[np.arange(N)[::-1]].sum(), px.LoweringError, rf"meet in gather, at .*{HERE}"),
+    "the next row": (
+        lambda y: y.at[(jnp.arange(y.shape[0]) + 1) % y.shape[0]].add(y).max(),
+        px.LoweringError,
+        rf"meet in scatter-add, at .*{HERE}",
+    ),
+    "a loop over all": (
+        lambda y: jax.lax.fori_loop(0, 2, lambda _, c: c + c.mean(0), y).max(),
+        px.LoweringError,
+        rf"meet in scan, at .*{HERE}.*reduce_sum over the rows",
+    ),
+    "until all are done": (
+        lambda y: jax.lax.while_loop(lambda c: jnp.any(c > 1e-9), lambda c: c / 2, y).max(),
+        px.LoweringError,
+        rf"meet in while, at .*{HERE}",
+    ),
     "a running sum": (lambda y: jnp.cumsum(y, 0).max(), px.LoweringError, rf"meet in cumsum, at .*{HERE}"),
     "all pairs": (lambda y: (y[:, None] - y).sum(), px.LoweringError, rf"meet in .*, at .*{HERE}"),
     "part of them": (lambda y: y[:-1].sum(), px.LoweringError, rf"meet in .*, at .*{HERE}"),

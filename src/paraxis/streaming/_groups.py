@@ -56,7 +56,16 @@ class Groups:
             raise DataError("Groups: source has no elements; give at least one")
         self._source = source
         self._numbers = np.arange(len(source))
-        self._all_lengths = None if lengths is None else _lengths(lengths, len(source))
+        self._all_lengths = None if lengths is None else np.asarray(lengths)
+        if self._all_lengths is not None and (
+            self._all_lengths.shape != (len(source),)
+            or not np.issubdtype(self._all_lengths.dtype, np.integer)
+            or (self._all_lengths < 0).any()
+        ):
+            raise DataError(
+                f"Groups: lengths must be {len(source)} integers, 0 or more, one for each element, got "
+                f"{check.described(lengths)}; write lengths=[len(…) for each element]"
+            )
         self._padded_to: dict[int, np.ndarray] = {}
         self._forms: dict[bool, _Form] = {}
 
@@ -218,7 +227,9 @@ class Groups:
         try:
             found = list(many(numbers.tolist()))
         except Exception as error:
-            raise DataError(f"Groups: elements {numbers.tolist()} cannot be read: {_text(error)}") from error
+            raise DataError(
+                f"Groups: elements {numbers.tolist()} cannot be read: {type(error).__name__}: {error}"
+            ) from error
         if len(found) != len(numbers):
             raise DataError(f"Groups: the source gave {len(found)} elements for {len(numbers)}: {numbers.tolist()}")
         return [_as_arrays(x, f"element {number}") for x, number in zip(found, numbers, strict=True)]
@@ -227,7 +238,7 @@ class Groups:
         try:
             found = self._source[number]
         except Exception as error:
-            raise DataError(f"Groups: element {number} cannot be read: {_text(error)}") from error
+            raise DataError(f"Groups: element {number} cannot be read: {type(error).__name__}: {error}") from error
         return _as_arrays(found, f"element {number}")
 
 
@@ -330,28 +341,22 @@ def fewest(lengths: np.ndarray, most: int) -> np.ndarray:
     if len(values) > 512:  # as many quantiles of the work are as good
         edges = np.searchsorted(np.cumsum(values * counts), np.linspace(0, (values * counts).sum(), 513)[1:-1])
         last = np.unique(np.append(edges, len(values) - 1))
-        counts = np.diff(np.cumsum(counts)[last], prepend=0)
-        values = values[last]
+        values, counts = values[last], np.diff(np.cumsum(counts)[last], prepend=0)
     below = np.concatenate([[0], np.cumsum(counts)])
-    number = len(values)
-    cost = (values * below[1:]).astype(float)  # one length covers all up to j
-    chosen = [np.zeros(number, int)]
-    for _ in range(min(most, number) - 1):
-        total = np.full((number, number), np.inf)  # [j, i]: the last length covers i to j
-        for j in range(number):
-            i = np.arange(1, j + 1)
-            total[j, i] = cost[i - 1] + values[j] * (below[j + 1] - below[i])
-        total[:, 0] = values * below[1:]
-        first = total.argmin(axis=1)
-        cost = total[np.arange(number), first]
-        chosen.append(first)
-    found, j = [], number - 1
+    covered = np.tril(values[:, None] * (below[1:, None] - below[:-1]).astype(float))  # [j, i]: by one length, i to j
+    covered[np.triu_indices(len(values), 1)] = np.inf
+    cost, chosen = covered[:, 0], list[np.ndarray]()
+    for _ in range(min(most, len(values)) - 1):
+        total = covered + np.append(0.0, cost[:-1])
+        chosen.append(total.argmin(axis=1))
+        cost = total.min(axis=1)
+    found, j = [len(values) - 1], len(values) - 1
     for first in reversed(chosen):
-        found.append(values[j])
         if first[j] == 0:
             break
         j = first[j] - 1
-    return np.asarray(found[::-1])
+        found.append(j)
+    return values[found[::-1]]
 
 
 class _Rows:
@@ -381,21 +386,7 @@ class _Rows:
         return jax.tree.map(lambda x: x[at], self.tree)
 
 
-def _lengths(lengths: Any, count: int) -> np.ndarray:
-    found = np.asarray(lengths)
-    if found.shape != (count,) or not np.issubdtype(found.dtype, np.integer) or (found < 0).any():
-        raise DataError(
-            f"Groups: lengths must be {count} integers, 0 or more, one for each element, got "
-            f"{check.described(lengths)}; write lengths=[len(…) for each element]"
-        )
-    return found.astype(int)
-
-
 def _look(element: Any) -> str:
     leaves = jax.tree_util.tree_leaves_with_path(element)
     shown = [f"{jax.tree_util.keystr(path)} {x.dtype}{list(x.shape)}".strip() for path, x in leaves[:6]]
     return ", ".join([*shown, *["…"] * (len(leaves) > 6)]) or "without arrays"
-
-
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

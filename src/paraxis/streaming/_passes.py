@@ -9,7 +9,7 @@ attain the maximum, and the derivative would be zero. So is what has effects.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -96,11 +96,10 @@ class Plan:
             self.made.update(dict.fromkeys(operation.outputs, number))
             self._place(number, operation)
             self._level.update((v, level + (v in self._folds)) for v in operation.outputs)
-        self._returned = [v for v in self._flat.results if not isinstance(v, Literal)]
+        self._returned = [v for v in self._flat.results if isinstance(v, int)]
         for v in self._of_rows.intersection(self._returned):
             meet(self._who, self._flat.operations[self.made[v]], "it gives a value of all elements beside one of each")
-        self._acting = [n for n, x in enumerate(self._flat.operations) if jax_api.has_effects(x.eqn)]
-        self._live = self._needed_for(self._returned)
+        self._acting = [n for n, x in enumerate(self._flat.operations) if x.acts]
         passes = self._planned()
         self.stages = [(self._before(level), passes[level]) for level in range(len(passes))]
 
@@ -177,18 +176,6 @@ class Plan:
 
     # --- what is computed when -------------------------------------------------------------------------------------
 
-    def _needed_for(self, results: Iterable[int]) -> set[int]:
-        """Return the values that results, and what has effects, depend on."""
-        operations = self._flat.operations
-        wanted = [*results, *(v for n in self._acting for v in (*operations[n].values, *operations[n].outputs))]
-        found = set[int]()
-        while wanted:
-            v = wanted.pop()
-            if v not in found:
-                found.add(v)
-                wanted += operations[self.made[v]].values if v in self.made else []
-        return found
-
     def _planned(self) -> list[Pass | None]:
         operations = self._flat.operations
         extremes = [v for v, kind in self._folds.items() if kind in ("max", "min")]
@@ -197,7 +184,7 @@ class Plan:
         candidates.update(v for n in acting for v in operations[n].outputs if self.dims[v] is not None)
         passes: list[Pass | None] = [None] * (1 + max(self._level.values(), default=0))
         for level in reversed(range(len(passes))):  # later passes say what earlier ones keep
-            folds = [v for v in self._folds if v in self._live and self._level[v] == level + 1]
+            folds = [v for v in self._folds if v in self._flat.live and self._level[v] == level + 1]
             rows = [v for v in self._returned if self.dims[v] is not None] + sorted(self.kept)
             rows = [v for v in dict.fromkeys(rows) if self._level[v] == level]
             begin = [n for n in acting if self._level_of(operations[n]) == level]
@@ -237,18 +224,13 @@ class Plan:
     def _before(self, level: int) -> Pass | None:
         """Return what is computed between pass ``level - 1`` and pass ``level``."""
         operations = self._flat.operations
-        numbers = [
-            n
-            for n in sorted(self._once)
-            if self._level_of(operations[n]) == level
-            and (n in self._acting or self._live.intersection(operations[n].outputs))
-        ]
+        numbers = [n for n in sorted(self._once) if self._level_of(operations[n]) == level]
         if not numbers:
             return None
         own = {v for n in numbers for v in operations[n].outputs}
         inputs = dict.fromkeys(v for n in numbers for v in operations[n].values if v not in own)
-        used = {v for n, x in enumerate(operations) if n not in numbers for v in x.values}
-        return Pass(numbers, [*inputs], [], sorted(own.intersection(used.union(self._returned))), [])
+        used = {v for n, x in enumerate(operations) if n not in numbers for v in x.values}.union(self._returned)
+        return Pass(numbers, [*inputs], [], sorted(own & used), [])
 
 
 # --- the parts of a pass's reductions --------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import numpy as np
 from paraxis._axes import arrays
 from paraxis._calls import pytrees
 from paraxis._host import memory, reading
-from paraxis._jax import dtypes, jax_api
+from paraxis._jax import dtypes
 from paraxis._jax.jax_api import Literal
 from paraxis.errors import LoweringError
 from paraxis.streaming import _probe, _tasks
@@ -111,8 +111,7 @@ class Run:
             (at, totals.held), self._begun = self._begun, None
         else:
             self._kept.update((v, []) for v in rows)
-        if one not in self._program.checked:
-            self._check(one)
+        if one not in self._program.checked and self._check(one):
             self._program.checked.add(one)
         blocks = self._elsewhere(one, at) if self._map else self._here(one, at)
         with contextlib.closing(blocks):
@@ -235,22 +234,24 @@ class Run:
 
     # --- a forgotten mask ------------------------------------------------------------------------------------------
 
-    def _check(self, one: Pass) -> None:
-        """Refuse a pass whose results depend on padding."""
+    def _check(self, one: Pass) -> bool:
+        """Refuse a pass whose results depend on padding; return whether there was some that could tell."""
         padded = {
             n: place
             for n, (place, leaf) in enumerate(self._groups.get(v, (0, -1)) for v in one.rows)
             if leaf >= 0 and self._call.groups[place]._is_padded(leaf)
         }
         operations = self._program.whole(self._call, self._chunks[0].lengths).operations
-        if not padded or any(jax_api.has_effects(operations[n].eqn) for n in one.operations):
-            return
+        if not padded or any(operations[n].acts for n in one.operations):
+            return True
         own = [np.zeros(0, int) if x is None else x for x in (groups.lengths for groups in self._call.groups)]
         shares = [
             max(_probe.share_that_differs(own[n][chunk.numbers], chunk.lengths[n] or 0) for n in padded.values())
             for chunk in self._chunks
         ]
         at = int(np.argmax(shares))
+        if not shares[at]:
+            return False
         chunk = self._chunks[at]
         run = self._program.compiled(self._call, one, len(chunk.numbers), chunk.lengths)
         lengths = [own[padded[n]][chunk.numbers] if n in padded else None for n in range(len(one.rows))]
@@ -269,3 +270,4 @@ class Run:
                 f"elements of {name}. Use the mask for all that is computed over an element's rows: jnp.mean(x, "
                 f"where={name}.mask), or jnp.sum(jnp.where({name}.mask, x, 0)) / {name}.count"
             )
+        return True

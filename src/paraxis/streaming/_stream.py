@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar, cast
 
 import jax
 import numpy as np
@@ -107,12 +107,8 @@ class Stream:
             object.__setattr__(self, "at_once", check.count("Stream", "at_once", self.at_once))
         else:
             object.__setattr__(self, "memory", _bytes(self.memory))
-        if self.map is not None:
-            check.function("Stream", "map", self.map, "px.Stream(at_once=16, map=executor.map)")
-            if self.memory is not None:
-                raise ValueError("Stream: memory is of this process; with map, give at_once")
-        if self.folder is not None:
-            check.path("Stream", "folder", self.folder)
+        if self.map is not None and self.memory is not None:
+            raise ValueError("Stream: memory is of this process; with map, give at_once")
 
     def __enter__(self) -> Self:
         return self
@@ -139,7 +135,6 @@ class Stream:
             DataError, ShapeError: if an element cannot be read, or does not look like the others; they name it.
             CheckpointError: if ``folder`` holds another run, or cannot be written.
         """
-        check.function("Stream.run", "fn", fn, "px.Stream(at_once=64).run(jax.grad(loss), w, clients)")
         call = Call("Stream.run", fn, args)
         return self._result(call, self._program(call))
 
@@ -155,20 +150,17 @@ class Stream:
             >>> streamed(px.Groups.of_arrays(np.arange(100.0)))
             Array(49.5, dtype=float32)
         """
-        check.function("Stream.jit", "fn", fn, "px.Stream(at_once=64).jit(jax.grad(loss))")
         known: dict[Any, Program] = {}
 
         @functools.wraps(fn)
-        def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            if kwargs:
-                raise TypeError(f"Stream.jit: arguments must be given by position, got {', '.join(kwargs)} by name")
+        def run(*args: Any) -> _R:
             call = Call("Stream.jit", fn, args)
             key = call.key
             if key not in known:
                 known[key] = self._program(call)
             return self._result(call, known[key])
 
-        return run
+        return cast("Callable[_P, _R]", run)
 
     def passes(self, fn: Callable[..., Any], *args: Any) -> Schedule:
         """Return what :meth:`run` would do: how many passes, in which chunks. Nothing is computed.
@@ -181,7 +173,6 @@ class Stream:
             >>> px.Stream(at_once=8).passes(spread, px.Groups.of_arrays(np.ones(100))).num_passes
             2
         """
-        check.function("Stream.passes", "fn", fn, "px.Stream(at_once=64).passes(loss, w, clients)")
         call = Call("Stream.passes", fn, args)
         program = self._program(call)
         chunks, plan = call.chunks(program.size, self._count(call, program)), program.plan

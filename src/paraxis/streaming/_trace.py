@@ -40,7 +40,11 @@ class Operation:
 
     @property
     def values(self) -> list[int]:
-        return [v for v in self.inputs if not isinstance(v, Literal)]
+        return [v for v in self.inputs if isinstance(v, int)]
+
+    @property
+    def acts(self) -> bool:
+        return jax_api.has_effects(self.eqn)
 
 
 @dataclasses.dataclass
@@ -50,7 +54,8 @@ class Flat:
     Attributes:
         avals: of each value.
         constants: those that are known.
-        operations: in order.
+        operations: those that results or effects need, in order.
+        live: the values that they, or the results, read.
         results: what the function returns.
         closed, out_tree: the jaxpr that it was made of, and the structure of its result.
     """
@@ -58,15 +63,23 @@ class Flat:
     avals: list[Any]
     constants: dict[int, Any]
     operations: list[Operation]
+    live: set[int]
     results: list[Atom]
     closed: ClosedJaxpr
     out_tree: Any
 
     @classmethod
     def of(cls, closed: ClosedJaxpr, out_tree: Any) -> "Flat":
-        flat = cls([], {}, [], [], closed, out_tree)
+        flat = cls([], {}, [], set(), [], closed, out_tree)
         arguments = [flat._new(v.aval) for v in closed.jaxpr.invars]
         flat.results = flat._read(closed, arguments, "an unknown line")
+        flat.live.update(v for v in flat.results if isinstance(v, int))
+        needed = []
+        for operation in reversed(flat.operations):
+            if operation.acts or not flat.live.isdisjoint(operation.outputs):
+                needed.append(operation)
+                flat.live.update(operation.values)
+        flat.operations = needed[::-1]
         return flat
 
     def _new(self, aval: Any) -> int:
