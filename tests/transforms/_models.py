@@ -4,8 +4,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.core import Tracer
+from jax.sharding import AxisType, Mesh
 
 
 class MLP(nnx.Module):
@@ -76,3 +78,16 @@ def assert_untouched(before: list[jax.Array], *modules: object) -> None:
     assert len(now) == len(before)
     assert all(new is old for new, old in zip(now, before, strict=True))
     assert not any(x.is_deleted() or isinstance(x, Tracer) for x in now)
+
+
+def mlp() -> MLP:
+    return MLP(nnx.Rngs(0))
+
+
+def mesh_of(devices: int, name: str = "device", kind: AxisType = AxisType.Auto) -> Mesh:
+    return Mesh(np.array(jax.devices()[:devices]), (name,), axis_types=(kind,))
+
+
+def host(tree: Any) -> Any:
+    """The same arrays on one device."""
+    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), tree)

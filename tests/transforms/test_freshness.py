@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -62,8 +63,6 @@ def test_edits_made_outside_are_seen_without_compiling() -> None:
     assert len(traces) == 1
 
 
-
-
 @pytest.mark.usefixtures("mode")
 def test_train_and_eval_take_effect_and_are_traced_once_each() -> None:
     here, there, x = Noisy(nnx.Rngs(0)), Noisy(nnx.Rngs(0)), values(4, 3)
@@ -84,123 +83,74 @@ class Layer:
     factor: Any = 1
 
 
-@jax.tree_util.register_pytree_node_class
-class Slotted:
-    __slots__ = ("w",)
-
-    def __init__(self, w: Any) -> None:
-        self.w = w
-
-    def tree_flatten(self) -> tuple[tuple[Any], None]:
-        return (self.w,), None
-
-    @classmethod
-    def tree_unflatten(cls, _: None, children: Any) -> "Slotted":
-        return cls(*children)
-
-
 class Holder(nnx.Module):
-    """A bit of everything that can be replaced; calling it counts and adds up all there is."""
+    """A bit of everything that can be replaced; calling it adds up all there is."""
 
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.w = nnx.Param(jnp.ones(1))
-        self.layer = nnx.Linear(1, 1, rngs=rngs)
-        self.listed: Any = nnx.List([nnx.Param(jnp.ones(1)), nnx.Linear(1, 1, rngs=rngs)])
+    def __init__(self) -> None:
+        self.w, self.other, self.layer = nnx.Param(jnp.ones(1)), nnx.Param(jnp.ones(1)), Counter(nnx.Rngs(0))
+        self.listed = nnx.List([nnx.Param(jnp.ones(1))])
         self.plain = nnx.data([nnx.Param(jnp.ones(1)), nnx.Param(jnp.ones(1))])
-        self.pair = nnx.data((nnx.Param(jnp.ones(1)), nnx.Param(jnp.ones(1))))
         self.named = nnx.data({"a": nnx.Param(jnp.ones(1))})
         self.record = nnx.data(Layer(nnx.Param(jnp.ones(1))))
-        self.nested = nnx.data([Layer({"a": Slotted(nnx.Param(jnp.ones(1)))})])
-        self.raw = nnx.data(jnp.ones(1))
-        self.power = 1
+        self.raw, self.power = nnx.data(jnp.ones(1)), 1
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        total = self.w[...] + self.listed[0][...] + 10 * self.plain[0][...] + self.plain[1][...] + self.pair[0][...]
-        extra = getattr(self, "extra", 0.0) + self.record.w[...] * self.record.factor + self.nested[0].w["a"].w[...]
-        return self.layer(x) + self.listed[1](x) * total**self.power + self.named["a"][...] + self.raw.sum() + extra
+    def __call__(self, x: jax.Array) -> Any:
+        found = (self.w, self.other, self.listed[0], *self.plain, self.named["a"], self.record.w)
+        total = sum((n + 1) * v[...] for n, v in enumerate(found)) * self.record.factor + getattr(self, "extra", 0.0)
+        return self.layer(x), total**self.power + self.raw.sum(), repr(self.power) == "True"
 
 
-def _reverse(net: Holder) -> None:
-    net.plain[0].set_value(jnp.full(1, 5.0))
-    net.plain.reverse()
+def _new(value: float = 3.0) -> nnx.Param:
+    return nnx.Param(jnp.full(1, value))
 
 
 REPLACED: dict[str, Callable[[Holder], Any]] = {
-    "a variable": lambda net: setattr(net, "w", nnx.Param(jnp.full(1, 2.0))),
-    "a submodule": lambda net: setattr(net, "layer", nnx.Linear(1, 1, rngs=nnx.Rngs(9))),
-    "a submodule by one of another kind": lambda net: setattr(net, "layer", nnx.RMSNorm(1, rngs=nnx.Rngs(9))),
-    "a variable in an nnx.List": lambda net: net.listed.__setitem__(0, nnx.Param(jnp.full(1, 3.0))),
-    "a submodule in an nnx.List": lambda net: net.listed.__setitem__(1, nnx.Linear(1, 1, rngs=nnx.Rngs(9))),
-    "an nnx.List": lambda net: setattr(net, "listed", nnx.List([net.w, net.layer])),
-    "a variable in a list": lambda net: net.plain.__setitem__(0, nnx.Param(jnp.full(1, 3.0))),
-    "a list": lambda net: setattr(net, "plain", nnx.data([nnx.Param(jnp.full(1, 3.0)), net.w])),
-    "the order of a list": _reverse,
-    "a tuple": lambda net: setattr(net, "pair", nnx.data((net.w, net.w))),
-    "a variable in a dict": lambda net: net.named.__setitem__("a", nnx.Param(jnp.full(1, 3.0))),
-    "a variable in a dataclass": lambda net: setattr(net.record, "w", nnx.Param(jnp.full(1, 3.0))),
+    "a variable": lambda net: setattr(net, "w", _new()),
+    "a variable by one of another that is equal": lambda net: setattr(net, "w", net.other),
+    "a submodule": lambda net: setattr(net, "layer", Counter(nnx.Rngs(9))),
+    "a variable in an nnx.List": lambda net: net.listed.__setitem__(0, _new()),
+    "a variable in a list": lambda net: net.plain.__setitem__(0, _new()),
+    "the order of a list": lambda net: (net.plain[0].set_value(jnp.full(1, 5.0)), net.plain.reverse()),
+    "a variable in a dict": lambda net: net.named.__setitem__("a", _new()),
+    "a variable in a dataclass": lambda net: setattr(net.record, "w", _new()),
     "a number in a dataclass": lambda net: setattr(net.record, "factor", 3.0),
-    "a variable in a class with slots": lambda net: setattr(net.nested[0].w["a"], "w", nnx.Param(jnp.full(1, 3.0))),
-    "what a dataclass holds": lambda net: setattr(net.nested[0], "w", {"a": Slotted(nnx.Param(jnp.full(1, 3.0)))}),
-    "an array": lambda net: setattr(net, "raw", nnx.data(jnp.full(1, 4.0))),
-    "an array by one of another shape": lambda net: setattr(net, "raw", nnx.data(jnp.ones((2, 3)))),
-    "a number": lambda net: setattr(net, "power", 2),
+    "an array": lambda net: setattr(net, "raw", nnx.data(jnp.ones((2, 3)))),
+    "1 by True": lambda net: setattr(net, "power", True),
     "an attribute that was not there": lambda net: setattr(net, "extra", 7.0),
-    "a variable that was shared now": lambda net: setattr(net, "w", net.plain[1]),
 }
 
 
 @pytest.mark.parametrize("what", REPLACED)
 def test_what_is_replaced_is_seen(what: str) -> None:
-    net, x = Holder(nnx.Rngs(0)), values(2, 1)
+    net, there, x = Holder(), Holder(), values(2, 3)
     fast, traces = counted(net)
-    before = fast(x)
-    REPLACED[what](net)
-    assert_close(fast(x), net(x))
-    assert_close(fast(x), net(x))
-    assert len(traces) <= 2
-    if not what.endswith(("shared now", "a tuple")):
-        assert np.abs(np.asarray(before) - np.asarray(fast(x))).max() > 0.01
-
-
-def test_an_attribute_that_is_deleted_is_missed() -> None:
-    net, x = Holder(nnx.Rngs(0)), values(2, 1)
-    setattr(net, "extra", nnx.Param(jnp.ones(1)))  # noqa: B010
-    fast, _ = counted(net)
     fast(x)
-    delattr(net, "extra")
-    assert_close(fast(x), net(x))
-    del net.w
-    with pytest.raises(AttributeError, match="'w'"):
-        fast(x)
+    REPLACED[what](net)
+    REPLACED[what](there)
+    for _ in range(2):
+        assert_close(jax.tree.map(np.asarray, fast(x)), jax.tree.map(np.asarray, there(x)))
+        for v in (net, there):
+            v.w.set_value(v.w[...] * 2)
+    assert len(traces) <= 2
 
 
-@pytest.mark.parametrize(
-    ("attribute", "old", "new"),
-    [
-        ("raw", jnp.asarray(1), jnp.asarray(1.0)),
-        ("raw", jnp.asarray(0.0), jnp.asarray(-0.0)),
-        ("factor", 2, 2.0),
-        ("factor", 1, True),
-        ("listed", [2], [2.0]),
-    ],
-    ids=str,
-)
-def test_what_is_equal_but_computes_otherwise_is_seen(attribute: str, old: Any, new: Any) -> None:
-    class Plain(nnx.Module):
-        def __init__(self) -> None:
-            self.raw, self.factor, self.pair = nnx.data(jnp.asarray(3)), 1, (1,)
-            self.listed = nnx.data([1])
+def test_nnx_jit_of_the_same_module_leaves_the_next_call_as_cheap_as_it_was() -> None:
+    net, x = MLP(nnx.Rngs(0)), values(2, 3)
+    fast, forward = px.Jit(net), nnx.jit(lambda net, x: net(x))
+    fast(x)
 
-        def __call__(self) -> Any:
-            scaled = self.raw * self.factor * self.pair[0] * self.listed[0]
-            return scaled, jnp.arctan2(scaled, -1.0), repr(self.factor) == "True"
+    def num_calls() -> int:
+        found: list[str] = []
+        sys.setprofile(lambda frame, event, _: found.append(event) if event == "call" else None)
+        try:
+            fast(x)
+        finally:
+            sys.setprofile(None)
+        return len(found)
 
-    net = Plain()
-    setattr(net, attribute, nnx.data(old) if attribute == "listed" else old)
-    fast = px.Jit(net)
-    assert_close(fast(), jax.tree.map(jnp.asarray, net()))
-    setattr(net, attribute, nnx.data(new) if attribute == "listed" else new)
-    assert_close(fast(), jax.tree.map(jnp.asarray, net()))
+    before = num_calls()
+    forward(net, x)
+    assert num_calls() == before
 
 
 def _failing(net: Counter, x: jax.Array, fails: jax.Array, *, at: str = "") -> jax.Array:
@@ -241,29 +191,11 @@ def test_after_an_exception_all_variables_are_as_they_were(at: str, is_compiled:
     assert_close(arrays_in(net), arrays_in(there))
 
 
-@pytest.mark.parametrize("at", POINTS[:3])
-@pytest.mark.parametrize("wrap", [px.GradValues, px.Vectorize, px.Parallel, "donate"], ids=str)
-def test_the_other_transforms_leave_all_as_it_was_too(wrap: Any, at: str) -> None:
-    net, x = Counter(nnx.Rngs(0)), values(8, 3)
-
-    def loss(net: Counter, x: jax.Array) -> jax.Array:
-        return _failing(net, x, jnp.asarray(False), at=at).sum()
-
-    fn = px.Jit(loss, net, donate=True) if wrap == "donate" else wrap(loss, net)
-    before = arrays_in(net)
-    with pytest.raises((ValueError, px.StateError), match=at if "structure" not in at else "set attribute extra"):
-        fn(x)
-    assert_untouched(before, net)
-    assert not hasattr(net, "extra")
-
-
 CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a variable is added": (lambda net: setattr(net, "extra", nnx.Param(jnp.ones(2))), "extra"),
     "a variable is replaced": (lambda net: setattr(net.first, "bias", nnx.Param(jnp.ones(8))), "bias"),
-    "a submodule is replaced": (lambda net: setattr(net, "last", net.first), "last"),
     "a static attribute is set": (lambda net: setattr(net, "flag", True), "flag"),
     "a mode is set": (lambda net: net.train(mark=True) or setattr(net.last, "mark", True), "mark"),
-    "a variable is deleted": (lambda net: delattr(net.last, "bias"), "bias"),
 }
 
 

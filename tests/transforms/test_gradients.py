@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import paraxis as px
-from tests.transforms._models import MLP, Normed, Tied
+from tests.transforms._models import MLP, Normed
 
 X: Any = np.random.default_rng(0).normal(size=(10, 3)).astype("float32")
 Y: Any = np.random.default_rng(1).normal(size=(10, 4)).astype("float32")
@@ -44,18 +44,6 @@ def test_gradients_of_inputs_with_and_without_those_of_variables() -> None:
     np.testing.assert_allclose(of_y, jax.grad(lambda y: square_loss(net, X, y))(Y), rtol=1e-6)
 
 
-def test_plain_pytrees_are_differentiated_as_by_jax() -> None:
-    def loss(params: dict[str, jax.Array], x: Any) -> jax.Array:
-        return jnp.tanh(x @ params["w"] + params["b"]).sum()
-
-    params = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
-    expected = jax.value_and_grad(loss)(params, X)
-    gradients, value = px.GradValues(loss, argnums=0)(params, X)
-    np.testing.assert_allclose(value, expected[0])
-    assert set(gradients) == {"w", "b"}
-    np.testing.assert_allclose(gradients["w"], expected[1]["w"])
-
-
 def test_wrt_chooses_by_type_name_and_collection() -> None:
     net = MLP(nnx.Rngs(0))
     biases = px.GradValues(square_loss, net, wrt=lambda name, _: name.endswith("bias"))(X, Y)[0]
@@ -85,16 +73,6 @@ def test_the_gradient_is_taken_at_the_value_before_a_write() -> None:
     (gradient,), _ = px.GradValues(loss, weight)()
     assert float(gradient) == 6.0
     assert float(weight[...]) == 100.0
-
-
-def test_a_tied_variable_has_one_gradient_the_sum_of_both_uses() -> None:
-    net = Tied(nnx.Rngs(0))
-    x = np.ones((2, px.variables(net)[1].shape[0]), "float32")
-    gradients, _ = px.GradValues(lambda net, x: net(x).sum(), net)(x)
-    expected = jax.tree.leaves(nnx.grad(lambda net: net(x).sum())(net))
-    assert len(gradients) == len(expected) == 2
-    for g, e in zip(gradients, expected, strict=True):
-        np.testing.assert_allclose(g, e, rtol=1e-5)
 
 
 @pytest.mark.parametrize("loss", [lambda net, x: net(x), lambda net, x: net(x).sum().astype(int)], ids=["rows", "int"])

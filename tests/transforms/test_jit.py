@@ -1,17 +1,19 @@
 """``px.Jit`` computes what the function computes, writes back what it wrote, and otherwise leaves all as it was."""
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
 import paraxis as px
 from tests._support import assert_close, values
-from tests.transforms._models import MLP, Counter, Tied, arrays_in
+from tests.transforms._models import MLP, Counter, Tied, arrays_in, assert_untouched
 
 
 class Scaler(nnx.Module):
@@ -103,34 +105,6 @@ def test_tied_weights_stay_one_variable() -> None:
     assert other.kernel is shared.kernel
 
 
-class Assorted(nnx.Module):
-    def __init__(self) -> None:
-        self.flag = nnx.Variable(jnp.asarray([True, False]))
-        self.small = nnx.Variable(jnp.asarray([127, -1], "int8"))
-        self.large = nnx.Variable(jnp.asarray(2**32 - 1, "uint32"))
-        self.half = nnx.Variable(jnp.asarray([1.5], "bfloat16"))
-        self.tree: Any = nnx.Variable({"a": values(2), "b": [jnp.asarray(3)]})
-
-
-def test_variables_of_every_dtype_and_of_dicts() -> None:
-    def step(net: Assorted) -> None:
-        net.flag[...] = ~net.flag[...]
-        net.small[...] = net.small[...] + jnp.asarray(1, "int8")
-        net.large[...] = net.large[...] + jnp.asarray(1, "uint32")
-        net.half[...] = net.half[...] * 2
-        old = net.tree.get_value()
-        net.tree.set_value({"a": old["a"] * 2, "b": [old["b"][0] + 1]})
-
-    net = Assorted()
-    px.Jit(step, net)()
-    assert net.flag.get_value().tolist() == [False, True]
-    assert net.small.get_value().tolist() == [-128, 0]
-    assert net.large.get_value() == 0
-    kinds = [str(v.get_value().dtype) for v in (net.flag, net.small, net.large, net.half)]
-    assert kinds == ["bool", "int8", "uint32", "bfloat16"]
-    assert_close(net.tree.get_value(), {"a": values(2) * 2, "b": [jnp.asarray(4)]})
-
-
 def test_two_threads_tracing_at_once_do_not_mix() -> None:
     meet, failed = threading.Barrier(2, timeout=60), list[BaseException]()
 
@@ -178,3 +152,82 @@ def test_what_is_read_beside_the_arguments_is_read_when_traced() -> None:
     assert len(traces) == 1
     config["rate"] = 3.0
     assert_close(fast(x), Scaler()(x) * 2.0)
+
+
+WRAPPERS = [px.Jit, px.Parallel]
+X, Y = values(16, 3), values(16, 4, seed=1)
+IDS = ["Jit", "Parallel"]
+
+
+def train(net: MLP, opt: px.Optimizer, x: jax.Array, y: jax.Array, *, rate: float) -> jax.Array:
+    loss, gradients = nnx.value_and_grad(lambda net: ((net(x) - y) ** 2).mean())(net)
+    opt(rate, gradients)
+    return loss
+
+
+def train_on_devices(net: MLP, opt: px.Optimizer, x: jax.Array, y: jax.Array, *, rate: float) -> jax.Array:
+    loss, gradients = nnx.value_and_grad(lambda net: ((net(x) - y) ** 2).mean())(net)
+    opt(rate, px.pmean(gradients, "device"))
+    return px.pmean(loss, "device")
+
+
+STEPS: dict[str, Callable[..., Any]] = {
+    "Jit": lambda net, opt: px.Jit(train, net, opt, donate=True),
+    "Parallel": lambda net, opt: px.Parallel(train_on_devices, net, opt, reduce="same", donate=True),
+}
+
+
+def weights(net: MLP) -> list[jax.Array]:
+    return [v[...] for layer in (net.first, net.last) for v in (layer.kernel, layer.bias)]
+
+
+def trained_by_hand(steps: int) -> tuple[list[jax.Array], list[float]]:
+    """Adam with a decaying rate on one device, the network written out."""
+
+    def loss(p: list[jax.Array]) -> jax.Array:
+        return ((jax.nn.relu(X @ p[0] + p[1]) @ p[2] + p[3] - Y) ** 2).mean()
+
+    losses: list[float] = []
+    params: Any = weights(MLP(nnx.Rngs(0)))
+    state = optax.adam(0.1).init(params)
+    for step in range(steps):
+        value, gradients = jax.value_and_grad(loss)(params)
+        updates, state = optax.adam(0.1 / (step + 1)).update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+        losses.append(float(value))
+    return params, losses
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("kind", STEPS)
+def test_several_donated_steps_are_those_by_hand_and_give_all_old_memory_away(kind: str) -> None:
+    net = MLP(nnx.Rngs(0))
+    opt = px.Optimizer(net, optax.adam)
+    step, losses = STEPS[kind](net, opt), []
+    for number in range(5):
+        old = arrays_in(net, opt)
+        losses.append(float(step(X, Y, rate=0.1 / (number + 1))))
+        assert not any(a.is_deleted() for a in arrays_in(net, opt))
+        # The first call of Parallel brings variables to all devices, and what was on one stays there.
+        assert all(a.is_deleted() for a in old) or (kind == "Parallel" and number == 0)
+    expected, expected_losses = trained_by_hand(5)
+    assert_close(np.array(losses), np.array(expected_losses))
+    assert_close([np.asarray(w) for w in weights(net)], [np.asarray(w) for w in expected], rtol=1e-4, atol=1e-5)
+    assert_close(np.asarray(px.Jit(net)(X)), np.asarray(net(X)))
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS, ids=IDS)
+def test_an_exception_while_tracing_gives_nothing_away(wrap: Any) -> None:
+    net = Counter(nnx.Rngs(0))
+    fast = wrap(
+        lambda net, x, w: net(x) @ w, net, donate=True, **({"batch_axis": (0, None)} if wrap is px.Parallel else {})
+    )
+    w = values(4, 2)
+    fast(X, w)
+    before = arrays_in(net)
+    with pytest.raises(TypeError, match="dot_general"):
+        fast(X, values(5, 2))
+    assert_untouched(before, net)
+    assert_close(np.asarray(fast(X, w)), np.asarray(Counter(nnx.Rngs(0)).layer(X) @ w))
+    assert int(net.calls[...]) == 2

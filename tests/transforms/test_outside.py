@@ -1,7 +1,8 @@
-"""A module that a compiled function takes from outside is refused when it is wrapped; copies of wrapped functions."""
+"""Modules that are not bound: from outside, given late, or returned; copies of wrapped functions."""
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -90,20 +91,8 @@ def test_copies_have_modules_of_their_own_and_shallow_ones_share() -> None:
         assert int(net.calls[...]) == calls + 2
 
 
-def test_modules_that_belong_together_are_copied_together() -> None:
-    net: Any = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
-    step = px.Jit(lambda opt, net: opt(0.1, [jnp.ones(4), jnp.ones((3, 4))]), px.Optimizer(net, optax.sgd), net)
-    copied = copy.deepcopy(step)
-    copied()
-    opt_copied, net_copied = copied.modules
-    assert opt_copied.module is net_copied
-    assert_close(net_copied.bias[...], net.bias[...] - 0.1)
-
-
 LATE: dict[str, Any] = {
     "Jit": lambda net: px.Jit(call)(net, X),
-    "by keyword": lambda net: px.Jit(lambda x, net: net(x))(X, net=net),
-    "in a container": lambda net: px.Jit(lambda held, x: held["net"][0](x))({"net": [net]}, X),
     "Parallel": lambda net: px.Parallel(call)(net, X),
     "Vectorize": lambda net: px.Vectorize(call, batch_axis=(None, 0))(net, X),
     "GradValues": lambda net: px.GradValues(loss, argnums=1)(net, X),
@@ -138,3 +127,40 @@ def test_one_key_for_all_is_refused_unless_batch_axis_says_so(wrap: Any) -> None
     assert_close(
         jax.device_get(wrap(noisy, net, batch_axis=(0, None))(zeros, key)), jnp.full(8, jax.random.normal(key))
     )
+
+
+class Net(nnx.Module):
+    def __init__(self) -> None:
+        self.layers = nnx.List([nnx.Linear(3, 3, rngs=nnx.Rngs(0))])
+        self.count = nnx.Variable(jnp.array(0))
+
+    def __call__(self, x: Any) -> Any:
+        return self.layers[0](x)
+
+
+WRAPS: dict[str, Callable[[Any, Net], Callable[[Any], Any]]] = {
+    "Jit": lambda f, net: px.Jit(f, net),
+    "Vectorize": lambda f, net: px.Vectorize(f, net, batch_axis=(0,)),
+    "Parallel": lambda f, net: px.Parallel(f, net),
+    "GradValues": lambda f, net: px.GradValues(lambda net, x: (net(x).sum(), f(net, x)), net),
+}
+
+
+def counted(f: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    def call(net: Any, x: Any) -> Any:
+        net.count[...] += 1
+        return f(net)
+
+    return call
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_a_part_of_what_was_given_is_refused_and_nothing_is_written(wrap: str) -> None:
+    for f in (lambda net: net, lambda net: {"found": (X, net.layers[0])}, lambda net: net.layers[0].bias):
+        net = Net()
+        message = (
+            rf"{wrap.rpartition(' ')[2]}: the function returned a module that it was given, .*nnx\.state\(module\)"
+        )
+        with pytest.raises(px.StateError, match=message):
+            WRAPS[wrap](counted(f), net)(X)
+        assert int(net.count[...]) == 0

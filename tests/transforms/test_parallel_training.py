@@ -9,23 +9,15 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from jax.sharding import Mesh, PartitionSpec as P
+from jax.sharding import PartitionSpec as P
 
 import paraxis as px
 from paraxis.testing import assert_communication, communication
 from tests._support import assert_close, values
-from tests.transforms._models import MLP
+from tests.transforms._models import MLP, mesh_of, mlp
 
 DEVICES = [1, 2, 3, 8]
 X, Y = values(24, 3), values(24, 4, seed=1)
-
-
-def mesh_of(devices: int) -> Mesh:
-    return Mesh(np.array(jax.devices()[:devices]), ("device",))
-
-
-def mlp() -> MLP:
-    return MLP(nnx.Rngs(0))
 
 
 def loss(net: MLP, x: jax.Array, y: jax.Array) -> jax.Array:

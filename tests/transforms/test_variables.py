@@ -99,12 +99,3 @@ def test_collections_add_up_each_variable_once() -> None:
 
 def _momentum(lr: Any) -> Any:
     return optax.sgd(lr, momentum=0.9)
-
-
-def test_two_variables_of_one_name_do_not_add_up() -> None:
-    a, b = MLP(nnx.Rngs(0)), MLP(nnx.Rngs(1))
-    with pytest.raises(px.StateError, match=r"are called \(MLP\)\.first\(Linear\)\.bias; .*px\.variables\(nnx\.Dict\("):
-        _ = px.variables(a) + px.variables(b)
-    assert len(px.variables(nnx.Dict(a=a, b=b))) == 8
-    with pytest.raises(TypeError, match="unsupported operand"):
-        _ = px.variables(a) + list(px.variables(b))  # pyright: ignore[reportOperatorIssue]

@@ -9,31 +9,9 @@ import pytest
 from flax import nnx
 
 import paraxis as px
-from tests.transforms._models import Noisy
 
 X = np.random.default_rng(0).normal(size=(10, 3)).astype("float32")
 Y = np.random.default_rng(1).normal(size=(10, 4)).astype("float32")
-
-
-class RandomReverse(nnx.Module):
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.rngs = rngs
-
-    def __call__(self, x: jax.Array, y: Any) -> Any:
-        r = self.rngs.randint((), 0, 2)
-        return x + y + r * (x[::-1] - x), r, y
-
-
-@pytest.mark.parametrize("y", [1, jnp.array([-2, -1, 0, 1])], ids=["number", "vector"])
-def test_the_page_s_random_reverse(y: Any) -> None:
-    reverse = px.Vectorize(RandomReverse(nnx.Rngs(7)), batch_axis=(0, None))
-    x = jnp.arange(20).reshape(5, 4)
-    z, r, whole = reverse(x, y)
-    for row in range(5):
-        expected = np.asarray(x[row])[:: -1 if r[row] else 1] + np.asarray(y)
-        np.testing.assert_array_equal(z[row], expected)
-        np.testing.assert_array_equal(whole[row], y)
-    assert set(r.tolist()) <= {0, 1}
 
 
 def test_rows_have_their_own_randomness_and_the_stream_advances_once() -> None:
@@ -43,14 +21,6 @@ def test_rows_have_their_own_randomness_and_the_stream_advances_once() -> None:
     assert len({*first.tolist(), *second.tolist()}) == 128
     assert int(rngs.default.count[...]) == 2
     assert rngs.default.key.shape == ()
-
-
-def test_a_stream_that_is_not_drawn_from_stays() -> None:
-    net = Noisy(nnx.Rngs(0))
-    net.eval()
-    before = [v[...] for v in px.variables(net)]
-    px.Vectorize(net)(X)
-    assert all(v[...] is b for v, b in zip(px.variables(net), before, strict=True))
 
 
 def test_streams_of_several_keys_and_lone_keys_are_split_as_well() -> None:
@@ -89,18 +59,6 @@ def test_batch_axes(batch_axis: Any, shapes: Any) -> None:
     out = px.Vectorize(lambda x, y: (x.sum(), y * 2), batch_axis=batch_axis)(x, y)
     np.testing.assert_allclose(out[0], X.sum(1), rtol=1e-5)
     np.testing.assert_allclose(out[1], 2 * Y, rtol=1e-6)
-
-
-def test_per_example_gradients_are_those_of_a_loop() -> None:
-    net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
-    gradient = px.GradValues(lambda net, x, y: ((net(x) - y) ** 2).mean(), net)
-    each = px.Vectorize(lambda net, x, y: gradient(x, y)[0], net, batch_axis=(0, 0))
-    rows = each(X, Y)
-    assert [g.shape for g in rows] == [(10, 4), (10, 3, 4)]
-    for i in range(10):
-        residual = np.asarray(net(X[i]) - Y[i])
-        np.testing.assert_allclose(rows[0][i], residual / 2, rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(rows[1][i], np.outer(X[i], residual) / 2, rtol=1e-4, atol=1e-6)
 
 
 def test_what_differs_needs_a_rule() -> None:
