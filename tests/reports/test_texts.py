@@ -98,6 +98,57 @@ def test_what_is_in_loops_counts_as_often_as_they_run(outer: str, times: int, is
     assert _flops.of_program(read)[0].total() == times * 2 * 4**3
 
 
+ON_TPU = """
+%gather.part (a: bf16[2,4]) -> bf16[16,4] {
+  %a = bf16[2,4]{1,0} parameter(0)
+  ROOT %all-gather.1 = bf16[16,4]{1,0} all-gather(%a), channel_id=5, replica_groups=[1,8]<=[8], dimensions={0}
+}
+
+%gather.rest (b: bf16[2,4]) -> bf16[16,4] {
+  %b = bf16[2,4]{1,0} parameter(0)
+  ROOT %all-gather.2 = bf16[16,4]{1,0} all-gather(%b), channel_id=5, replica_groups=[1,8]<=[8], dimensions={0}
+}
+
+%body (p: (s32[], bf16[2,4], s32[])) -> (s32[], bf16[2,4], s32[]) {
+  %one = s32[] constant(1)
+  %p = (s32[], bf16[2,4]{1,0}, s32[]) parameter(0)
+  %count = s32[] get-tuple-element(%p), index=0
+  %copy.1 = s32[]{:S(6)} copy(%count)
+  %x = bf16[2,4]{1,0} get-tuple-element(%p), index=1
+  %end = s32[] get-tuple-element(%p), index=2
+  %next = s32[] add(%copy.1, %one)
+  %begins = bf16[16,4]{1,0} fusion(%x), kind=kCustom, calls=%gather.part
+  %goes_on = bf16[16,4]{1,0} fusion(%x), kind=kCustom, calls=%gather.rest
+  ROOT %tuple.1 = (s32[], bf16[2,4]{1,0}, s32[]) tuple(%next, %x, KEPT)
+}
+
+%condition (q: (s32[], bf16[2,4], s32[])) -> pred[] {
+  %q = (s32[], bf16[2,4]{1,0}, s32[]) parameter(0)
+  %count.2 = s32[] get-tuple-element(%q), index=0
+  %end.2 = s32[] get-tuple-element(%q), index=2
+  ROOT %lt = pred[] compare(%count.2, %end.2), direction=LT
+}
+
+ENTRY %main (y: bf16[2,4]) -> bf16[2,4] {
+  %y = bf16[2,4]{1,0} parameter(0)
+  %two = s32[] constant(2)
+  %nine = s32[] constant(9)
+  %tuple.2 = (s32[], bf16[2,4]{1,0}, s32[]) tuple(%two, %y, /*index=2*/%nine)
+  %while.1 = (s32[], bf16[2,4]{1,0}, s32[]) while(%tuple.2), condition=%condition, body=%body
+  ROOT %done = bf16[2,4]{1,0} get-tuple-element(%while.1), index=1
+}
+"""
+
+
+@pytest.mark.parametrize(("kept", "times", "is_certain"), [("%end", 9 - 2, True), ("%next", 1, False)])
+def test_a_loop_runs_as_often_as_its_counter_says_and_parts_in_fusions_are_one_collective(
+    kept: str, times: int, is_certain: bool
+) -> None:
+    """As a TPU's compiler writes them, which leaves the number of turns out."""
+    (gather,) = program(ON_TPU.replace("KEPT", kept)).collectives
+    assert (gather.name, gather.times, gather.within.is_certain) == ("all-gather.1", times, is_certain)
+
+
 def test_products_that_a_library_computes_on_a_gpu_are_counted() -> None:
     read = program(
         """

@@ -4,10 +4,8 @@ The first call of a function is apart, since it compiles. A function that donate
 call, which are made before the clock starts.
 """
 
-import contextlib
 import dataclasses
 import gc
-import inspect
 import math
 import random
 import statistics
@@ -129,9 +127,8 @@ def compare(
         A :class:`paraxis.reports.Comparison`, which prints as text, and is shown by a notebook.
 
     Raises:
-        TypeError: if there are no functions, or one returns a generator, which has done nothing yet.
+        TypeError: if there are no functions.
         AssertionError: if results differ with ``check=True``, naming the function and the place.
-        Exception: what a function raises, with a note that names it.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np, paraxis as px
@@ -177,15 +174,7 @@ class _Entrant:
         """Call it for the first time, and for the second; return the first result."""
         given = _copied(self.args)
         before = time.perf_counter()
-        with self._named():
-            result = self.fn(*given)
-        if inspect.isgenerator(result) or inspect.isawaitable(result):
-            raise TypeError(
-                f"compare: {self.name!r} of fns returned {checks.described(result)}, which does its work when it is "
-                "read; write a function that returns arrays, such as lambda *args: list(fn(*args))"
-            )
-        with self._named():
-            jax.block_until_ready(result)
+        result = jax.block_until_ready(self.fn(*given))
         self.first = time.perf_counter() - before
         self.donates = any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(given))
         self.later = self._sample(1)
@@ -198,19 +187,10 @@ class _Entrant:
 
     def _sample(self, calls: int) -> float:
         given = _copied(self.args) if self.donates else self.args
-        with self._named():
-            before = time.perf_counter()
-            for _ in range(calls):
-                jax.block_until_ready(self.fn(*given))
-            return (time.perf_counter() - before) / calls
-
-    @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            error.add_note(f"raised by {self.name!r}, one of the functions given to px.compare")
-            raise
+        before = time.perf_counter()
+        for _ in range(calls):
+            jax.block_until_ready(self.fn(*given))
+        return (time.perf_counter() - before) / calls
 
 
 def _copied(args: Any) -> Any:
