@@ -59,20 +59,6 @@ def test_steps_are_those_of_optax_with_the_rate_of_the_call(factory: Any, option
         np.testing.assert_allclose(got[...], expected, rtol=2e-5, atol=1e-6)
 
 
-def test_the_rate_is_traced() -> None:
-    traces = []
-
-    def counted(net: MLP, opt: px.Optimizer, lr: Any) -> None:
-        traces.append(lr)
-        opt(lr, nnx.grad(square_loss)(net, X, Y))
-
-    net = MLP(nnx.Rngs(0))
-    step = px.Jit(counted, net, px.Optimizer(net, optax.sgd))
-    for lr in (0.1, 0.2, 0.3):
-        step(lr)
-    assert len(traces) == 1
-
-
 def test_only_the_chosen_variables_are_trained() -> None:
     net = MLP(nnx.Rngs(0))
     kernels = px.variables(net).subset(lambda name, _: name.endswith("kernel"))

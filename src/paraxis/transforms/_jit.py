@@ -1,6 +1,5 @@
 """``Jit``: a function of modules, compiled, with their variables threaded through; what ``Parallel`` shares of it."""
 
-import abc
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -26,6 +25,7 @@ class Compiled(Wrapped[_R], Generic[_R]):
         self,
         f: Any,
         modules: tuple[Any, ...],
+        run: Callable[..., tuple[Any, dict[int, Any]]],
         static_argnums: int | Sequence[int],
         static_argnames: str | Sequence[str],
         donate: bool,
@@ -40,7 +40,7 @@ class Compiled(Wrapped[_R], Generic[_R]):
         free = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         self._body.static_positions = frozenset([*positions, *(free.index(n) for n in names if n in free)])
         self._body.static_names = frozenset([*names, *(free[p] for p in positions if p < len(free))])
-        self._body.donate = donate
+        self._body.run, self._body.donate = run, donate
 
     def __call__(self, *args: Any, **kwargs: Any) -> _R:
         """Call the function; write back what it wrote."""
@@ -75,34 +75,29 @@ class Compiled(Wrapped[_R], Generic[_R]):
     def _compile(self, binding: Binding) -> Any:
         programs, graph = self._body.programs, binding.graph.without_values()
         try:
-            binding.program = programs.get(binding.key) or self._jitted(self._body, graph)
+            binding.program = programs.get(binding.key) or _jitted(self._body, graph)
             programs[binding.key] = binding.program
         except TypeError:  # a static attribute that cannot be hashed: nothing to remember it by
-            binding.program = self._jitted(self._body, graph)
+            binding.program = _jitted(self._body, graph)
         return binding.program
 
-    @classmethod
-    def _jitted(cls, body: Body, graph: Graph) -> Any:
-        # A closure over what all copies share, not over self, whose modules may be those of another run.
-        def run(values: Sequence[Any], arrays: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-            result, new = cls._run(body, graph, (values, arrays), args, kwargs)
-            # What is not written goes through if its memory was given away.
-            return dict(enumerate(values)) | new if body.donate else new, result
 
-        run.__name__ = body.name
-        return jax.jit(
-            run,
-            static_argnums=tuple(p + 2 for p in body.static_positions),
-            static_argnames=tuple(body.static_names),
-            donate_argnums=(0,) if body.donate else (),
-        )
+def _jitted(body: Body, graph: Graph) -> Any:
+    # A closure over what all copies share, not over self, whose modules may be those of another run.
+    def run(values: Sequence[Any], arrays: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        args = tuple(pytrees.Fixed(x) if p in body.static_positions else x for p, x in enumerate(args))
+        kwargs = {name: pytrees.Fixed(x) if name in body.static_names else x for name, x in kwargs.items()}
+        result, new = body.run(body, graph, (values, arrays), args, kwargs)
+        # What is not written goes through if its memory was given away.
+        return dict(enumerate(values)) | new if body.donate else new, result
 
-    @staticmethod
-    @abc.abstractmethod
-    def _run(
-        body: Body, graph: Graph, state: State, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[Any, dict[int, Any]]:
-        """Trace one call: return the result, and new values of variables by their number."""
+    run.__name__ = body.name
+    return jax.jit(
+        run,
+        static_argnums=tuple(p + 2 for p in body.static_positions),
+        static_argnames=tuple(body.static_names),
+        donate_argnums=(0,) if body.donate else (),
+    )
 
 
 class Jit(Compiled[_R], Generic[_R]):
@@ -150,10 +145,10 @@ class Jit(Compiled[_R], Generic[_R]):
         static_argnames: str | Sequence[str] = (),
         donate: bool = False,
     ) -> None:
-        super().__init__(f, modules, static_argnums, static_argnames, donate)
+        super().__init__(f, modules, _run, static_argnums, static_argnames, donate)
 
-    @staticmethod
-    def _run(
-        body: Body, graph: Graph, state: State, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[Any, dict[int, Any]]:
-        return _wrapped.run("Jit", body.fn, graph, state, args, kwargs)
+
+def _run(
+    body: Body, graph: Graph, state: State, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, dict[int, Any]]:
+    return _wrapped.run("Jit", body.fn, graph, state, args, kwargs)

@@ -22,17 +22,12 @@ def harm(
     avals: Sequence[Any],
     row_dims: Sequence[int | None],
     share: int,
-    kinds: Callable[[Any], Sequence[Any]],
+    reduce: Any,
 ) -> str | None:
     """Return what rows that are added would change; ``None``: nothing.
 
-    Args:
-        body: function of arrays that gives new values of variables by their number, and a result.
-        real: what it is traced to with the rows of one share, and the structure of its results.
-        avals: shapes of the arrays.
-        row_dims: for each, the dimension that the rows lie along.
-        share: number of rows that each device will have.
-        kinds: what becomes of the leaves of a result of several devices.
+    ``body`` gives new values of variables by their number, and a result. ``real`` is what it is traced to for one share
+    of so many rows, and the structure of its results. ``row_dims`` are the dimensions that the rows lie along.
     """
     sizes = {size for a in (*avals, *real[0].out_avals) for size in a.shape}
     count = next(n for n in itertools.count(101) if all(n % k for k in range(2, n)) and all(s % n for s in sizes if s))
@@ -44,7 +39,7 @@ def harm(
     new, result = jax.tree.unflatten(structure, range(len(dims)))
     if any(dims[i] for i in jax.tree.leaves(new)):
         return "a variable is written with what depends on the rows"
-    for (path, i), kind in zip(jax.tree_util.tree_leaves_with_path(result), kinds(result), strict=True):
+    for (path, i), kind in zip(jax.tree_util.tree_leaves_with_path(result), tree.entries(reduce, result), strict=True):
         if dims[i] != [0] and (dims[i] or (traced.out_avals[i].shape and kind != "same")):
             return f"{tree.name('result', path)} does not have the rows along its first axis"
         if dims[i] and kind != "concat":

@@ -102,19 +102,13 @@ class Parallel(Compiled[_R], Generic[_R]):
         mesh: Any = None,
         over: str | tuple[str, ...] | None = None,
     ) -> None:
-        super().__init__(f, modules, static_argnums, static_argnames, donate)
+        super().__init__(f, modules, _run, static_argnums, static_argnames, donate)
         for kind in jax.tree.leaves(reduce, is_leaf=tree.is_none):
             if not callable(kind):
                 checks.one_of("Parallel", "reduce", kind, _batches.KINDS, StateError)
         rules = _batches.check_sync("Parallel", sync, self.binding().graph.names)
         axis = Axis(axis_name, 1, mesh=mesh, over=over)
         self._body.options = Options(reduce, batch_axis, rules, sync_batch_norm, check, axis)
-
-    @staticmethod
-    def _run(
-        body: Body, graph: Graph, state: State, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[Any, dict[int, Any]]:
-        return Call(body, graph, args, kwargs).run(state)
 
     def _ready(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Bring to all devices what is not there yet: otherwise it would be sent at every call."""
@@ -144,6 +138,12 @@ class Parallel(Compiled[_R], Generic[_R]):
         return arrays.whole(arrays.ready(result))  # calls of the same values would not wait for each other
 
 
+def _run(
+    body: Body, graph: Graph, state: State, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, dict[int, Any]]:
+    return Call(body, graph, args, kwargs).run(state)
+
+
 class Options(NamedTuple):
     """The arguments of ``Parallel``. ``axis`` is that of the devices, its size still open."""
 
@@ -170,15 +170,9 @@ class Call:
     def __init__(self, body: Body, graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self._body, self._graph, self._options = body, graph, body.options
         _wrapped.refuse_modules("Parallel", (args, kwargs))
-        self._static = {p: x for p, x in enumerate(args) if p in body.static_positions}
-        self._static_kwargs = {name: x for name, x in kwargs.items() if name in body.static_names}
-        dynamic = {name: x for name, x in kwargs.items() if name not in body.static_names}
         axes = self._options.batch_axis
-        if isinstance(axes, Sequence) and len(axes) >= len(args):
-            axes = [at for p, at in enumerate(axes) if p not in self._static]
-        given = [x for p, x in enumerate(args) if p not in self._static]
-        self._batch = batch = _batches.split("Parallel", axes, given, dynamic)
-        if batch.size is None and axes is not None and any(map(jnp.ndim, jax.tree.leaves(dynamic))):
+        self._batch = batch = _batches.split("Parallel", axes, args, kwargs)
+        if batch.size is None and axes is not None and any(map(jnp.ndim, jax.tree.leaves(kwargs))):
             raise ShapeError(
                 "Parallel: no argument is split: those by keyword are given whole to every device. Give what is a "
                 "batch by position; or write batch_axis=None if that is meant"
@@ -222,8 +216,8 @@ class Call:
         differs = [True] * out_tree.num_leaves
         if self._options.check:
             row_dims = [*[None] * (len(leaves) - len(self._batch.axes)), *self._batch.axes]
-            share, kinds = self._rows.num_local, functools.partial(tree.entries, self._options.reduce)
-            harm = _padding.harm(one, traced, avals, row_dims, share, kinds) if self._rows.is_padded else None
+            share, reduce = self._rows.num_local, self._options.reduce
+            harm = _padding.harm(one, traced, avals, row_dims, share, reduce) if self._rows.is_padded else None
             if harm is not None:
                 raise ShapeError(
                     f"Parallel: {self._batch.size} rows do not divide over {self._axis.size} devices, and padding the "
@@ -242,11 +236,8 @@ class Call:
 
     def _traced(self, shared: Any, keys: Any, leaves: Any) -> tuple[dict[int, Any], Any]:
         values, arrays = shared
-        given, kwargs = jax.tree.unflatten(self._batch.structure, leaves)
-        dynamic, num_args = iter(given), len(given) + len(self._static)
-        args = [self._static[p] if p in self._static else next(dynamic) for p in range(num_args)]
+        args, kwargs = jax.tree.unflatten(self._batch.structure, leaves)
         state = (_modules.with_keys(values, self._streams, keys), arrays)
-        kwargs |= self._static_kwargs
         result, new = _wrapped.run("Parallel", self._body.fn, self._graph, state, args, kwargs, self._synchronise)
         self._drawn = _modules.drawn(self._streams, new)
         return new, result
@@ -281,10 +272,8 @@ class Call:
         def one(x: jax.Array, differs: bool) -> Any:
             if rule is None or (rule in ("mean", "first", "max", "min") and not differs):
                 return layout.agreed(x, self._axis)
-            needs_all = rule == "first" or callable(rule)
-            return _batches.combined(
-                rule, layout.gathered(x, self._axis) if needs_all else x, _batches.over(self._axis)
-            )
+            x = layout.gathered(x, self._axis) if rule == "first" or callable(rule) else x
+            return _batches.combined(rule, x, _batches.over(self._axis))
 
         return jax.tree.map(one, stacked, self._differs[0][number])
 

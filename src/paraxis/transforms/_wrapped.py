@@ -5,7 +5,7 @@ import inspect
 import itertools
 import operator
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar
 
 import jax
@@ -30,8 +30,8 @@ class Body:
     static_positions: frozenset[int] = frozenset()
     static_names: frozenset[str] = frozenset()
     donate = False
+    run: Any = None
     options: Any = None
-    """Those of the transform alone."""
 
     def __init__(self, fn: Callable[..., Any], name: str) -> None:
         self.fn, self.name, self.programs = fn, name, dict[Any, Any]()
@@ -106,31 +106,29 @@ def _keys_and_modules(wrapped: Wrapped[Any]) -> tuple[list[tuple[Any, Any]], Bod
 # --- modules from outside --------------------------------------------------------------------------------------------
 
 
-def refuse_outside(transform: str, fn: Any) -> None:
-    """Refuse a module that a function takes from its closure or globals: its values would be constants, in silence."""
+def refuse_outside(transform: str, fn: Any, code: types.CodeType | None = None) -> None:
+    """Refuse a module that a function takes from its closure or globals: its values would be constants, in silence.
+
+    The names that ``inspect.getclosurevars`` gives are those of attributes as well, and ``net.bias.shape`` may be read.
+    """
     fn = getattr(fn, "__func__", fn)
     if not inspect.isfunction(fn):
         return
-    for name, x in _read(fn.__code__, {**fn.__globals__, **inspect.getclosurevars(fn).nonlocals}):
+    code, name, x = code or fn.__code__, "", None
+    scope = {**fn.__globals__, **inspect.getclosurevars(fn).nonlocals}
+    for step in dis.get_instructions(code):
+        if _is_module(x) and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            x = getattr(x, step.argval, None)
+            continue
         if _is_module(x):
             raise StateError(
                 f"{transform}: {fn.__name__!r} uses {name!r} from outside, a module, whose values would be constants "
                 f"there. Give it as an argument, px.{transform}(lambda net, …: …, {name}); if a constant is meant, "
                 f"write jax.jit(lambda x: net(x))"
             )
-
-
-def _read(code: types.CodeType, scope: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield what code reads from outside, with the attributes that it takes of a module at once: ``net.bias.shape``."""
-    name, x = "", None
-    for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and _is_module(x):
-            x = getattr(x, step.argval, None)
-            continue
-        yield name, x
         name, x = step.argval, scope.get(step.argval) if step.opname in ("LOAD_GLOBAL", "LOAD_DEREF") else None
     for inner in filter(inspect.iscode, code.co_consts):
-        yield from _read(inner, scope)
+        refuse_outside(transform, fn, inner)
 
 
 def _is_module(x: Any) -> bool:
@@ -195,16 +193,7 @@ def run(
     kwargs: Mapping[str, Any],
     prepare: Callable[[Any], None] = lambda modules: None,
 ) -> tuple[Any, dict[int, Any]]:
-    """Call a function with modules that hold the values at hand.
-
-    Args:
-        transform: for errors.
-        fn: what to call: with the modules first.
-        graph: the structure of its modules.
-        state: values of their variables, and of arrays beside these.
-        args: further arguments, sealed.
-        kwargs: likewise.
-        prepare: sets attributes of the modules of this run.
+    """Call a function of modules that hold the values at hand, and of further arguments, sealed.
 
     Returns:
         What it returned, sealed, and the new values of the variables that it wrote, by their number.
