@@ -8,9 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from flax import nnx
 
 import paraxis as px
 from paraxis.ensembles import Epoch, History
@@ -110,45 +108,17 @@ def test_rows_give_each_member_its_own_share_and_rates_its_own_step(model: str) 
     assert_close(host(ens[2]), before, rtol=0, atol=0)  # a rate of zero
 
 
-def make_optimised(key: jax.Array) -> tuple[nnx.Module, nnx.Optimizer]:
-    net = nnx.Linear(3, 1, rngs=nnx.Rngs(key))
-    return net, nnx.Optimizer(net, optax.adam(optax.linear_schedule(0.1, 0.0, 20)), wrt=nnx.Param)
-
-
-def nnx_step(net: Any, opt: nnx.Optimizer, batch: Any) -> dict[str, Any]:
-    loss, gradient = nnx.value_and_grad(lambda net: jnp.mean((net(batch["x"])[:, 0] - batch["y"]) ** 2))(net)
-    opt.update(net, gradient)
-    return {"loss": loss, "vector": batch["x"].mean(0)}
-
-
-@pytest.mark.slow
-def test_modules_with_an_optimiser_a_schedule_and_a_dict_of_data() -> None:
-    ens = px.ensemble(make_optimised, 3, 0, mesh=mesh_of(2))
-    alone = list(ens)
-    history = ens.fit(nnx_step, ({"x": X, "y": Y},), batch_size=BATCH, epochs=2, key=9)
-    compiled, outs = nnx.jit(nnx_step), []
-    for net, opt in alone:
-        for epoch in range(2):
-            outs.append([compiled(net, opt, {"x": X[rows], "y": Y[rows]}) for rows in batches(9, epoch)])
-    for (net, opt), (lone, lone_opt) in zip(ens, alone, strict=True):
-        assert_close(host(nnx.state((net, opt))), host(nnx.state((lone, lone_opt))))
-    losses = np.array([[float(out["loss"]) for out in epoch] for epoch in outs]).mean(1).reshape(3, 2).T
-    np.testing.assert_allclose(history.curve("loss")[1], losses, rtol=1e-4)
-    vectors = history.curve("vector")[1]
-    assert vectors.shape == (2, 3, 3)
-    np.testing.assert_allclose(vectors[0, 0], np.mean([o["vector"] for o in outs[0]], 0), rtol=1e-5)
-
-
 @pytest.mark.parametrize("convolve", [False, True])
-def test_imaginary_parts_are_averaged_however_epochs_run(convolve: bool) -> None:
+def test_metrics_of_any_kind_are_averaged_however_epochs_run(convolve: bool) -> None:
     """On CPU a step with a convolution is called for each batch, since a loop would be slow."""
 
     def step(w: jax.Array, x: jax.Array) -> Any:
-        return w, (jnp.convolve(x, x)[0] if convolve else x[0] ** 2) + 2j
+        return w, {"loss": (jnp.convolve(x, x)[0] if convolve else x[0] ** 2) + 2j, "rows": x}
 
     ens = px.ensemble(jax.random.normal, 2, 0, mesh=mesh_of(2))
     history = ens.fit(step, (np.ones(8, np.float32),), batch_size=4, key=0)
     np.testing.assert_allclose(history.curve("loss")[1], [[1 + 2j, 1 + 2j]])
+    np.testing.assert_allclose(history.curve("rows")[1], np.ones((1, 2, 4)))
 
 
 # --- evaluations and early stopping: scripted members count their steps, and read their metric off a table -----------
@@ -303,8 +273,8 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     ens, checkpoint = px.ensemble(make_mlp, 3, 0, mesh=mesh_of(2)), px.Checkpoints(tmp_path / "run")
     ens.fit(sgd(apply_mlp), (X, Y), batch_size=BATCH, key=1, checkpoint=checkpoint)
     for other in ({"key": 2}, {"batch_size": 5}):
+        options: Any = {"batch_size": BATCH, "key": 1, "checkpoint": checkpoint} | other
         with pytest.raises(px.StateError, match="another key or other batches"):
-            options: Any = {"batch_size": BATCH, "key": 1, "checkpoint": checkpoint} | other
             ens.fit(sgd(apply_mlp), (X, Y), **options)
 
 

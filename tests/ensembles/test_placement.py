@@ -17,7 +17,7 @@ pytestmark = pytest.mark.newest
 SIZES, DEVICES, LOWERINGS = (5, 1, 2, 7), (2, 1, 3, 8), ("vmap", "unroll", "auto")
 NUM_STEPS = 3
 
-# Each two of size, lowering and number of devices meet once; plain dicts go through all combinations.
+# Each two of size, lowering and number of devices meet once.
 PAIRS = [
     (size, lowering, DEVICES[(i + j) % len(DEVICES)])
     for i, size in enumerate(SIZES)
@@ -46,37 +46,17 @@ def assert_same_arrays(actual: list[np.ndarray], expected: list[np.ndarray]) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("devices", DEVICES)
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("size", SIZES)
-def test_members_of_plain_dicts_are_those_of_a_loop(size: int, lowering: Any, devices: int) -> None:
-    check("dict", size, devices, lowering=lowering)
-
-
-@pytest.mark.slow
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize(("size", "lowering", "devices"), PAIRS)
-def test_members_that_are_train_states_are_those_of_a_loop(size: int, lowering: Any, devices: int) -> None:
-    check("linen", size, devices, lowering=lowering)
-
-
-@pytest.mark.slow
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", ["nnx", "px.Optimizer"])
-@pytest.mark.parametrize(("size", "lowering", "devices"), PAIRS)
-def test_members_that_are_modules_are_those_of_a_loop(size: int, lowering: Any, devices: int, name: str) -> None:
+def test_members_are_those_of_a_loop(size: int, lowering: Any, devices: int, name: str) -> None:
     check(name, size, devices, lowering=lowering)
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("size", "lowering"), [(5, "vmap"), (7, "unroll")])
-def test_at_once_changes_nothing(size: int, lowering: Any) -> None:
-    check("dict", size, 2, lowering=lowering, at_once=2)
-
-
-@pytest.mark.slow
-def test_without_donation_nothing_changes() -> None:
-    check("dict", 5, 2, donate=False)
+def test_at_once_and_donation_change_nothing(size: int, lowering: Any) -> None:
+    check("dict", size, 2, lowering=lowering, at_once=2, donate=False)
 
 
 def test_a_member_does_not_depend_on_how_many_others_there_are() -> None:

@@ -134,17 +134,3 @@ def test_modules_predict_in_eval_mode_and_stay_in_train_mode() -> None:
     np.testing.assert_allclose(ens.members(X, apply=lambda net, x: net(x)), expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(ens.predict(X), softmax(expected).mean(0), rtol=1e-4, atol=1e-5)
     assert not ens[0].dropout.deterministic
-
-
-def test_what_a_model_writes_to_itself_in_a_prediction_is_dropped() -> None:
-    class Counted(nnx.Module):
-        def __init__(self) -> None:
-            self.calls = nnx.Variable(jnp.zeros(()))
-
-        def __call__(self, x: jax.Array) -> jax.Array:
-            self.calls[...] = self.calls[...] + 1
-            return x
-
-    ens = px.ensemble(lambda key, i: Counted(), 2, 0, jnp.arange(2), mesh=mesh_of(2))
-    ens.predict(X)
-    assert [float(net.calls[...]) for net in ens] == [0.0, 0.0]

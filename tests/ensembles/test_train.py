@@ -184,14 +184,6 @@ def test_equinox_modules_with_state_are_trained_as_alone(lowering: Any) -> None:
             np.testing.assert_allclose(out[index], expected, rtol=1e-4)
 
 
-def test_nothing_in_a_member_is_none_and_nothing_in_an_argument() -> None:
-    ens = px.ensemble(lambda key, w: {"w": w, "bias": None}, SIZE, 0, W, mesh=mesh_of(2))
-    out = ens.train(lambda p, x, bias: (p, {"n": None, "w": p["w"]}), X, None)
-    assert out["n"] is None
-    assert ens[0]["bias"] is None
-    assert_close(out["w"], W)
-
-
 def test_members_cannot_change_while_jax_traces() -> None:
     ens = linear()
     with pytest.raises(px.StateError, match="cannot be called in a function that JAX is tracing"):
