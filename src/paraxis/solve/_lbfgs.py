@@ -144,8 +144,8 @@ class LBFGS(Solver):
         """Return the step with the Gram matrix that is right there, and no memory of how it was elsewhere."""
         if step.state.preconditioner is None:
             return step
-        found = self._prepared(step.params, arguments)
-        state = step.state._replace(preconditioner=step.state.preconditioner if found is None else found)
+        found = gram.prepared(self._problem(step.params, arguments), step.params, "gram")
+        state = step.state._replace(preconditioner=found)
         return OptStep(step.params, _forgotten(state, jnp.ones_like(state.gamma)))
 
     def _refreshed(self, step: OptStep, arguments: Any) -> OptStep:

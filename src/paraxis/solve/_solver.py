@@ -27,7 +27,7 @@ from paraxis.solve.objective import LinearObjective
 
 _PART = 0.5  # seconds that Ctrl-C waits, about; and at least an iteration
 _REFRESH = 50  # iterations after which predictions are computed anew: steps added up leave rounding behind
-_RENEWALS = 10, 80, 640  # iterations after which a preconditioner is computed anew
+_RENEWALS = 16, 128, 1024  # iterations after which a preconditioner is computed anew
 
 
 class Solver(abc.ABC):

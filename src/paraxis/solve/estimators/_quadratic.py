@@ -132,7 +132,7 @@ class Quadratic:
                     state = jax.tree.leaves((place, hessian, error, best, least))
                     journal.save_state((iter_num, num_passes, num_stalled), state)
                 if verbose:
-                    tell(verbose, iter_num, place.value, error, stepsize, self._count(num_passes))
+                    tell(verbose, iter_num, _whole(place, penalty), error, stepsize, self._count(num_passes))
         place, error = best if status != Status.NOT_FINITE else (place, error)
         coef, intercept = place.coef.astype(X.dtype), place.intercept.astype(X.dtype)
         params = (coef, intercept) if self._means is None else coef
@@ -146,7 +146,7 @@ class Quadratic:
         """Return the place at these parameters, and the Hessian there: one pass over the rows."""
         dtype, means = self._data.X.dtype, self._means
         coef = coef.astype(dtype)
-        intercept = (intercept if means is None else means @ coef).astype(dtype)
+        intercept = np.asarray(intercept if means is None else means @ coef, dtype)
         problem = self._objective.problem((coef, intercept), self._data)
         needs_hessian = self._constant is None
         read = _read if isinstance(self._data.X, TableRows) else _compiled
@@ -163,7 +163,7 @@ class Quadratic:
             hessian = _Hessian(gram + mixed + mixed.T + own * np.outer(means, means), 0 * beside, own)
         if self._is_flat:
             self._constant = hessian
-        return _Place(coef.astype(float), intercept.astype(float), float(value), grad, slope), hessian
+        return _Place(coef.astype(float), np.asarray(intercept, float), float(value), grad, slope), hessian
 
     def _error(self, place: _Place, penalty: Penalty) -> float:
         grad = place.grad + penalty.l2 * place.coef
