@@ -77,7 +77,7 @@ def test_the_gradient_is_taken_at_the_value_before_a_write() -> None:
 
 @pytest.mark.parametrize("loss", [lambda net, x: net(x), lambda net, x: net(x).sum().astype(int)], ids=["rows", "int"])
 def test_a_loss_must_be_a_float_scalar(loss: Any) -> None:
-    with pytest.raises(px.ShapeError, match=r"must be a float scalar, .*reduce it, loss\.mean\(\)"):
+    with pytest.raises(TypeError, match=r"scalar-output|grad requires real"):
         px.GradValues(loss, MLP(nnx.Rngs(0)))(X)
 
 

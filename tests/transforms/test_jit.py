@@ -172,7 +172,7 @@ def _averaged(x: Any) -> Any:
 def test_donated_steps_are_the_others_and_an_exception_while_tracing_gives_nothing_away(wrap: Any, mean: Any) -> None:
     nets = [MLP(nnx.Rngs(0)) for _ in range(2)]
     opts = [px.Optimizer(net, optax.adam) for net in nets]
-    options = {"reduce": "same"} if wrap is px.Parallel else {}
+    options: dict[str, Any] = {"reduce": "same"} if wrap is px.Parallel else {}
     donated = wrap(_step, nets[0], opts[0], static_argnames="mean", donate=True, **options)
     plain = wrap(_step, nets[1], opts[1], static_argnames="mean", **options)
     x, y = values(16, 3), values(16, 4, seed=1)

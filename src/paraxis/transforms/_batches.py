@@ -70,8 +70,6 @@ def _is_key(x: Any) -> bool:
 
 # --- results ---------------------------------------------------------------------------------------------------------
 
-KINDS = ("concat", "stack", "first", "mean", "sum", "max", "min", "same")
-
 
 def reduced(kind: Any, x: jax.Array, axis: Axis, *, differs: bool) -> Any:
     """``(devices, ...)`` → what ``kind`` makes of it. Values that all devices have alike need not be sent."""
@@ -94,21 +92,17 @@ def over(axis: Axis) -> Callable[[str, jax.Array], jax.Array]:
 
 # --- variables -------------------------------------------------------------------------------------------------------
 
-RULES = ("mean", "sum", "max", "min", "first", "stack")
 Rule = str | Callable[[jax.Array], Any]
-"""One of ``RULES``, or a function of all values stacked."""
+"""``"mean"``, ``"sum"``, ``"max"``, ``"min"``, ``"first"``, ``"stack"``, or a function of all values stacked."""
 Sync = Mapping[Any, Rule | None]
 """Rules by a variable's name or type."""
 
 
-def check_sync(transform: str, sync: Sync | None, names: tuple[str, ...]) -> Sync:
-    """Return the rules that ``sync=`` gives, if there are such rules and such names."""
-    for key, rule in (sync or {}).items():
-        if not (rule is None or callable(rule)):
-            check.one_of(transform, f"sync[{key!r}]", rule, RULES, StateError)
-        if isinstance(key, str):
-            check.one_of(transform, "sync", key, names, StateError)
-    return dict(sync or {})
+def check_names(transform: str, sync: Sync, names: tuple[str, ...]) -> None:
+    """Refuse a rule for a variable that there is not."""
+    for name in sync:
+        if isinstance(name, str):
+            check.one_of(transform, "sync", name, names, StateError)
 
 
 def rule_of(graph: Graph, number: int, sync: Sync) -> Rule | None:

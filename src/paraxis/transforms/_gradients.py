@@ -4,11 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from paraxis._calls import check, pytrees
-from paraxis.errors import ShapeError, StateError
+from paraxis.errors import StateError
 from paraxis.transforms._variables import Choice, Gradients, Variables, is_chosen
 from paraxis.transforms._wrapped import Wrapped, refuse_outside, run
 
@@ -36,7 +35,7 @@ class GradValues(Wrapped[_R], Generic[_R]):
         what ``f`` returned.
 
     Raises:
-        ShapeError: if the loss is not a float scalar.
+        TypeError: if the loss is not a float scalar.
         StateError: as in :class:`Jit`; and if a chosen variable does not hold floats, or none was chosen.
 
     Communicates: what ``f`` does, and its derivative.
@@ -78,8 +77,7 @@ class GradValues(Wrapped[_R], Generic[_R]):
         if not picked and not positions:
             raise StateError(
                 f"GradValues: nothing to differentiate with respect to: wrt picks no variable of {self!r}; write "
-                f"wrt=nnx.Param, argnums=0. A model that is a pytree has no variables: write "
-                f"eqx.filter_value_and_grad(f)(model, …)"
+                f"wrt=nnx.Param, argnums=0, or, of a model that is a pytree, eqx.filter_value_and_grad(f)(model, …)"
             )
         parts = [pytrees.split(args[p]) for p in positions]
 
@@ -91,11 +89,6 @@ class GradValues(Wrapped[_R], Generic[_R]):
                 given[p] = rest.joined(params, others)
             result, new = run("GradValues", self._body.fn, graph, (here, graph.arrays), given, kwargs)
             value: Any = result[0] if isinstance(result, (tuple, list)) and result else result
-            if jnp.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
-                raise ShapeError(
-                    f"GradValues: the loss must be a float scalar, got shape {jnp.shape(value)} and dtype "
-                    f"{jnp.result_type(value)}; reduce it, loss.mean(), or return (loss, …) if there is more to return"
-                )
             return value, (result, new)
 
         differentiable = [values[i] for i in picked], [params for params, _, _ in parts]

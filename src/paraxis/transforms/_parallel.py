@@ -15,7 +15,6 @@ from flax import nnx
 
 from paraxis._axes import arrays, layout, placing, tree
 from paraxis._axes.axis import Axis
-from paraxis._calls import check as checks
 from paraxis._core import verbs
 from paraxis._jax import jax_api, varying
 from paraxis.errors import ShapeError, StateError
@@ -103,12 +102,9 @@ class Parallel(Compiled[_R], Generic[_R]):
         over: str | tuple[str, ...] | None = None,
     ) -> None:
         super().__init__(f, modules, _run, static_argnums, static_argnames, donate)
-        for kind in jax.tree.leaves(reduce, is_leaf=tree.is_none):
-            if not callable(kind):
-                checks.one_of("Parallel", "reduce", kind, _batches.KINDS, StateError)
-        rules = _batches.check_sync("Parallel", sync, self.binding().graph.names)
+        _batches.check_names("Parallel", sync or {}, self.binding().graph.names)
         axis = Axis(axis_name, 1, mesh=mesh, over=over)
-        self._body.options = Options(reduce, batch_axis, rules, sync_batch_norm, check, axis)
+        self._body.options = Options(reduce, batch_axis, dict(sync or {}), sync_batch_norm, check, axis)
 
     def _ready(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Bring to all devices what is not there yet: otherwise it would be sent at every call."""

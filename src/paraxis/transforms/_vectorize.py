@@ -52,7 +52,8 @@ class Vectorize(Wrapped[_R], Generic[_R]):
         sync: _batches.Sync | None = None,
     ) -> None:
         super().__init__(f, modules)
-        self._body.options = batch_axis, _batches.check_sync("Vectorize", sync, self.binding().graph.names)
+        _batches.check_names("Vectorize", sync or {}, self.binding().graph.names)
+        self._body.options = batch_axis, dict(sync or {})
 
     def __call__(self, *args: Any, **kwargs: Any) -> _R:
         """Return ``f(*modules, *row, **kwargs)`` for every row."""
@@ -62,10 +63,7 @@ class Vectorize(Wrapped[_R], Generic[_R]):
         batch_axis, sync = self._body.options
         batch = _batches.split("Vectorize", batch_axis, args, kwargs)
         if batch.size is None:
-            raise ShapeError(
-                f"Vectorize: no argument has a batch axis (batch_axis={batch_axis!r}), so the number of rows is "
-                f"unknown; write batch_axis=0 for what is a batch"
-            )
+            raise ShapeError("Vectorize: no argument has a batch axis; write batch_axis=0 for what is a batch")
         binding = self.binding()
         graph, values = binding.graph, binding.graph.values()
         streams = _modules.streams(graph, values)
