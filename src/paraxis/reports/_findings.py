@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from paraxis._jax import jax_api
-from paraxis.reports import _flops, _lines, units
+from paraxis.reports import _flops, _lines, _meshes, units
 from paraxis.reports._layout import Layout
 from paraxis.reports._report import Report
 from paraxis.reports._values import Collective, Finding
@@ -125,9 +125,8 @@ def _repeated(report: Report, line: _lines.Line | None, flops: float, share: flo
 def _padding(jaxpr: jax_api.Jaxpr) -> Iterator[Finding]:
     told: set[Any] = set()
     for eqn in _flops.equations(jaxpr):
-        if eqn.primitive.name != "px_map":
+        if (place := _meshes.placement(eqn)) is None:
             continue
-        place = eqn.params["how"].placement
         name, size, padded = found = place.axis.name, place.size, place.num_padded
         if padded <= _PADDED * size or found in told:
             continue

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from paraxis._jax import cost, jax_api
-from paraxis.reports import _hlo, _lines
+from paraxis.reports import _hlo, _lines, _meshes
 
 Lines = collections.Counter[_lines.Line | None]
 
@@ -173,8 +173,8 @@ def _scoped(
         within = f"{scope}/{jax_api.scope_of(eqn)}"
         yield eqn, times, is_bounded, within
         name, params = eqn.primitive.name, eqn.params
-        if name == "px_map":  # the others of its parameters say how this one is run
-            size = params["how"].placement.num_padded if padded else params["size"]
+        if (place := _meshes.placement(eqn)) is not None:  # the others of its parameters say how this one is run
+            size = place.num_padded if padded else place.size
             body = jax_api.without_dead(params["body"])
             yield from _scoped(body, times * size, is_bounded, within, padded, chosen)
             continue

@@ -28,9 +28,10 @@ def used(jaxpr: jax_api.Jaxpr | None, shardings: Iterable[Any], num_devices: int
 def named(jaxpr: jax_api.Jaxpr) -> Iterator[Shape]:
     """Yield the meshes that each operation of a program names."""
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "px_map" and (mesh := eqn.params["how"].placement.mesh) is not None:
-            name = eqn.params["how"].placement.axis.name
-            yield tuple((name if axis == placing.DEVICES else axis, size) for axis, size in mesh.shape.items())
+        place = placement(eqn)
+        if place is not None and place.mesh is not None:
+            sizes = place.mesh.shape.items()
+            yield tuple((place.axis.name if axis == placing.DEVICES else axis, size) for axis, size in sizes)
         for value in eqn.params.values():
             for item in value if isinstance(value, (tuple, list)) else (value,):
                 mesh = item if hasattr(item, "axis_names") else getattr(item, "mesh", None)
@@ -38,6 +39,11 @@ def named(jaxpr: jax_api.Jaxpr) -> Iterator[Shape]:
                     yield tuple(mesh.shape.items())
         for sub in jax_api.subjaxprs(eqn):
             yield from named(sub)
+
+
+def placement(eqn: Any) -> placing.Placement | None:
+    """Return where a map's elements lie; ``None``: the operation is no map."""
+    return eqn.params["how"].placement if eqn.primitive.name == "px_map" else None
 
 
 @functools.lru_cache(maxsize=1024)
