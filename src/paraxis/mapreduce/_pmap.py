@@ -1,6 +1,7 @@
 """``pmap``, for any axis size."""
 
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -16,6 +17,8 @@ from paraxis._jax import jax_api
 from paraxis.errors import AxisError, ShapeError
 
 _R = TypeVar("_R")
+
+_LIES = operator.attrgetter("committed", "sharding", "shape")
 
 
 def pmap(
@@ -93,10 +96,27 @@ def pmap(
             check.no_cut("pmap", "kwargs", kwargs)
         return _moved(args, kwargs, *laid_out(args, kwargs)) if any(map(_is_bound, leaves)) else (args, kwargs)
 
+    known: set[Any] = set()
+
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = prepared(args, kwargs)
-        return pytrees.opened(compiled(*args, **kwargs))
+        try:
+            leaves, structure = jax.tree.flatten((args, kwargs))
+            key = structure, *map(_LIES, leaves), jax.sharding.get_abstract_mesh()
+            is_known = key in known
+        except (AttributeError, TypeError):  # of NumPy's arrays, tracers and static arguments, which have no such key
+            key, is_known = None, False
+        if not is_known:
+            args, kwargs = prepared(args, kwargs)
+            if key is not None and all(map(operator.is_, leaves, jax.tree.leaves((args, kwargs)))):
+                known.add(key)
+        result = compiled(*args, **kwargs)
+        if (structure := jax.tree.structure(result)) in known:
+            return result
+        found = pytrees.opened(result)
+        if found is result:
+            known.add(structure)
+        return found
 
     def trace(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = prepared(args, kwargs)
