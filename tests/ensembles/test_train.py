@@ -125,6 +125,18 @@ def test_a_step_is_traced_for_the_first_call_only(lowering: Any) -> None:
     assert len(traced) == 1
 
 
+def test_the_first_step_of_members_with_convolutions_compiles_one_program(caplog: pytest.LogCaptureFixture) -> None:
+    """One for all devices, and not one for each."""
+
+    def convolve(w: jax.Array, x: jax.Array) -> Any:
+        return w - 0.1 * jax.grad(lambda w: jnp.convolve(x, w).sum())(w), x.sum()
+
+    ens, x = px.ensemble(lambda key: jax.random.normal(key, (3,)), 8, 0, mesh=mesh_of(4)), jnp.ones(9)
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        ens.train(convolve, x)
+    assert sum("Finished XLA compilation" in record.getMessage() for record in caplog.records) == 1
+
+
 def test_a_function_and_what_it_closes_over_are_let_go() -> None:
     """A step that closes over its batch is ordinary."""
 

@@ -115,10 +115,8 @@ class Batches:
         ((count,),) = counts
         self._rows = None if rows is None else np.asarray(rows)
         if self._rows is not None:
-            is_table = self._rows.ndim == 2 and len(self._rows) == len(ens) and self._rows.dtype.kind in "iu"
-            if not is_table or not 0 <= self._rows.min() <= self._rows.max() < count:
-                got = check.described(rows)
-                raise ShapeError(f"ensemble.fit: rows must be numbers ({len(ens)}, m) of {count} rows, got {got}")
+            if self._rows.dtype.kind not in "iu" or not 0 <= self._rows.min() <= self._rows.max() < count:
+                raise ShapeError(f"ensemble.fit: rows must be numbers of the data's {count} rows, ({len(ens)}, m)")
             count = self._rows.shape[1]
         check.no_cut("ensemble.fit", "data", data)
         check.count("ensemble.fit", "batch_size", batch_size, most=count, error=ShapeError)
