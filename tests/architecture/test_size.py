@@ -36,12 +36,12 @@ CEILINGS = {
     "solve": Size(4_626, 2_613, 22),
     "streaming": Size(2_255, 1_414, 11),
     "testing": Size(250, 98, 3),
-    "train": Size(4_266, 2_498, 27),
+    "train": Size(4_280, 2_510, 27),
     "transforms": Size(1_634, 896, 11),
     "the root": Size(407, 151, 4),
-    "all rooms": Size(25_295, 14_515, 158),
+    "all rooms": Size(25_309, 14_527, 158),
 }
-TESTS = 26_693
+TESTS = 26_703
 
 
 def size(paths: Iterable[Path]) -> Size:

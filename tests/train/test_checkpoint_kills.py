@@ -48,6 +48,16 @@ def test_killed_inside_a_save(tmp_path: Path, point: str, step: int) -> None:
     assert_whole(tmp_path, step)
 
 
+def test_what_a_killed_process_left_of_an_old_checkpoint_is_removed(tmp_path: Path) -> None:
+    with px.Checkpoints(tmp_path) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, state(step))
+    (tmp_path / "1" / "_CHECKPOINT_METADATA").unlink()  # killed as it removed the first
+    with px.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(3, state(3))
+    assert sorted(os.listdir(tmp_path)) == ["2", "3", "paraxis.lock"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_killed_at_any_time(tmp_path: Path, seed: int) -> None:

@@ -2,13 +2,11 @@
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import json
-import logging
 import math
 import os
-import threading
+import shutil
 import time
 import warnings
 import weakref
@@ -24,6 +22,7 @@ from paraxis._host import processes
 from paraxis.errors import CheckpointError, DataError, StateError
 from paraxis.train import _leaves, _manifest
 from paraxis.train._leaves import Difference, Record
+from paraxis.train._manifest import Writing
 
 with needed("px.Checkpoints", "train"):
     from orbax.checkpoint import v1
@@ -34,7 +33,6 @@ _Tree = TypeVar("_Tree")
 _RECORD, _LOCK = "paraxis", "paraxis.lock"
 _COMPLETE = "_CHECKPOINT_METADATA"  # Orbax's, in each checkpoint
 _PATIENCE = 5.0  # seconds to wait for the lock
-_LOG = logging.getLogger("paraxis")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +115,7 @@ class Checkpoints:
         self._policy = policies.AnyPreservationPolicy(kept)
         self._saver: Any = None
         self._unlock: weakref.finalize | None = None  # lets other runs save here
-        self._writing: _Writing | None = None
+        self._writing: Writing | None = None
         if (self.path / ".paraxis").is_dir():
             raise CheckpointError(
                 f"Checkpoints: {self.path} has checkpoints of Paraxis 0.2, which this version does not read; finish "
@@ -192,7 +190,7 @@ class Checkpoints:
                 force=True,
                 overwrite=step in self.steps,
             )
-        self._writing = _Writing(step, response, self.path / str(step))
+        self._writing = Writing(step, response, self.path / str(step))
 
     def wait(self) -> None:
         """Wait until the last saved checkpoint is written.
@@ -260,11 +258,14 @@ class Checkpoints:
         if self._unlock is not None or not processes.is_first():
             return
         for path in _numbered(self.path):
-            if not (path / _COMPLETE).exists():  # Orbax would remove it as one of its own
+            if not ((path / _COMPLETE).exists() or _is_rest(path)):  # Orbax would remove it as one of its own
                 raise CheckpointError(f"Checkpoints: {path} is no checkpoint; give a directory of its own")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._unlock = weakref.finalize(self, os.close, _locked(self.path / _LOCK))
+            for path in _numbered(self.path):
+                if not (path / _COMPLETE).exists():
+                    shutil.rmtree(path)
         except OSError as error:
             raise CheckpointError(
                 f"Checkpoints: {self.path} cannot be written to: {error}; write px.Checkpoints('{self.path}-2')"
@@ -350,50 +351,14 @@ class Checkpoints:
                 saver.close()
 
 
-class _Writing:
-    """A checkpoint that is being written; the first process writes the manifest when Orbax is done."""
-
-    def __init__(self, step: int, response: Any, directory: Path) -> None:
-        self.step = step
-        self.error: Exception | None = None
-        self._response = response
-        self._directory = directory
-        self.thread = threading.Thread(target=self._finish, name=f"paraxis-checkpoint-{step}")
-        _unfinished.add(self)
-        _wait_at_exit()
-        self.thread.start()
-
-    def _finish(self) -> None:
-        try:
-            self._response.result()
-            if processes.is_first():
-                _manifest.write(self._directory)
-        except Exception as error:
-            self.error = error
-
-
-_unfinished: "weakref.WeakSet[_Writing]" = weakref.WeakSet()
-
-
-@functools.cache
-def _wait_at_exit() -> None:
-    """Have the interpreter wait for checkpoints before it ends: afterwards, Orbax can start no more threads.
-
-    There is no public hook before concurrent.futures refuses new work.
-    """
-    with contextlib.suppress(AttributeError):
-        threading._register_atexit(_finish_all)  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _finish_all() -> None:
-    for writing in list(_unfinished):
-        writing.thread.join()
-        if writing.error is not None:
-            _LOG.error("the checkpoint of step %d could not be written: %s", writing.step, writing.error)
-
-
 def _numbered(path: Path) -> list[Path]:
     return [entry for entry in path.iterdir() if entry.name.isdecimal()] if path.is_dir() else []
+
+
+def _is_rest(path: Path) -> bool:
+    """Return whether a directory is what a killed process has left of a checkpoint that it was removing."""
+    own = ("state", "metrics", "commit_success.txt", _manifest.NAME)
+    return path.is_dir() and all(entry.name.lstrip(".").startswith(own) for entry in path.iterdir())
 
 
 def _locked(path: Path) -> int:

@@ -1,13 +1,62 @@
-"""A checkpoint's files with their sizes and CRC-32, since Orbax loads flipped bits in silence."""
+"""A checkpoint that is written, and then its files' sizes and CRC-32, since Orbax loads flipped bits in silence."""
 
+import contextlib
+import functools
 import json
+import logging
+import threading
+import weakref
 import zlib
 from pathlib import Path
+from typing import Any
 
-from paraxis._host import files
+from paraxis._host import files, processes
 
 NAME = "paraxis-crc32.json"
 _BLOCK = 1 << 22  # bytes
+_LOG = logging.getLogger("paraxis")
+
+
+class Writing:
+    """A checkpoint that is being written; the first process writes the manifest when Orbax is done."""
+
+    def __init__(self, step: int, response: Any, directory: Path) -> None:
+        self.step = step
+        self.error: Exception | None = None
+        self._response = response
+        self._directory = directory
+        self.thread = threading.Thread(target=self._finish, name=f"paraxis-checkpoint-{step}")
+        _unfinished.add(self)
+        _wait_at_exit()
+        self.thread.start()
+
+    def _finish(self) -> None:
+        try:
+            self._response.result()
+            if processes.is_first():
+                write(self._directory)
+        except Exception as error:
+            self.error = error
+
+
+_unfinished: "weakref.WeakSet[Writing]" = weakref.WeakSet()
+
+
+@functools.cache
+def _wait_at_exit() -> None:
+    """Have the interpreter wait for checkpoints before it ends: afterwards, Orbax can start no more threads.
+
+    There is no public hook before concurrent.futures refuses new work.
+    """
+    with contextlib.suppress(AttributeError):
+        threading._register_atexit(_finish_all)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _finish_all() -> None:
+    for writing in list(_unfinished):
+        writing.thread.join()
+        if writing.error is not None:
+            _LOG.error("the checkpoint of step %d could not be written: %s", writing.step, writing.error)
 
 
 def write(directory: Path) -> None:
