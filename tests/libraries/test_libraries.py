@@ -142,9 +142,6 @@ CASES = {
 _EVERY_DAY = ("Heun", "ImplicitEuler", "blackjax NUTS", "density", "closure", "lineax CG", "root")
 DAILY = [(name, 10, None, True) for name in CASES if name.endswith(_EVERY_DAY)]
 
-# Solvers whose operations hold programs of their own, which a body may not be traced anew for.
-WAITING = [name for name in CASES if name.startswith(("lineax", "optimistix", "diffrax I", "diffrax K"))]
-
 
 def _inputs(size: int) -> tuple[jax.Array, jax.Array]:
     return jnp.array([0.7, 1.3]), jnp.asarray(np.random.default_rng(0).uniform(0.5, 3.0, (size, 2)), "float32")
@@ -182,10 +179,7 @@ def _every_case() -> list[Any]:
     return [
         pytest.param(
             *case,
-            marks=[
-                *([] if case in DAILY else [pytest.mark.slow]),
-                *([pytest.mark.xfail(strict=True)] if case[0] in WAITING else []),
-            ],
+            marks=[] if case in DAILY else [pytest.mark.slow],
         )
         for case in cases
     ]
@@ -202,7 +196,7 @@ def test_a_library_in_a_map(name: str, size: int, at_once: int | None, compiled:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in CASES if name not in WAITING])
+@pytest.mark.parametrize("name", CASES)
 def test_a_library_sends_nothing(name: str) -> None:
     axis, (w, x) = axis_on(8, 16), _inputs(16)
     nothing = dict.fromkeys(("all_reduce", "all_gather", "all_to_all", "collective_permute"), 0)

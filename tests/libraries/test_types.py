@@ -49,7 +49,6 @@ def _axes() -> dict[str, Callable[[], px.Axis]]:
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager"])
 @pytest.mark.parametrize("name", _axes())
-@pytest.mark.xfail(strict=False, reason="bodies are traced within the mesh")
 def test_the_types_of_a_maps_inputs(name: str, compiled: bool) -> None:
     axis = _axes()[name]()
     w, x = jnp.arange(3.0), values(axis.size, 2)
@@ -59,7 +58,6 @@ def test_the_types_of_a_maps_inputs(name: str, compiled: bool) -> None:
 
 
 @pytest.mark.parametrize("explicit", [True, False], ids=["Explicit", "Auto"])
-@pytest.mark.xfail(strict=False, reason="bodies are traced within the mesh")
 def test_the_types_within_a_mesh_in_force(explicit: bool) -> None:
     x = values(8, 2)
     with jax.set_mesh(_mesh(explicit, 8)):

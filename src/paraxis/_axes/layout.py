@@ -100,15 +100,16 @@ def on_mesh(x: jax.Array, placement: Placement) -> jax.Array:
 def constrain(x: jax.Array, placement: Placement, *, rows: bool = True) -> jax.Array:
     """On an Explicit mesh: the same value with its rows laid over the axis (or over nothing)."""
     rest = [
-        None if _mentions(entry, placement.mesh_axes) else entry for entry in jax_api.sharding_spec(jax.typeof(x))[1:]
+        without(entry, placement.mesh_axes) for entry in jax_api.sharding_spec(jax.typeof(x))[1:]
     ]
     spec = P(placement.mesh_axes if rows else None, *rest)
     assert placement.mesh is not None
     return jax.reshard(x, NamedSharding(placement.mesh, spec))
 
 
-def _mentions(entry: Any, names: tuple[str, ...]) -> bool:
-    return entry in names or (isinstance(entry, tuple) and any(e in names for e in entry))
+def without(entry: Any, names: tuple[str, ...]) -> Any:
+    """Return an entry of a PartitionSpec, ``None`` if it has one of these mesh axes."""
+    return None if entry in names or (isinstance(entry, tuple) and not set(entry).isdisjoint(names)) else entry
 
 
 def device_index(placement: Placement) -> jax.Array | int:

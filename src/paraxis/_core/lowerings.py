@@ -1,4 +1,4 @@
-"""The ways in which one device runs its several elements, and which one is taken if none is named.
+"""A map on the devices at hand: ``shard_map`` of ``vmap`` of the jaxpr of one element.
 
 ====================  =============================================================================================
 ``"vmap"``            one body, vectorised over the elements. Best wherever the vectorised operation is as good
@@ -9,21 +9,24 @@
 ``"auto"``            ``"unroll"`` for up to 16 convolutional elements per device on CPU, else ``"vmap"``.
 ====================  =============================================================================================
 
-``at_once=k`` goes with all of them: elements are run in turns of at most ``k``, and nothing but a turn's inputs is
-kept for its derivative. Elements that exchange values are always vectorised, since all must be under way together.
+``at_once=k`` runs the elements of a device in chunks of at most ``k``; nothing but a chunk's inputs is kept for its
+derivative. Elements that exchange values are all under way together, in one ``vmap`` whose collectives are JAX's own:
+the compiler divides it. One element on each device runs in ``shard_map`` itself, as by ``jax.pmap``.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
 
 from paraxis._axes import layout, placing, scope
 from paraxis._axes.placing import Placement
-from paraxis._core import collectives
-from paraxis._jax import cost, jax_api, summing
+from paraxis._core import collectives, sums
+from paraxis._jax import in_mesh, jax_api
 from paraxis._jax.jax_api import ClosedJaxpr
 from paraxis.errors import LoweringError
 
@@ -33,256 +36,192 @@ _UNROLL_AT_MOST = 16  # elements per device; beyond it compile time outgrows wha
 
 
 @dataclasses.dataclass(frozen=True)
-class Element:
-    """One element's function as a jaxpr: flat arguments in, flat results out."""
-
-    jaxpr: ClosedJaxpr
-    out_tree: Any
-    communicates: bool
-
-
-def element(fn: Callable[..., Any], placement: Placement, inner: scope.Scope, avals: Sequence[Any]) -> Element:
-    """Trace the function of one element, with the names of all axes being mapped bound to the whole logical axes."""
-
-    def one(*leaves: Any) -> Any:
-        with scope.entered(inner):
-            return fn(*leaves)
-
-    jaxpr, out_tree = jax_api.trace(one, avals, collectives.sizes(inner.mapped))
-    jaxpr = collectives.lifted(jaxpr, inner.mapped)
-    return Element(jaxpr, out_tree, collectives.used(jaxpr.jaxpr, placement))
-
-
-class TransposeOf(NamedTuple):
-    """The same by transposing a linear body over all rows together, as its products and loops contract them best.
-
-    Its first ``known`` arguments are given, and in the others, of which ``shared`` have no rows, it is linear;
-    ``summed`` says which of its results are sums over the elements.
-    """
+class Elements:
+    """One element's function, and what its operands and results are. See :mod:`maps`."""
 
     body: ClosedJaxpr
-    known: int
-    shared: tuple[bool, ...]
-    summed: tuple[bool, ...]
+    shared: Sequence[bool]
+    summed: Sequence[bool]
+    linear: Sequence[bool]
+    placement: Placement
+    lowering: Lowering
 
+    def run(self, operands: Sequence[jax.Array]) -> list[jax.Array]:
+        """Return the results: rows ``(size, ...)``, or sums over the elements."""
+        layout.require_callable(self.body.jaxpr, self.placement)
+        if not collectives.mentions(self.body.jaxpr, self.placement.axis):
+            return self._in_blocks(operands)
+        require_together(self.placement, self.lowering)
+        return self._as_pmap(operands) if self._is_pmap else self._together(operands)
 
-@dataclasses.dataclass(frozen=True)
-class _Sides:
-    """An element's arguments: which are ``shared``, with their values ``constant``; of the others it has a row."""
+    # --- elements that exchange nothing ------------------------------------------------------------------------------
 
-    shared: tuple[bool, ...]
-    constant: Sequence[jax.Array]
+    def _in_blocks(self, operands: Sequence[jax.Array]) -> list[jax.Array]:
+        """Each device runs the elements of its block; one that has none rests."""
+        placement, chunk = self.placement, self._traced_chunk()
+        has_keys = any(jnp.issubdtype(a.dtype, jax.dtypes.extended) for a in self.body.out_avals)  # of no zeros
+        rests = placement.has_idle_device and placing.is_spread_alone(placement) and not has_keys
 
-    def arguments(self, row: Sequence[Any]) -> list[Any]:
-        ours, theirs = iter(row), iter(self.constant)
-        return [next(theirs) if is_shared else next(ours) for is_shared in self.shared]
+        def on_device(*blocks: jax.Array) -> list[jax.Array]:
+            work = functools.partial(self._block, chunk, safe=not rests)
+            if not rests:
+                return work(*blocks)
+            has_rows = layout.device_index(placement) * placement.num_local < placement.size
+            if self._is_slow_in_branches:
+                return [jnp.where(has_rows, y, jnp.zeros((), y.dtype)) for y in work(*blocks)]
+            return jax.lax.cond(has_rows, work, self._rest, *blocks)
 
-
-Turn = Callable[[Sequence[jax.Array], jax.Array | None], list[jax.Array]]
-"""Rows of one turn, and which of them are elements → results: rows, or sums over the elements."""
-
-
-def run(
-    one: Element,
-    placement: Placement,
-    lowering: Lowering,
-    leaves: Sequence[jax.Array],
-    shared: Sequence[bool],
-    summed: Sequence[bool] = (),
-) -> list[jax.Array]:
-    """Run a device's elements. Shared leaves have one element's shape, the others ``(num_local, ...)``.
-
-    Returns:
-        The results: where ``summed``, the sum over the device's elements, else rows ``(num_local, ...)``.
-    """
-    summed = summed or (False,) * len(one.jaxpr.out_avals)
-    rows, sides = _split(leaves, shared)
-    return _in_turns(_turn(one, placement, lowering, sides, summed), rows, placement, summed)
-
-
-def _turn(one: Element, placement: Placement, lowering: Lowering, sides: _Sides, summed: Sequence[bool]) -> Turn:
-    several = _several(one, placement, lowering, sides)
-    cut = None
-    plain = not one.communicates and not jax_api.has_effects(one.jaxpr.jaxpr)
-    if placement.chunk > 1 and any(summed) and plain and _choose(one, placement, lowering) == "vmap":
-        cut = summing.split(one.jaxpr, [not is_shared for is_shared in sides.shared], summed)
-
-    def turn(rows: Sequence[jax.Array], real: jax.Array | None) -> list[jax.Array]:
-        if cut is None:
-            return _summed(several(rows, real), summed, real)
-        head = jax_api.jaxpr_as_fun(cut.head)
-        out_axes = [0 if depends else None for _, depends in cut.frontier]
-        values = jax.vmap(lambda *row: head(*sides.arguments(row)), axis_size=placement.chunk, out_axes=out_axes)(*rows)
-        return cut.sums(values, placement.chunk, real, merge=placing.is_spread_alone(placement))
-
-    return turn
-
-
-def run_transposed(
-    one: Element,
-    recipe: TransposeOf,
-    structs: Sequence[Any],
-    placement: Placement,
-    lowering: Lowering,
-    leaves: Sequence[jax.Array],
-    shared: Sequence[bool],
-) -> list[jax.Array]:
-    """Transpose a device's elements' linear function; ``structs`` are one element's linear arguments.
-
-    The leaves are the known arguments and the cotangents of the results.
-    """
-    rows, _ = _split(leaves, shared)
-
-    def turn(rows: Sequence[jax.Array], real: jax.Array | None) -> list[jax.Array]:
-        given = _joined(leaves, rows, shared)
-        known, cts = given[: recipe.known], given[recipe.known :]
-        both = (*shared[: recipe.known], *recipe.shared)
-
-        def forward(*ts: jax.Array) -> list[jax.Array]:
-            rows, sides = _split([*known, *ts], both)
-            return _summed(_several(one, placement, lowering, sides)(rows, real), recipe.summed, real)
-
-        linear = [
-            jax.ShapeDtypeStruct(x.shape if is_shared else (placement.chunk, *x.shape), x.dtype)
-            for x, is_shared in zip(structs, recipe.shared, strict=True)
+        rows = [
+            x if s else layout.pad(x, placement, safe=not rests) for x, s in zip(operands, self.shared, strict=True)
         ]
-        live = [ct if s else summing.masked(real, ct) for ct, s in zip(cts, recipe.summed, strict=True)]
+        found = self._on_mesh(on_device, rows)
+        return [
+            jnp.sum(y, 0, dtype=y.dtype) if s else layout.unpad(y, placement)
+            for y, s in zip(found, self.summed, strict=True)
+        ]
 
-        def back(*cts: jax.Array) -> list[jax.Array]:
-            return list(jax.linear_transpose(forward, *linear)(list(cts)))
+    def _on_mesh(self, on_device: Callable[..., Any], operands: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        placement = self.placement
+        if not placement.mesh_axes:
+            return on_device(*operands)
+        if placement.is_explicit:
+            operands = [_laid(x, placement, rows=not s) for x, s in zip(operands, self.shared, strict=True)]
+        run = jax.shard_map(
+            on_device,
+            mesh=placement.mesh if isinstance(placement.mesh, Mesh) else None,
+            in_specs=tuple(P() if is_shared else placement.spec for is_shared in self.shared),
+            out_specs=placement.spec,
+            axis_names=set(placement.mesh_axes),
+            check_vma=False,
+        )
+        return run(*operands)
 
-        return summing.in_merged_products(back, *live) if placing.is_spread_alone(placement) else back(*live)
+    def _rest(self, *_: Any) -> list[jax.Array]:
+        shapes = [(1,) if is_summed else (self.placement.num_local,) for is_summed in self.summed]
+        return [jnp.zeros((*n, *y.shape), y.dtype) for n, y in zip(shapes, self.body.out_avals, strict=True)]
 
-    return _in_turns(turn, rows, placement, recipe.shared)
+    def _block(self, chunk: ClosedJaxpr, *blocks: jax.Array, safe: bool) -> list[jax.Array]:
+        """Run a device's elements: blocks ``(num_local, ...)`` → the same, or sums ``(1, ...)``."""
+        placement = self.placement
+        fn = jax_api.jaxpr_as_fun(in_mesh.moved(chunk, jax.sharding.get_abstract_mesh()))
+        pairs = list(zip(blocks, self.shared, strict=True))
+        rows = [layout.fill(x, placement, safe=safe) for x, is_shared in pairs if not is_shared]
+
+        def run(rows: Sequence[jax.Array]) -> list[jax.Array]:
+            ours = iter(rows)
+            return fn(*(x if is_shared else next(ours) for x, is_shared in pairs), *ours)
+
+        real = layout.real_rows(placement)
+        found = self._in_chunks(run, rows if real is None else [*rows, real])
+        return [y[None] if is_summed else y for y, is_summed in zip(found, self.summed, strict=True)]
+
+    def _in_chunks(
+        self, run: Callable[[Sequence[jax.Array]], list[jax.Array]], rows: Sequence[jax.Array]
+    ) -> list[jax.Array]:
+        """Run chunk after chunk; sums are carried along, and no results are kept for them."""
+        count, chunk, summed = self.placement.num_chunks, self.placement.chunk, self.summed
+        if count == 1:
+            return run(rows)
+        zeros = [jnp.zeros(a.shape, a.dtype) for a, s in zip(self.body.out_avals, summed, strict=True) if s]
+
+        def step(totals: list[jax.Array], part: Any) -> tuple[list[jax.Array], list[jax.Array]]:
+            found = list(zip(run(part), summed, strict=True))
+            added = [total + y for total, y in zip(totals, (y for y, s in found if s), strict=True)]
+            return added, [y for y, s in found if not s]
+
+        parts = [x.reshape(count, chunk, *x.shape[1:]) for x in rows]
+        totals, stacks = jax.lax.scan(step, zeros, parts, length=count)
+        ours, theirs = iter(totals), (y.reshape(count * chunk, *y.shape[2:]) for y in stacks)
+        return [next(ours) if is_summed else next(theirs) for is_summed in summed]
+
+    def _traced_chunk(self) -> ClosedJaxpr:
+        """Trace what a device runs at once, outside of the mesh: rules of libraries see none."""
+        placement, around = self.placement, jax.sharding.get_abstract_mesh()
+        names = {**around.shape, **(placement.mesh.shape if placement.mesh is not None else {})}
+        avals = self.body.in_avals
+        structs = [
+            jax_api.rows_struct(a, None if s else placement.chunk) for a, s in zip(avals, self.shared, strict=True)
+        ]
+        masks = [jax.ShapeDtypeStruct((placement.chunk,), bool)] if placement.is_padded else []
+        with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+            return jax_api.trace(self._chunk, [*structs, *masks], names)[0]
+
+    def _chunk(self, *operands: jax.Array) -> list[jax.Array]:
+        """Run as many elements as are under way at once; last of all, which of them are real."""
+        count, number = self.placement.chunk, len(self.shared)
+        operands, real = operands[:number], next(iter(operands[number:]), None)
+        if count > 1 and not self._unrolls:
+            given = (self.body, operands, self.shared, self.summed, self.linear, real, count)
+            return sums.over_elements(*given, merge=placing.is_spread_alone(self.placement))
+        fn = jax_api.jaxpr_as_fun(self.body)
+        fn = fn if count == 1 else jax.jit(fn)
+        each = [
+            fn(*(x if is_shared else x[i] for x, is_shared in zip(operands, self.shared, strict=True)))
+            for i in range(count)
+        ]
+        rows = [jnp.stack(ys) for ys in zip(*each, strict=True)]
+        return [sums.total(y, real) if s else y for y, s in zip(rows, self.summed, strict=True)]
+
+    @property
+    def _unrolls(self) -> bool:
+        few = self.placement.num_chunks == 1 and self.placement.chunk <= _UNROLL_AT_MOST
+        return self.lowering == "unroll" or (self.lowering == "auto" and few and self._convolves)
+
+    @property
+    def _convolves(self) -> bool:
+        return jax.default_backend() == "cpu" and jax_api.holds(self.body.jaxpr, "conv_general_dilated")
+
+    @property
+    def _is_slow_in_branches(self) -> bool:
+        """Return whether the body is better computed on zeros and dropped than left out by ``lax.cond``.
+
+        XLA's CPU compiler rewrites only the convolutions of the main computation into a form that it runs fast: in a
+        branch those of a gradient take 8 times as long. A loop may not end on zeros, and a callback sees them.
+        """
+        body = self.body.jaxpr
+        return self._convolves and not (jax_api.holds(body, "while") or jax_api.calls_back(body))
+
+    # --- elements that exchange values -------------------------------------------------------------------------------
+
+    @property
+    def _is_pmap(self) -> bool:
+        """Return whether there is one element on each device, and none can wait for another in vain."""
+        placement = self.placement
+        each = placement.num_local == 1 and not placement.is_padded and bool(placement.crossed_axes)
+        return each and not collectives.parts(self.body.jaxpr, placement.axis.name)
+
+    def _as_pmap(self, operands: Sequence[jax.Array]) -> list[jax.Array]:
+        jaxpr = in_mesh.renamed(self.body.jaxpr, {self.placement.axis.name: self.placement.crossed_axes})
+        return dataclasses.replace(self, body=ClosedJaxpr(jaxpr, self.body.consts))._in_blocks(operands)
+
+    def _together(self, operands: Sequence[jax.Array]) -> list[jax.Array]:
+        axis = self.placement.axis
+        rows = [x if s else self._laid(x) for x, s in zip(operands, self.shared, strict=True)]
+        found = sums.over_elements(
+            self.body, rows, self.shared, self.summed, self.linear, None, axis.size, axis_name=axis.name
+        )
+        return [y if s else self._laid(y) for y, s in zip(found, self.summed, strict=True)]
+
+    def _laid(self, x: jax.Array) -> jax.Array:
+        """Rows laid over the devices; padded for it, as compilers return no blocks of uneven length."""
+        placement = self.placement
+        if not placement.mesh_axes or jnp.issubdtype(x.dtype, jax.dtypes.extended):
+            return x
+        if placement.is_explicit:
+            return _laid(x, placement, rows=True)
+        mesh: Any = placement.mesh
+        target = NamedSharding(mesh, P(placement.mesh_axes, *(P.UNCONSTRAINED,) * (x.ndim - 1)))
+        padded = jax.lax.with_sharding_constraint(layout.pad(x, placement, safe=False), target)
+        return layout.unpad(padded, placement)
 
 
-def _summed(results: Sequence[jax.Array], which: Sequence[bool], real: jax.Array | None) -> list[jax.Array]:
-    return [summing.total(y, real) if is_summed else y for y, is_summed in zip(results, which, strict=True)]
-
-
-def _in_turns(turn: Turn, rows: Sequence[jax.Array], placement: Placement, summed: Sequence[bool]) -> list[jax.Array]:
-    real = layout.real_rows(placement)
-    if placement.num_chunks == 1:
-        return turn(rows, real)
-    parts = jax.tree.map(lambda x: _part(x, placement), (list(rows), real))
-    bounded = jax.checkpoint(turn, prevent_cse=False)  # where a derivative is taken through it, of rows that are held
-    shapes = jax.eval_shape(turn, *jax.tree.map(lambda x: x[0], parts))
-    zeros = [jnp.zeros(y.shape, y.dtype) for y, is_summed in zip(shapes, summed, strict=True) if is_summed]
-
-    def step(totals: list[jax.Array], part: Any) -> tuple[list[jax.Array], list[jax.Array]]:
-        found = list(zip(bounded(*part), summed, strict=True))
-        sums = [y for y, is_summed in found if is_summed]
-        added = [total + y for total, y in zip(totals, sums, strict=True)]
-        return added, [y for y, is_summed in found if not is_summed]
-
-    totals, stacks = jax.lax.scan(step, zeros, parts, length=placement.num_chunks)
-    sums, whole = iter(totals), iter(stacks)
-    return [next(sums) if is_summed else _whole(next(whole), placement) for is_summed in summed]
-
-
-def _whole(parts: jax.Array, placement: Placement) -> jax.Array:
-    return parts.reshape(placement.num_local, *parts.shape[2:])
-
-
-def sums_preferred(body: ClosedJaxpr, placement: Placement, lowering: Lowering, shared: Sequence[bool]) -> bool:
-    """Return whether sums over elements are better taken by a map of their own, which runs the elements once more.
-
-    It costs less than the elements' results, or keeps none of them. What has effects is not run once more.
-    """
-    if jax_api.has_effects(body.jaxpr):
-        return False
-    if placement.num_chunks > 1:
-        return True
-    if collectives.mentions(body.jaxpr, placement.axis):
-        return False
-    if not scope.is_chunked() and _choose_for(body, placement, lowering) != "vmap":
-        return False  # where chunks are traced, all of them must do the same, however few elements they have
-    return summing.split(body, [not is_shared for is_shared in shared]) is not None
-
-
-def _joined(leaves: Sequence[jax.Array], rows: Sequence[jax.Array], shared: Sequence[bool]) -> list[jax.Array]:
-    """Return all leaves, with other rows."""
-    ours = iter(rows)
-    return [x if is_shared else next(ours) for x, is_shared in zip(leaves, shared, strict=True)]
-
-
-def _split(leaves: Sequence[jax.Array], shared: Sequence[bool]) -> tuple[list[jax.Array], _Sides]:
-    """Return the leaves that have rows, and how to make an element's arguments of its row of each."""
-    constant = [x for x, is_shared in zip(leaves, shared, strict=True) if is_shared]
-    return [x for x, is_shared in zip(leaves, shared, strict=True) if not is_shared], _Sides(tuple(shared), constant)
-
-
-def _several(one: Element, placement: Placement, lowering: Lowering, sides: _Sides) -> Turn:
-    """Return how the elements of one turn are run: rows ``(chunk, ...)`` → results ``(chunk, ...)``."""
-    if one.communicates:
-        return lambda rows, real: _in_step(one, placement, lowering, sides, rows)
-
-    def single(*row: Any) -> list[Any]:
-        return jax_api.jaxpr_as_fun(one.jaxpr)(*sides.arguments(row))
-
-    def several(rows: Sequence[jax.Array], real: jax.Array | None) -> list[jax.Array]:
-        if _choose(one, placement, lowering) == "vmap":
-            return _vectorised(single, rows, placement.chunk)
-        return _unrolled(single, rows, placement.chunk)
-
-    return several
-
-
-def _part(x: jax.Array, placement: Placement) -> jax.Array:
-    return x.reshape(placement.num_chunks, placement.chunk, *x.shape[1:])
-
-
-def _choose(one: Element, placement: Placement, lowering: Lowering) -> Lowering:
-    return _choose_for(one.jaxpr, placement, lowering)
-
-
-def _choose_for(body: ClosedJaxpr, placement: Placement, lowering: Lowering) -> Lowering:
-    if lowering != "auto":
-        return lowering
-    few = placement.num_chunks == 1 and placement.chunk <= _UNROLL_AT_MOST
-    return "unroll" if few and jax.default_backend() == "cpu" and cost.convolves(body.jaxpr) else "vmap"
-
-
-def slow_in_branches(body: jax_api.Jaxpr) -> bool:
-    """Return whether a body is better computed on zeros and dropped than left out by ``lax.cond``.
-
-    XLA's CPU compiler rewrites only the convolutions of the main computation into a form that it runs fast: in a
-    branch those of a gradient take 8 times as long. A loop may not end on zeros, and a callback sees them.
-    """
-    slow = jax.default_backend() == "cpu" and cost.convolves(body)
-    return slow and not (jax_api.holds(body, "while") or jax_api.calls_back(body))
-
-
-def _vectorised(single: Callable[..., list[Any]], rows: Sequence[jax.Array], count: int) -> list[jax.Array]:
-    if count == 1:
-        return [jnp.asarray(y)[None] for y in single(*(x[0] for x in rows))]
-    return jax.vmap(single, axis_size=count)(*rows)
-
-
-def _unrolled(single: Callable[..., list[Any]], rows: Sequence[jax.Array], count: int) -> list[jax.Array]:
-    once = jax.jit(single)
-    results = [once(*(x[i] for x in rows)) for i in range(count)]
-    return [jnp.stack(ys) for ys in zip(*results, strict=True)]
-
-
-def _in_step(
-    one: Element,
-    placement: Placement,
-    lowering: Lowering,
-    sides: _Sides,
-    rows: Sequence[jax.Array],
-) -> list[jax.Array]:
-    require_together(placement, lowering)
-    exchange = collectives.Exchange.of(placement)
-    varies = [not is_shared for is_shared in sides.shared]
-    uneven = collectives.uneven(one.jaxpr.jaxpr, varies, collectives.logical(placement.axis.name))
-
-    def together(*row: Any) -> list[Any]:
-        return collectives.evaluate(one.jaxpr, sides.arguments(row), exchange, uneven)
-
-    if exchange.local is None:
-        return [jnp.asarray(y)[None] for y in together(*(x[0] for x in rows))]
-    return jax.vmap(together, axis_size=placement.num_local, axis_name=exchange.local)(*rows)
+def _laid(x: jax.Array, placement: Placement, *, rows: bool) -> jax.Array:
+    """On an Explicit mesh: rows laid over the axis if they divide, or a value that all its devices share."""
+    x = layout.on_mesh(x, placement)
+    if rows:
+        return layout.constrain(x, placement, rows=x.shape[0] % placement.num_devices == 0)
+    spec = [layout.without(entry, placement.mesh_axes) for entry in jax_api.sharding_spec(jax.typeof(x))]
+    return jax.reshard(x, NamedSharding(placement.mesh, P(*spec)))  # pyright: ignore[reportArgumentType]
 
 
 def require_together(placement: Placement, lowering: Lowering) -> None:
@@ -295,10 +234,26 @@ def require_together(placement: Placement, lowering: Lowering) -> None:
     if placement.num_chunks > 1:
         raise LoweringError(
             f"axis {name!r} has at_once={placement.axis.at_once}, so its elements run in turns and cannot exchange "
-            f"values; leave at_once out, or reduce after the map: px.reduce_mean(px.map_fn(…), {name!r})"
+            f"values; leave at_once out, or reduce after the map: px.reduce_sum(px.map_fn(…), {name!r})"
         )
     if lowering == "unroll":
         raise LoweringError(
             f"lowering={lowering!r} runs the elements of axis {name!r} apart, so they cannot exchange values; "
             f"write lowering='vmap', or leave it out"
         )
+
+
+def sums_preferred(body: ClosedJaxpr, placement: Placement, lowering: Lowering, shared: Sequence[bool]) -> bool:
+    """Return whether sums over elements are better taken by a map of their own, which runs the elements once more.
+
+    It costs less than the elements' results, or keeps none of them. What has effects is not run once more.
+    """
+    if jax_api.has_effects(body.jaxpr):
+        return False
+    if placement.num_chunks > 1:
+        return True
+    if collectives.mentions(body.jaxpr, placement.axis) or not sums.gains(body, shared):
+        return False
+    nothing = (False,) * len(body.out_avals)
+    elements = Elements(body, shared, nothing, (False,) * len(shared), placement, lowering)
+    return scope.is_chunked() or not elements._unrolls  # chunks must do the same, however few elements they have

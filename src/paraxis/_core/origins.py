@@ -76,7 +76,7 @@ class Call:
             return [term(y, *args[count:]) for y in jax_api.jaxpr_as_fun(jaxpr)(*args[:count])]
 
         operands, shared = [*self._operands, *extras], [*self._shared, *[False] * len(extras)]
-        body = maps.Body.of(terms, maps.structs(operands, shared), shared, self.how)
+        body = maps.Body.of(terms, maps.structs(operands, shared), self.how)
         return maps.bind(body, operands, shared, self.how, [True] * len(jaxpr.out_avals))
 
 

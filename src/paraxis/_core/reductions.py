@@ -15,8 +15,7 @@ from paraxis._axes import arrays, layout, placing, scope, tree
 from paraxis._axes.axis import Axis
 from paraxis._axes.placing import Placement
 from paraxis._calls import pytrees
-from paraxis._core import origins, primitives
-from paraxis._jax import summing
+from paraxis._core import origins, primitives, sums
 from paraxis.errors import ShapeError
 
 _Tree = TypeVar("_Tree")
@@ -182,7 +181,7 @@ class _Reduction:
             else:
                 rows = prepare(self._rows(leaf))
                 if self.where is not None:
-                    keep = summing.per_row(self._rows(self.where), rows)
+                    keep = sums.per_row(self._rows(self.where), rows)
                     rows = jnp.where(keep, rows, primitives.identity(kind, rows.dtype))
                 result = self._reduced(kind, rows)
             return result.astype(_result_dtype(kind, leaf))
@@ -280,11 +279,11 @@ class _Term:
         if self.weighted:
             weight = extras[-1]
             dtype = jnp.promote_types(y.dtype, weight.dtype) if jnp.iscomplexobj(weight) else y.dtype
-            weight = summing.per_row(weight, y) if weight.ndim else weight
+            weight = sums.per_row(weight, y) if weight.ndim else weight
             y = y.astype(dtype) * weight.astype(dtype)
         if self.masked:
             mask = extras[0]
-            y = summing.masked(mask, y) if mask.ndim else jax.lax.select_n(mask, jnp.zeros_like(y), y)
+            y = sums.masked(mask, y) if mask.ndim else jax.lax.select_n(mask, jnp.zeros_like(y), y)
         return y
 
 

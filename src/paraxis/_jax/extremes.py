@@ -4,7 +4,8 @@ Where devices exchange their extremes, they may compare floats and drop the NaN 
 does. So they exchange integers of the same order, with NaN beyond all.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,14 +26,21 @@ def smallest(x: jax.Array, axis: int) -> jax.Array:
 FOLDS = {"max": largest, "min": smallest}
 
 
-def pmax(x: jax.Array, axes: Sequence[str]) -> jax.Array:
-    """Return the largest value over mesh axes."""
-    return _by_integers(lambda x: jax.lax.pmax(x, tuple(axes)), x, nan_is_top=True)
+def _across(collective: Callable[..., jax.Array], *, nan_is_top: bool) -> Callable[[jax.Array, str], jax.Array]:
+    """Return ``jax.lax.pmax`` or ``pmin`` in which NaN wins; it has no derivative either."""
+
+    @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+    def extreme(x: jax.Array, name: str) -> jax.Array:
+        return _by_integers(lambda x: collective(x, name), x, nan_is_top=nan_is_top)
+
+    @extreme.defjvp
+    def _(name: str, primals: Any, tangents: Any) -> Any:
+        raise NotImplementedError(f"{collective.__name__} has no derivative; reduce after the map instead")
+
+    return extreme
 
 
-def pmin(x: jax.Array, axes: Sequence[str]) -> jax.Array:
-    """Return the smallest value over mesh axes."""
-    return _by_integers(lambda x: jax.lax.pmin(x, tuple(axes)), x, nan_is_top=False)
+ACROSS = {"pmax": _across(jax.lax.pmax, nan_is_top=True), "pmin": _across(jax.lax.pmin, nan_is_top=False)}
 
 
 def farthest(dtype: Any, *, below: bool) -> np.ndarray:

@@ -33,6 +33,7 @@ from jax.extend.core import (
     JaxprEqn as JaxprEqn,
     Literal as Literal,
     Primitive as Primitive,
+    Var as Var,
     get_opaque_trace_state as get_opaque_trace_state,
     jaxpr_as_fun as jaxpr_as_fun,
 )
@@ -119,8 +120,8 @@ def define_map(
     def without_high(*operands: Any, **params: Any) -> Any:
         with core.extend_axis_env_nd(list(params["how"].names.items())):
             body, consts = without_constants(lower_jaxpr2(params["body"]))
-        shared = (*[True] * len(consts), *params["shared"])
-        return primitive.bind(*consts, *operands, **{**params, "body": body, "shared": shared, "recipe": None})
+        shared, linear = (*[True] * len(consts), *params["shared"]), (*[False] * len(consts), *params["linear"])
+        return primitive.bind(*consts, *operands, **{**params, "body": body, "shared": shared, "linear": linear})
 
     def batch_rule(axis_data: Any, operands: Sequence[Any], dims: Sequence[int | None], **params: Any) -> Any:
         name = None if axis_data.name is core.no_axis_name else axis_data.name
@@ -172,21 +173,21 @@ def without_constants(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
 
 def with_copies(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Return the same jaxpr with copies of the NumPy arrays in it, which whoever made them may change."""
+    return ClosedJaxpr(_with_copies(closed.jaxpr), [*map(_own, closed.consts)])
 
-    def own(item: Any) -> Any:
-        if isinstance(item, Literal) and isinstance(item.val, np.ndarray):
-            return Literal(np.array(item.val), item.aval)
-        return np.array(item) if isinstance(item, np.ndarray) else item
 
+def _with_copies(jaxpr: Jaxpr) -> Jaxpr:
     eqns = [
-        eqn.replace(
-            params=map_jaxprs(eqn.params, with_copies) if any(True for _ in subjaxprs(eqn)) else eqn.params,
-            invars=[own(v) for v in eqn.invars],
-        )
-        for eqn in closed.jaxpr.eqns
+        eqn.replace(params=map_jaxprs(eqn.params, _with_copies, _own), invars=[*map(_own, eqn.invars)])
+        for eqn in jaxpr.eqns
     ]
-    outvars = [own(v) for v in closed.jaxpr.outvars]
-    return ClosedJaxpr(closed.jaxpr.replace(eqns=eqns, outvars=outvars), [own(item) for item in closed.consts])
+    return jaxpr.replace(eqns=eqns, outvars=[*map(_own, jaxpr.outvars)])
+
+
+def _own(item: Any) -> Any:
+    if isinstance(item, Literal) and isinstance(item.val, np.ndarray):
+        return Literal(np.array(item.val), item.aval)
+    return np.array(item) if isinstance(item, np.ndarray) else item
 
 
 def without_unread(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[bool]]:
@@ -236,8 +237,21 @@ def from_its_line(eqn: JaxprEqn) -> Any:
 
 
 def bound_axes(eqn: JaxprEqn) -> frozenset[str]:
-    """Return the mesh axes that have names inside a ``shard_map``'s body."""
-    return frozenset(eqn.params["newly_manual_axes"])
+    """Return the names that mean another axis inside an equation's body."""
+    if eqn.primitive.name == "px_map":
+        return frozenset([eqn.params["axis"]])
+    return frozenset(eqn.params["newly_manual_axes"]) if eqn.primitive.name == "shard_map" else frozenset()
+
+
+def named_axes(eqn: JaxprEqn) -> tuple[Any, ...]:
+    """Return the names of axes, and the numbers of dimensions, over which an equation works."""
+    axes = eqn.params.get("axes", eqn.params.get("axis_name", ())) if eqn.primitive.name != "shard_map" else ()
+    return tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
+
+
+def axis_of(effect: Any) -> str | None:
+    """Return the name of the axis that an effect tells of: a collective over it."""
+    return str(effect.name) if isinstance(effect, core.NamedAxisEffect) else None
 
 
 def rebind_shard_map(
@@ -393,9 +407,9 @@ def imported(program: bytes) -> Callable[..., Any]:
     return jax.jit(jax.export.deserialize(bytearray(program)).call)
 
 
-def holds(jaxpr: Jaxpr, name: str) -> bool:
-    """Return whether an operation of this name is in a program."""
-    return any(eqn.primitive.name == name or any(holds(sub, name) for sub in subjaxprs(eqn)) for eqn in jaxpr.eqns)
+def holds(jaxpr: Jaxpr, *names: str) -> bool:
+    """Return whether an operation of one of these names is in a program."""
+    return any(eqn.primitive.name in names or any(holds(sub, *names) for sub in subjaxprs(eqn)) for eqn in jaxpr.eqns)
 
 
 def calls_back(jaxpr: Jaxpr, silent: bool = True) -> bool:
@@ -419,15 +433,15 @@ def is_impure(jaxpr: Jaxpr) -> bool:
     )
 
 
-def map_jaxprs(params: Mapping[str, Any], change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> dict[str, Any]:
+def map_jaxprs(
+    params: Mapping[str, Any], change: Callable[[Jaxpr], Jaxpr], const: Callable[[Any], Any] = lambda x: x
+) -> dict[str, Any]:
     """Return an equation's parameters with each jaxpr among them replaced by one of the same signature."""
 
     def one(item: Any) -> Any:
         if isinstance(item, ClosedJaxpr):
-            return change(item)
-        if isinstance(item, Jaxpr):
-            return change(ClosedJaxpr(item, ())).jaxpr
-        return item
+            return ClosedJaxpr(change(item.jaxpr), [*map(const, item.consts)])
+        return change(item) if isinstance(item, Jaxpr) else item
 
     def value(item: Any) -> Any:
         if isinstance(item, (tuple, list)):
@@ -532,14 +546,26 @@ def typed_struct(x: Any) -> jax.ShapeDtypeStruct:
     )
 
 
-def element_struct(x: Any) -> jax.ShapeDtypeStruct:
-    """Return what one element of a placed array looks like: ``x[0]`` without computing it."""
-    aval = jax.typeof(x)
-    mesh = aval.sharding.mesh
-    sharding = None
-    if not mesh.empty and is_explicit(mesh, mesh.axis_names):
-        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*sharding_spec(aval)[1:]))
-    return jax.ShapeDtypeStruct(aval.shape[1:], aval.dtype, weak_type=aval.weak_type, sharding=sharding)
+def element_struct(x: Any, *, shared: bool = False) -> jax.ShapeDtypeStruct:
+    """Return what one element of a placed array looks like, ``x[0]`` without computing it; if ``shared``, ``x``.
+
+    A type names an Explicit mesh only where a dimension lies over it.
+    """
+    aval, lead = jax.typeof(x), 0 if shared else 1
+    spec, mesh = sharding_spec(aval)[lead:], aval.sharding.mesh
+    typed = any(entry is not None for entry in spec) and is_explicit(mesh, mesh.axis_names)
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec)) if typed else None
+    return jax.ShapeDtypeStruct(aval.shape[lead:], aval.dtype, weak_type=aval.weak_type, sharding=sharding)
+
+
+def rows_struct(aval: Any, count: int | None) -> jax.ShapeDtypeStruct:
+    """Return what ``count`` rows of one element's values look like; ``None``: the one value."""
+    spec, mesh = sharding_spec(aval), aval.sharding.mesh
+    typed = not mesh.empty and is_explicit(mesh, mesh.axis_names)
+    lead = () if count is None else (None,)
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*lead, *spec)) if typed else None
+    shape = aval.shape if count is None else (count, *aval.shape)
+    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding)
 
 
 def behind(x: Any) -> Any:
