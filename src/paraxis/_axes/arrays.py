@@ -31,8 +31,7 @@ def block_sharding(placement: Placement) -> NamedSharding | None:
 
 def in_blocks(x: Any, placement: Placement) -> jax.Array:
     """Lay padded rows ``(num_padded, ...)`` from the host over the devices, in blocks."""
-    target = block_sharding(placement)
-    return jnp.asarray(x) if target is None else put(x, target)
+    return put(x, block_sharding(placement))
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -57,22 +56,12 @@ def laid_out(tree: Any, placement: Placement, *, copied: bool = True) -> Any:
 
     Communicates: sends each device its rows.
     """
-    target = block_sharding(placement)
     leaves, structure = jax.tree.flatten(tree)
-    if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
-        return jax.tree.map(lambda x: rows_struct(x, placement), tree)
     hosted = {i: _padded_on_host(x, placement, copied) for i, x in enumerate(leaves) if isinstance(x, np.ndarray)}
     placed = [None if i in hosted else settle(jnp.asarray(x), placement, rows=True) for i, x in enumerate(leaves)]
     placed = placed if len(hosted) == len(placed) else padded(placed, placement)
     placed = [hosted.get(i, x) for i, x in enumerate(placed)]
-    placed = [jnp.asarray(x) for x in placed] if target is None else put_all(placed, target)
-    return jax.tree.unflatten(structure, placed)
-
-
-def rows_struct(x: Any, placement: Placement) -> jax.ShapeDtypeStruct:
-    """Return what rows ``(size, ...)`` look like when they are laid out, to be compiled for and not run."""
-    shape = (placement.num_padded, *x.shape[1:])
-    return jax.ShapeDtypeStruct(shape, x.dtype, sharding=block_sharding(placement))
+    return jax.tree.unflatten(structure, put(placed, block_sharding(placement)))
 
 
 def _padded_on_host(rows: np.ndarray, placement: Placement, copied: bool) -> np.ndarray:
@@ -85,14 +74,8 @@ def everywhere(tree: Any, placement: Placement) -> Any:
 
     Communicates: sends each device a copy.
     """
-    target = whole_sharding(placement)
-    if target is None or all(_lies(x, target) for x in jax.tree.leaves(tree)):
-        return tree
-    return put_all(tree, target)
-
-
-def _lies(x: Any, target: NamedSharding) -> bool:
-    return isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer) and x.sharding == target
+    target = sharding(placement, rows=False)
+    return tree if target is None else put(tree, target)
 
 
 def is_traced(tree: Any) -> bool:
@@ -309,36 +292,34 @@ def send(values: Any, shardings: Any) -> Any:
     return jax.tree.unflatten(structure, laid)
 
 
-def put(x: Any, target: NamedSharding) -> Any:
-    """``jax.device_put``, also onto devices of other processes, all of which have the same value.
+def put(tree: Any, target: NamedSharding | None) -> Any:
+    """``jax.device_put`` of concrete values, also onto devices of other processes, all of which have the same ones.
 
-    There an array of one process is not sent to the others: each makes its part of its own copy.
+    There an array of one process is not sent to the others: each makes its part of its own copy. Without a ``target``,
+    values are arrays where they lie.
 
     Raises:
-        DeviceError: if none of them is this process's.
+        DeviceError: if none of the devices is this process's.
     """
-    if isinstance(x, jax.Array) and x.sharding == target:
-        return x
-    if isinstance(x, jax.ShapeDtypeStruct):  # to be compiled for, not run
-        return jax_api.laid_struct(x, target)
+    if target is None:
+        return jax.tree.map(jnp.asarray, tree)
     if not target.addressable_devices:
         raise DeviceError(
             f"the {len(target.device_set)} devices chosen are other processes'; each process needs one of its own "
             f"among them: leave mesh= and devices= out for all there are"
         )
     if target.is_fully_addressable:
-        return jax.device_put(x, target)
-    x = jnp.asarray(x)
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(put(jax.random.key_data(x), target), impl=jax.random.key_impl(x))
-    if not _is_local(x) and not x.is_fully_replicated:
-        return jax.device_put(x, target)
-    host = np.asarray(x)
-    return jax.make_array_from_callback(host.shape, target, lambda index: host[index])
-
-
-def put_all(tree: Any, target: NamedSharding) -> Any:
-    """Return the same for each leaf; onto this process's devices together, which is faster."""
-    if target.is_fully_addressable:
         return jax.device_put(tree, target)
-    return jax.tree.map(lambda x: put(x, target), tree)
+
+    def one(x: Any) -> jax.Array:
+        if isinstance(x, jax.Array) and x.sharding == target:
+            return x
+        x = jnp.asarray(x)
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(one(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+        if not _is_local(x) and not x.is_fully_replicated:
+            return jax.device_put(x, target)
+        host = np.asarray(x)
+        return jax.make_array_from_callback(host.shape, target, lambda index: host[index])
+
+    return jax.tree.map(one, tree)

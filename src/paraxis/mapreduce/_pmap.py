@@ -100,8 +100,8 @@ def pmap(
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
+        leaves, structure = jax.tree.flatten((args, kwargs))
         try:
-            leaves, structure = jax.tree.flatten((args, kwargs))
             key = structure, *map(_LIES, leaves), jax.sharding.get_abstract_mesh()
             is_known = key in known
         except (AttributeError, TypeError):  # of NumPy's arrays, tracers and static arguments, which have no such key
