@@ -30,7 +30,7 @@ CEILINGS = {
     "_tables": Size(583, 324, 4),
     "cli": Size(417, 247, 6),
     "ensembles": Size(1_008, 573, 6),
-    "launch": Size(400, 236, 4),
+    "launch": Size(400, 238, 4),
     "mapreduce": Size(380, 227, 3),
     "reports": Size(3_047, 1_802, 16),
     "solve": Size(4_626, 2_613, 22),
@@ -39,7 +39,7 @@ CEILINGS = {
     "train": Size(4_280, 2_510, 27),
     "transforms": Size(1_634, 896, 11),
     "the root": Size(407, 151, 4),
-    "all rooms": Size(24_732, 14_186, 157),
+    "all rooms": Size(24_732, 14_188, 157),
 }
 TESTS = 26_515
 

@@ -71,7 +71,8 @@ def launch(
     if not module and not os.path.exists(script):
         raise ProcessError(f"launch: there is no file {script}")
     command = [sys.executable, _rank.__file__, "module" if module else "script", script, *arguments]
-    gpus = _num_gpus()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = len(glob.glob("/dev/nvidia[0-9]*") if visible is None else visible.replace(",", " ").split())
     if devices is None and gpus % num_processes:
         _say(f"{gpus} GPUs are no multiple of -n {num_processes}: some are idle, or missing")
     status = 0
@@ -89,12 +90,6 @@ def launch(
             if status == 0 or received:
                 break
     return status
-
-
-def _num_gpus() -> int:
-    """Return the number of visible NVIDIA GPUs, without starting JAX on them."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return len(glob.glob("/dev/nvidia[0-9]*") if visible is None else visible.replace(",", " ").split())
 
 
 def _variables(rank: int, num_processes: int, devices: int | None, gpus: int) -> dict[str, str]:
@@ -119,11 +114,14 @@ def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]], rece
     copies: list[threading.Thread] = []
     try:
         for rank, environment in enumerate(environments):
-            ranks.append(_start(command, environment))
+            pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            encoded: dict[str, Any] = {"encoding": "utf-8", "errors": "replace"}
+            ranks.append(subprocess.Popen(command, env=environment, process_group=0, **pipes, **encoded))
             mark = f"[{rank:>{len(str(len(environments) - 1))}}] "
-            copies.append(_in_thread(_copy, ranks[rank].stdout, sys.stdout, mark))
-            copies.append(_in_thread(_copy, ranks[rank].stderr, sys.stderr, mark))
-            _in_thread(lambda rank: ended.put((rank, ranks[rank].wait())), rank)
+            streams = ((ranks[rank].stdout, sys.stdout), (ranks[rank].stderr, sys.stderr))
+            own = [_in_thread(_copy, source, target, mark) for source, target in streams]
+            _in_thread(_tell_end, rank, ranks[rank], own, ended)
+            copies += own
         return _wait(ranks, ended, received, grace)
     finally:
         for process in ranks:
@@ -134,9 +132,11 @@ def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]], rece
             copy.join(timeout=1)  # a child process in a session of its own may hold the stream
 
 
-def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, env=environment, encoding="utf-8", errors="replace", process_group=0, **pipes)
+def _tell_end(rank: int, process: subprocess.Popen[str], copies: Sequence[threading.Thread], ended: _Ended) -> None:
+    status = process.wait()
+    for copy in copies:  # the rank's last lines come before what is said of it
+        copy.join(timeout=1)
+    ended.put((rank, status))
 
 
 def _in_thread(function: Callable[..., Any], *arguments: Any) -> threading.Thread:
