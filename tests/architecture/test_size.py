@@ -32,16 +32,16 @@ CEILINGS = {
     "ensembles": Size(1_008, 573, 6),
     "launch": Size(400, 238, 4),
     "mapreduce": Size(380, 227, 3),
-    "reports": Size(3_047, 1_802, 16),
+    "reports": Size(3_049, 1_804, 16),
     "solve": Size(4_626, 2_613, 22),
     "streaming": Size(2_255, 1_414, 11),
     "testing": Size(250, 98, 3),
     "train": Size(4_280, 2_510, 27),
     "transforms": Size(1_634, 896, 11),
     "the root": Size(407, 151, 4),
-    "all rooms": Size(24_732, 14_188, 157),
+    "all rooms": Size(24_734, 14_190, 157),
 }
-TESTS = 26_515
+TESTS = 26_521
 
 
 def size(paths: Iterable[Path]) -> Size:

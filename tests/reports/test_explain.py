@@ -492,6 +492,9 @@ FORMS: dict[str, tuple[Callable[[], Report], int, int]] = {
         2 * 8 * 4 * 2,
     ),
     "Linen": (lambda: px.explain(nn.Dense(2).apply)(LINEN, struct(8, 4)), 1, 2 * 8 * 4 * 2),
+    "jax.pmap": (
+        lambda: px.explain(jax.pmap(lambda x: jax.lax.psum(x @ x, "i"), axis_name="i"))(struct(8, 4, 4)), 8, 2 * 4**3
+    ),
     "pmap": (lambda: px.explain(px.pmap(lambda x: x @ x))(struct(8, 4, 4)), 8, 2 * 4**3),
     "train_step": (of_train_step, 8, 2 * 2 * 3 * 4 * 2),
     "ensemble.train": (of_ensemble, 8, 2 * 5 * 4 * 2),

@@ -83,8 +83,9 @@ def test_axes_lie_over_all_chips_of_a_topology_that_has_more_than_there_are_devi
     assert sent(report) == [("all_reduce", 8 * 32 * 4, 1, ("clients",))]
     assert report.collectives[0].verb == "px.reduce_mean"
     assert "padded to 48" in report.found("padding")[0].text
-    alone = px.explain(lambda x: x @ x, on="v5e:4x4")(struct(64, 64))  # lies nowhere, so on one chip
-    assert (alone.num_devices, alone.work.factor) == (1, 1)
+    alone = px.explain(lambda x, key: x @ x + jax.random.normal(key), on="v5e:4x4")
+    report = alone(struct(64, 64), jax.random.key(0))  # lies nowhere, so on one chip
+    assert (report.num_devices, report.work.factor) == (1, 1)
 
 
 @needs_libtpu
@@ -104,6 +105,8 @@ def test_what_no_chip_holds_and_no_topology_has_is_refused() -> None:
         px.explain(lambda x: jax.nn.softmax(x @ x.T) @ x, on="v5e:2x2")(struct(131072, 128, dtype=jnp.bfloat16))
     with pytest.raises(ValueError, match="there is no topology on='v5e:3x3'; write on='v5e:4x4'"):
         px.explain(jnp.sin, on="v5e:3x3")
+    with pytest.raises(ValueError, match=r"calls Python at test_topology.py:\d+, and on= has no host for it"):
+        px.explain(lambda x: jax.debug.print("{}", x) or x, on="v5e:2x2")(struct(3))
     with pytest.raises(ValueError, match="lies over 8 devices, and the topology of on= has 4 chips"):
         px.explain(lambda x: x * 2, on="v5e:2x2")(struct(64, lies=lies(mesh(d=8), "d")))
 

@@ -123,10 +123,10 @@ def _staged(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any
         traced = fn.trace(*args, **kwargs)
         traced = getattr(traced, "traced", traced)  # as NNX has it
     else:
-        inner = getattr(fn, "__wrapped__", None)
-        lowered = functools.partial(fn.lower, *args, **kwargs)
-        lower = lambda: getattr(found := lowered(), "lowered", found)  # noqa: E731  # as Equinox has it
-        return (_traced(inner, args, kwargs) if inner is not None else None), lower
+        lowered = fn.lower(*args, **kwargs)
+        if not hasattr(lowered, "lowered"):  # as jax.pmap has it, whose function gets other arguments
+            return None, lambda: lowered
+        return _traced(fn.__wrapped__, args, kwargs), lambda: lowered.lowered  # as Equinox has it
     return traced, traced.lower
 
 

@@ -22,7 +22,7 @@ def used(jaxpr: jax_api.Jaxpr | None, shardings: Iterable[Any], num_devices: int
     """Return the meshes of a program that have all its devices: those that it names first."""
     of_shardings = (tuple(side.mesh.shape.items()) for side in shardings if hasattr(side, "mesh"))
     shapes = itertools.chain(named(jaxpr) if jaxpr is not None else (), of_shardings)
-    return list(dict.fromkeys(shape for shape in shapes if math.prod(size for _, size in shape) == num_devices))
+    return [s for s in dict.fromkeys(shapes) if s and math.prod(size for _, size in s) == num_devices]
 
 
 def named(jaxpr: jax_api.Jaxpr) -> Iterator[Shape]:

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from paraxis._axes import placing
 from paraxis._calls.extras import needed
 from paraxis._jax import jax_api
-from paraxis.reports import _meshes
+from paraxis.reports import _flops, _meshes
 
 _WITHOUT_TPU = {
     "TPU_SKIP_MDS_QUERY": "1",  # libtpu asks no metadata server
@@ -61,8 +61,10 @@ def lowered(name: str, traced: Any, chips: Sequence[Any]) -> Any:
     """Return a trace lowered for the chips of a topology, as a function of its leaves.
 
     Raises:
-        ValueError: if the program is laid out over another number of devices.
+        ValueError: if the program is laid out over another number of devices, or calls Python.
     """
+    if calls := [str(line) for line in _flops.calls_python(traced.jaxpr.jaxpr)]:
+        raise ValueError(f"explain: {name} calls Python at {calls[0]}, and on= has no host for it; leave the call out")
     exported = jax.export.export(_Stage(traced), platforms=["tpu"])()
     count = exported.nr_devices
     if count not in (1, len(chips)):
