@@ -6,7 +6,7 @@ the last one, by :func:`repeat_last`; or, inside a program, where it would have 
 :func:`pad` and :func:`fill`. Where rows have weights, those of padding are zero.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -33,27 +33,6 @@ def repeat_last(rows: Any, num_padded: int) -> Any:
 def padded_weights(weights: np.ndarray, num_padded: int) -> np.ndarray:
     """Return the weights ``(num_padded,)`` of such rows: what is no element has none."""
     return np.pad(weights, (0, num_padded - len(weights)))
-
-
-def run_per_device(body: Callable[..., Any], placement: Placement, operands: Sequence[Any]) -> Any:
-    """Run ``body`` once per device on its rows of every array in the operands; results are joined along the rows.
-
-    ``check_vma=False`` gives ``pmap``'s gradient semantics; since every input and output carries the axis, no
-    collective is hidden in the derivative either.
-    """
-    if not placement.mesh_axes:
-        return body(*operands)
-    if placement.is_explicit:
-        operands = jax.tree.map(lambda x: constrain(x, placement), tuple(operands))
-    run = jax.shard_map(
-        body,
-        mesh=placement.mesh if isinstance(placement.mesh, Mesh) else None,
-        in_specs=placement.spec,
-        out_specs=placement.spec,
-        axis_names=set(placement.mesh_axes),
-        check_vma=False,
-    )
-    return run(*operands)
 
 
 def require_callable(body: jax_api.Jaxpr, placement: Placement) -> None:
@@ -99,9 +78,7 @@ def on_mesh(x: jax.Array, placement: Placement) -> jax.Array:
 
 def constrain(x: jax.Array, placement: Placement, *, rows: bool = True) -> jax.Array:
     """On an Explicit mesh: the same value with its rows laid over the axis (or over nothing)."""
-    rest = [
-        without(entry, placement.mesh_axes) for entry in jax_api.sharding_spec(jax.typeof(x))[1:]
-    ]
+    rest = [without(entry, placement.mesh_axes) for entry in jax_api.sharding_spec(jax.typeof(x))[1:]]
     spec = P(placement.mesh_axes if rows else None, *rest)
     assert placement.mesh is not None
     return jax.reshard(x, NamedSharding(placement.mesh, spec))
@@ -113,25 +90,8 @@ def without(entry: Any, names: tuple[str, ...]) -> Any:
 
 
 def device_index(placement: Placement) -> jax.Array | int:
-    """Inside ``run_per_device``: the number of this device's block."""
+    """On a device: the number of this device's block."""
     return jax.lax.axis_index(placement.crossed_axes) if placement.crossed_axes else 0
-
-
-def unless_idle(
-    work: Callable[..., list[jax.Array]], placement: Placement, *operands: Any, branch: bool
-) -> list[jax.Array]:
-    """Inside ``run_per_device``: ``work(*operands)``; zeros on a device that has no element.
-
-    With a ``branch`` such a device does no work; else it works on its padding, which is zeros.
-    """
-
-    def rest(*operands: Any) -> list[jax.Array]:
-        return [jnp.zeros(y.shape, y.dtype) for y in jax.eval_shape(work, *operands)]
-
-    has_rows = device_index(placement) * placement.num_local < placement.size
-    if branch:
-        return jax.lax.cond(has_rows, work, rest, *operands)
-    return [jnp.where(has_rows, y, jnp.zeros((), y.dtype)) for y in work(*operands)]
 
 
 def pad(x: jax.Array, placement: Placement, *, safe: bool = True) -> jax.Array:

@@ -272,16 +272,6 @@ def abstract_mesh(placement: Placement) -> AbstractMesh | None:
     return placement.mesh.abstract_mesh if isinstance(placement.mesh, Mesh) else placement.mesh
 
 
-@contextlib.contextmanager
-def in_force(mesh: AbstractMesh | None) -> Iterator[None]:
-    """Within, a mesh is in force while functions are traced, if none is."""
-    if mesh is None or not jax.sharding.get_abstract_mesh().empty:
-        yield
-    else:
-        with jax.sharding.use_abstract_mesh(mesh):
-            yield
-
-
 def concrete_mesh(placement: Placement) -> Mesh | None:
     """Return the mesh with its devices; ``None`` where these are not known, or there is none."""
     return placement.mesh if isinstance(placement.mesh, Mesh) else mesh_in_force()

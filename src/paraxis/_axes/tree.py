@@ -54,19 +54,22 @@ def placed(verb: str, argument: str, tree: Any, axis: Axis) -> Any:
     return tree
 
 
-def is_none(x: Any) -> bool:
-    return x is None
-
-
 def spread(prefix: Any, tree: Any) -> Any:
     """Return a prefix tree of entries, ``None`` among them, spread over the leaves of ``tree``."""
-    return jax.tree.map(lambda entry, sub: jax.tree.map(lambda _: entry, sub), prefix, tree, is_leaf=is_none)
+    return jax.tree.map(
+        lambda entry, sub: jax.tree.map(lambda _: entry, sub), prefix, tree, is_leaf=lambda x: x is None
+    )
 
 
 def entries(prefix: Any, tree: Any) -> list[Any]:
     """Return the entry of a prefix tree, ``None`` among them, for each leaf of ``tree``."""
     found: list[Any] = []
-    jax.tree.map(lambda entry, part: found.extend([entry] * len(jax.tree.leaves(part))), prefix, tree, is_leaf=is_none)
+    jax.tree.map(
+        lambda entry, part: found.extend([entry] * len(jax.tree.leaves(part))),
+        prefix,
+        tree,
+        is_leaf=lambda x: x is None,
+    )
     return found
 
 
