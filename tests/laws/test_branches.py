@@ -1,7 +1,6 @@
-"""No public face: the check that refuses derivatives of branches which elements take apart, beside its law.
+"""Derivatives through branches in which elements exchange values: the function's own, or an error.
 
-The derivative of a map is the function's own, or an error. Expected ones are differences of values of ``jax.vmap`` in
-float64; those of rules are what the rule says.
+Expected ones are differences of values of ``jax.vmap`` in float64; those of rules are what the rule says.
 """
 
 from collections.abc import Callable
@@ -14,7 +13,6 @@ import pytest
 from jax import lax
 
 import paraxis as px
-from paraxis._core import branches
 from tests._support import assert_close, axis_on, values
 
 NAME = "rows"
@@ -80,32 +78,33 @@ def test_branches_have_the_functions_derivative_or_none(name: str, alike: bool, 
     axis, x, body = axis_on(*placement), _inputs(placement[1]), (ALIKE if alike else APART)[name]
     expected = _differences(body, x)
     weights = jnp.cos(jnp.arange(x.size)).reshape(x.shape)
-    try:
-        found = jax.jit(jax.grad(lambda x: (px.map_fn(body, x, axis) * weights).sum()))(x)
-    except px.CollectiveError:
-        assert not alike
-    else:
-        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+    gradient = jax.jit(jax.grad(lambda x: (px.map_fn(body, x, axis) * weights).sum()))
+    if alike:
+        np.testing.assert_allclose(gradient(x), expected, rtol=1e-3, atol=1e-4)
+        return
+    assert_close(jax.jit(lambda x: px.map_fn(body, x, axis))(x), jax.vmap(body, axis_name=NAME)(x))
+    for refused in (gradient, jax.vmap(lambda x: px.map_fn(body, x, axis))):
+        with pytest.raises(px.CollectiveError, match=r"by itself, at .*test_branches\.py:\d+ .*jnp\.where"):
+            refused(x if refused is gradient else jnp.stack([x, x]))
 
 
 @pytest.mark.parametrize(("name", "alike"), BODIES, ids=str)
 def test_what_is_refused_has_another_derivative_in_jax(name: str, alike: bool) -> None:
-    axis, x, body = px.Axis(NAME, 4), _inputs(4), (ALIKE if alike else APART)[name]
-    traced = jax.make_jaxpr(body, axis_env=[(NAME, 4)])(x[0])
+    x, body = _inputs(4), (ALIKE if alike else APART)[name]
     is_right = np.allclose(jax.grad(lambda x: _score(body, x))(x), _differences(body, x), rtol=1e-3, atol=1e-4)
     assert is_right == alike
-    if alike:
-        branches.refuse_uneven(traced, [True], axis, {NAME: 4})
-        return
-    with pytest.raises(px.CollectiveError, match=r"by itself, at .*test_branches\.py:\d+ .*jnp\.where"):
-        branches.refuse_uneven(traced, [True], axis, {NAME: 4})
 
 
 def test_a_branch_is_taken_alike_if_what_decides_is_shared() -> None:
-    traced = jax.make_jaxpr(_either, axis_env=[(NAME, 4)])(True, values(2))
-    branches.refuse_uneven(traced, [False, True], px.Axis(NAME, 4), {NAME: 4})
+    axis, x = axis_on(2, 4), _inputs(4)
+
+    def score(taken: jax.Array, x: jax.Array) -> jax.Array:
+        return px.map_fn(_either, (px.broadcast(taken, axis) if taken.ndim == 0 else taken, x), axis).sum()
+
+    found = jax.jit(jax.grad(score, argnums=1))(jnp.array(True), x)
+    assert_close(found, jax.grad(lambda x: jax.vmap(_mean, axis_name=NAME)(x).sum())(x))
     with pytest.raises(px.CollectiveError):
-        branches.refuse_uneven(traced, [True, True], px.Axis(NAME, 4), {NAME: 4})
+        jax.grad(score, argnums=1)(jnp.ones(4, bool), x)
 
 
 def test_a_loop_that_elements_leave_apart_has_its_forward_derivative() -> None:
