@@ -70,8 +70,8 @@ class Stream:
             sizes more. Values kept between passes, results with a row for each element, and what the process needs
             anyway are not counted.
         map: carries out the chunks elsewhere: a function with the signature of ``concurrent.futures.Executor.map``,
-            such as that of a process pool, of loky, Dask or mpi4py, or :func:`px.ray_map`. It gets compiled programs,
-            without any code of yours, and runs them on a CPU device each.
+            such as that of a process pool, of loky, Dask or mpi4py; docs/streaming.md has one for Ray. It gets compiled
+            programs, without any code of yours, and runs them on a CPU device each.
         folder: where a run saves what it has done, so that the same call goes on after it was stopped, to the same
             bits. It is made if it is not there, and goes when the run is done.
         verbose: whether to show how far it is: below a notebook's cell, on a terminal's line, elsewhere a line every
