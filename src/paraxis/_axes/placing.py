@@ -43,7 +43,7 @@ class Placement:
         """Return the same place for another number of elements."""
         return dataclasses.replace(self, axis=dataclasses.replace(self.axis, size=size), turns=turns)
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         return self.axis.size
 
@@ -52,7 +52,7 @@ class Placement:
         """Number of blocks; mesh axes that are not ours do not count."""
         return math.prod(self.mesh.shape[name] for name in self.mesh_axes) if self.mesh is not None else 1
 
-    @property
+    @functools.cached_property
     def crossed_axes(self) -> tuple[str, ...]:
         """The mesh axes with more than one device: JAX does not enter the others, so nothing can be sent along them."""
         return tuple(name for name in self.mesh_axes if self.mesh is not None and self.mesh.shape[name] > 1)
@@ -68,19 +68,19 @@ class Placement:
         """Number of elements in flight per device. Turns are made equal, which needs the least padding."""
         return -(-self.size // (self.num_devices * self.num_chunks))
 
-    @property
+    @functools.cached_property
     def num_local(self) -> int:
         return self.chunk * self.num_chunks
 
-    @property
+    @functools.cached_property
     def num_padded(self) -> int:
         return self.num_local * self.num_devices
 
-    @property
+    @functools.cached_property
     def is_padded(self) -> bool:
         return self.num_padded > self.size
 
-    @property
+    @functools.cached_property
     def has_idle_device(self) -> bool:
         """Return whether some device has nothing but padding."""
         return self.num_padded - self.size >= self.num_local
@@ -90,7 +90,7 @@ class Placement:
         """Return whether the devices were chosen by somebody, not by default."""
         return self.axis.mesh is not None or isinstance(self.mesh, AbstractMesh)
 
-    @property
+    @functools.cached_property
     def is_explicit(self) -> bool:
         return self.mesh is not None and jax_api.is_explicit(self.mesh, self.mesh_axes)
 

@@ -36,6 +36,7 @@ from jax.extend.core import (
     Var as Var,
     get_opaque_trace_state as get_opaque_trace_state,
     jaxpr_as_fun as jaxpr_as_fun,
+    jaxprs_in_params,
 )
 from jax.interpreters import ad, batching, mlir, partial_eval
 
@@ -194,7 +195,7 @@ def without_unread(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[bool]]:
     """Return the same jaxpr without the arguments that nothing reads, and which are left."""
     jaxpr = closed.jaxpr
     read: set[Any] = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
-    read.update(v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, Literal))
+    read.update([v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, Literal)])
     kept = [v in read for v in jaxpr.invars]
     if all(kept):
         return closed, kept
@@ -254,32 +255,6 @@ def axis_of(effect: Any) -> str | None:
     return str(effect.name) if isinstance(effect, core.NamedAxisEffect) else None
 
 
-def rebind_shard_map(
-    eqn: JaxprEqn,
-    change: Callable[[ClosedJaxpr, Sequence[Any]], Sequence[Any]],
-    operands: Sequence[Any],
-    mesh: Any = None,
-) -> Sequence[Any]:
-    """Return the same ``shard_map`` with its body run by ``change(body, args)``, while its mesh axes have names.
-
-    ``mesh``: the mesh in force here, if it is to take the place of the equation's own, of which it has all axes.
-    """
-    params = eqn.params
-    body = ClosedJaxpr(params["jaxpr"], ())
-    run = jax.shard_map(
-        lambda *args: tuple(change(body, args)),
-        mesh=params["mesh"] if mesh is None or mesh.empty else None,
-        in_specs=tuple(params["in_specs"]),
-        out_specs=tuple(params["out_specs"]),
-        axis_names=set(bound_axes(eqn)),
-        check_vma=params["check_vma"],
-    )
-    if mesh is not None and not mesh.empty:
-        return run(*operands)
-    with eqn.ctx.manager:
-        return run(*operands)
-
-
 def _anywhere(constant: Any) -> Any:
     """Return a constant without the mesh that was in force where it was traced, which JAX 0.12 notes in some."""
     if isinstance(constant, np.ndarray) and hasattr(constant, "aval"):
@@ -331,22 +306,9 @@ CALLS = frozenset(("jit", "pjit", "call", "core_call", "closed_call", "remat", "
 """Operations that do what their body does, once."""
 
 
-def part(closed: ClosedJaxpr, eqns: Sequence[JaxprEqn], invars: Sequence[Any], outvars: Sequence[Any]) -> ClosedJaxpr:
-    """Return some of a jaxpr's equations as a jaxpr of its own."""
-    info = closed.jaxpr.debug_info._replace(arg_names=None, result_paths=None)
-    effects = frozenset().union(*(eqn.effects for eqn in eqns))
-    changed = {"constvars": [], "invars": list(invars), "outvars": list(outvars), "eqns": list(eqns)}
-    return ClosedJaxpr(closed.jaxpr.replace(**changed, effects=effects, debug_info=info), ())
-
-
 def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
-    """Yield each jaxpr among an equation's parameters (bodies of loops, branches, calls)."""
-    for value in eqn.params.values():
-        for item in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(item, ClosedJaxpr):
-                yield item.jaxpr
-            elif isinstance(item, Jaxpr):
-                yield item
+    """Return each jaxpr among an equation's parameters (bodies of loops, branches, calls)."""
+    return jaxprs_in_params(eqn.params)
 
 
 def scan_parts(eqn: JaxprEqn) -> tuple[int, int]:
@@ -409,7 +371,9 @@ def imported(program: bytes) -> Callable[..., Any]:
 
 def holds(jaxpr: Jaxpr, *names: str) -> bool:
     """Return whether an operation of one of these names is in a program."""
-    return any(eqn.primitive.name in names or any(holds(sub, *names) for sub in subjaxprs(eqn)) for eqn in jaxpr.eqns)
+    found = {eqn.primitive.name for eqn in jaxpr.eqns}
+    bodies = [body for eqn in jaxpr.eqns for body in subjaxprs(eqn)]
+    return not found.isdisjoint(names) or any([holds(body, *names) for body in bodies])  # noqa: C419  # fewer calls
 
 
 def calls_back(jaxpr: Jaxpr, silent: bool = True) -> bool:
@@ -553,7 +517,7 @@ def element_struct(x: Any, *, shared: bool = False) -> jax.ShapeDtypeStruct:
     """
     aval, lead = jax.typeof(x), 0 if shared else 1
     spec, mesh = sharding_spec(aval)[lead:], aval.sharding.mesh
-    typed = any(entry is not None for entry in spec) and is_explicit(mesh, mesh.axis_names)
+    typed = any(spec) and is_explicit(mesh, mesh.axis_names)
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec)) if typed else None
     return jax.ShapeDtypeStruct(aval.shape[lead:], aval.dtype, weak_type=aval.weak_type, sharding=sharding)
 
