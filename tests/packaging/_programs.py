@@ -55,7 +55,7 @@ POOL = """
     def total(w, x):
         return px.reduce_sum(px.map_fn(lambda w, x: w @ x, (px.broadcast(w, axis), x), axis), axis)
 
-    stream = px.Stream(at_once=5, map=map)
+    stream = px.Stream(at_once=5, map=MAP)
     gradient = stream.run(jax.grad(total), jnp.ones(3), px.Groups.of_arrays(x))
     assert np.allclose(gradient, x.sum(0))
 """
@@ -128,7 +128,7 @@ TPU = """
 EXAMPLES = "import matplotlib, mlxtend, optax, scipy, sklearn"
 BENCH = f"{EXAMPLES}\nimport drjax, jaxopt"
 LIBRARIES = "import blackjax, diffrax, equinox, lineax, numpyro, optimistix"
-TEST = f"{BENCH}\n{LIBRARIES}\nimport coverage, grain, hypothesis, penzai, pyarrow, pytest, ray, xdist"
+TEST = f"{BENCH}\n{LIBRARIES}\nimport coverage, grain, hypothesis, penzai, pyarrow, pytest, xdist"
 DOCS = "import ipykernel, mkdocs, mkdocstrings, nbclient"
 LINT = "import grimp, mypy, pyright, ruff"
 
@@ -138,7 +138,8 @@ PROGRAMS = {
     for name, program in {
         "bare": BARE,
         "nnx": NNX,
-        "pool": POOL,
+        "pool": POOL.replace("MAP", "map"),
+        "ray": POOL.replace("MAP", "px.ray_map()"),
         "solve": SOLVE,
         "tables": TABLES,
         "train": TRAIN,

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import multiprocessing
-import warnings
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
@@ -33,15 +32,7 @@ def pool() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
     ray = pytest.importorskip("ray")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"os\.fork", RuntimeWarning)  # it starts programs, and nothing more
-        ray.init()
-
-    def mapped(fn, tasks):
-        call = ray.remote(num_cpus=1)(lambda task: fn(task))
-        yield from map(ray.get, [call.remote(task) for task in tasks])
-
-    yield mapped
+    yield px.ray_map(num_cpus=1)
     ray.shutdown()
 
 

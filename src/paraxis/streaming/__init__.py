@@ -3,5 +3,6 @@
 from paraxis.streaming._groups import Groups, Padded
 from paraxis.streaming._progress import Progress
 from paraxis.streaming._stream import Schedule, Stream
+from paraxis.streaming._tasks import ray_map
 
-__all__ = ["Groups", "Padded", "Progress", "Schedule", "Stream"]
+__all__ = ["Groups", "Padded", "Progress", "Schedule", "Stream", "ray_map"]

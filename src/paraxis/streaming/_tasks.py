@@ -9,6 +9,7 @@ import functools
 import hashlib
 import itertools
 import pickle
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -60,6 +61,37 @@ class Work:
     reads: list[tuple[int, int] | None]
     kinds: list[str]
     wide: bool
+
+
+def ray_map(**options: Any) -> Map:
+    """Return a ``map`` for :class:`px.Stream` that runs on a Ray cluster, as plain Ray tasks.
+
+    Ray runs a task again when its worker or node is lost, ``max_retries`` times. The cluster is the one that this
+    process has joined, else the one that ``RAY_ADDRESS`` names, else one that Ray starts on this machine.
+
+    Args:
+        **options: of ``ray.remote``, such as ``num_cpus``, ``max_retries``, ``runtime_env``.
+
+    Raises:
+        ModuleNotFoundError: if Ray is missing; the extra ``ray`` brings it.
+
+    Example:
+        >>> import paraxis as px
+        >>> stream = px.Stream(at_once=16, map=px.ray_map(max_retries=5))
+    """
+
+    def mapped(fn: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
+        with needed("px.ray_map", "ray"):
+            import ray
+        if not ray.is_initialized():
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", r"os\.fork", RuntimeWarning)  # it starts programs, and nothing more
+                ray.init()
+        remote: Any = ray.remote(**options) if options else ray.remote
+        call = remote(lambda task: fn(task))
+        yield from map(ray.get, [call.remote(task) for task in tasks])
+
+    return mapped
 
 
 def exported(fn: Callable[..., Any], structs: Sequence[Any], line: Callable[[int], str]) -> bytes:
