@@ -67,7 +67,7 @@ class Table:
         Raises:
             DataError: if there are no such files, one cannot be read, columns differ between files, or hold no
                 numbers; the message names file and columns.
-            ModuleNotFoundError: if pyarrow is missing; the extra ``fit`` brings it.
+            ModuleNotFoundError: if pyarrow is missing; the extra ``tables`` brings it.
         """
         from paraxis._tables._arrow import Files
 
@@ -99,7 +99,7 @@ class Table:
 
         Raises:
             DataError: as for :meth:`parquet`.
-            ModuleNotFoundError: if pyarrow is missing; the extra ``fit`` brings it.
+            ModuleNotFoundError: if pyarrow is missing; the extra ``tables`` brings it.
         """
         from paraxis._tables._arrow import Files
 
