@@ -74,7 +74,7 @@ CASES = (
     Cases(
         "a full disk while a run writes its log and checkpoints",
         "a warning names it; the state is returned",
-        (("tests/train/test_fit_outputs.py", "full or saved or shown"),),
+        (("tests/train/test_fit_outputs.py", "full or shown"),),
     ),
     Cases(
         "two runs in one place; a file that is not ours",
