@@ -55,7 +55,6 @@ state = px.TrainState.create(net, optax.adam(1e-3), emma=0.9)  # wrong
 px.train_step(lambda model, batch: model(batch), guards=False)  # wrong
 px.fit(state, epoch=3)  # wrong
 px.ensemble(lambda key: jax.random.normal(key, (3,)), 4, 0, lowering="vmapped")  # wrong
-px.solve.Ridge().score(x, x, weights=x)  # wrong
 px.solve.LBFGS(lambda w: jnp.sum(w**2), max_iter=3)  # wrong
 px.solve.LBGFS  # wrong
 px.trian.Fitted  # wrong

@@ -1,7 +1,7 @@
 """The estimators: what each minimises, and how its targets are prepared."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -61,7 +61,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
     l1_ratio: float = 0.0
     class_weight: Mapping[Any, float] | Literal["balanced"] | None = None
 
-    score: ClassVar[Any] = LinearModel.score  # not that of the mixin
+    score: ClassVar[Callable[..., float]] = LinearModel.score  # not that of the mixin
 
     def decision_function(self, X: Any, *, engine: Any = None) -> np.ndarray:
         """Return the linear model's predictions: ``(n,)`` for two classes, else ``(n, k)``."""
@@ -155,7 +155,7 @@ def _by_class(z: np.ndarray) -> np.ndarray:
 class _Regression(RegressorMixin, LinearModel):
     """Base of least squares."""
 
-    score: ClassVar[Any] = LinearModel.score  # not that of the mixin
+    score: ClassVar[Callable[..., float]] = LinearModel.score  # not that of the mixin
 
     def _checked_targets(self, y: np.ndarray) -> np.ndarray:
         return _numbers(column_or_1d(y, warn=True))
