@@ -42,7 +42,7 @@ def run(devices: int, repeats: int) -> harness.Tables:
         path = Path(folder) / "rows.npy"
         np.save(path, np.random.default_rng(0).integers(0, 256, (ROWS, WIDTH), np.uint8))
         rows = np.load(path, mmap_mode="r")
-        batch = next(px.loader(rows, BATCH, transform=scaled).batches()).tree
+        batch = next(px.loader(rows, BATCH, transform=scaled).batches())
         seconds = min(steps([batch] * STEPS)[0] for _ in range(repeats + 1)) / (STEPS - 1)
         transforms = {"waits": waiting(seconds / 2), "computes": computing(seconds / 2, rows[:BATCH])}
         return {

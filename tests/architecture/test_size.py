@@ -33,15 +33,15 @@ CEILINGS = {
     "launch": Size(400, 238, 4),
     "mapreduce": Size(380, 227, 3),
     "reports": Size(3_049, 1_804, 16),
-    "solve": Size(4_626, 2_613, 22),
+    "solve": Size(4_659, 2_633, 22),
     "streaming": Size(2_288, 1_429, 11),
     "testing": Size(250, 98, 3),
     "train": Size(4_280, 2_510, 27),
     "transforms": Size(1_634, 896, 11),
     "the root": Size(408, 151, 4),
-    "all rooms": Size(24_689, 14_167, 157),
+    "all rooms": Size(24_722, 14_187, 157),
 }
-TESTS = 26_543
+TESTS = 26_542
 
 
 def size(paths: Iterable[Path]) -> Size:

@@ -68,8 +68,8 @@ def asked_for(variables: Mapping[str, str]) -> int | None:
 _LARGE = 1024  # columns of a matrix from which on LAPACK's threads are worth waiting for
 
 
-def lapack_alone(num_columns: int) -> contextlib.AbstractContextManager[Any]:
-    """Within, LAPACK factors small matrices on one thread.
+def lapack_alone(num_columns: int = 0) -> contextlib.AbstractContextManager[Any]:
+    """Within, LAPACK factors small matrices on one thread, as BLAS multiplies.
 
     XLA calls SciPy's LAPACK, whose threads wait for each other by spinning. Where others use the cores, as XLA's own
     threads do, factors of 400 columns took a hundred times as long so.

@@ -11,12 +11,14 @@ It pays where the eigenvalues lie apart: where all are about the same, L-BFGS ne
 spread is ``d * sum(eigenvalues²) / sum(eigenvalues)²``, for which products of the rows with a few vectors are enough
 (Hutchinson 1990).
 
-Outside ``jit``, NumPy computes the matrix, so there is nothing to compile. Inside, the same functions are JAX's, and
-products make the inverse: LAPACK's threads and XLA's would wait for each other, if it is one of several, for ever.
+Outside ``jit``, NumPy computes the matrix, some rows on each core, so there is nothing to compile. Inside, the same
+functions are JAX's, and products make the inverse: LAPACK's threads and XLA's would wait for each other, if it is one
+of several, for ever.
 """
 
-import contextlib
+import concurrent.futures
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -33,6 +35,7 @@ from paraxis.solve._streaming import MAX_FEATURES, TableRows, sample_of
 _SPREAD = 2.0  # of eigenvalues; if their logarithms are uniform, the largest is about fifty times the smallest
 _PROBES = 8
 _SWEPT = 64  # columns
+_BLOCK = 1024  # rows; the weighted copy of more would not stay in a cache
 _LEAST_CURVATURE = 0.1  # of a combination of outputs, beside the mean of them
 _JITTER = 1e-3  # of what a column would weigh, were all its rows as large as the largest
 
@@ -45,9 +48,10 @@ class Inverse(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """Rows that tell the Hessian, ``x.T @ x`` and an L2 penalty; the last column is the intercept's, if any."""
+    """Rows that tell the Hessian, ``x.T @ (weight * x)`` and an L2 penalty; an intercept's column is the last."""
 
-    x: Any  # (m, d), times the root of their weights, float32 at least: LAPACK takes no narrower numbers
+    x: Any  # (m, d), float32 at least: LAPACK takes no narrower numbers
+    weight: Any  # (m,)
     largest: Any  # (d,): the diagonal, were all rows as large as the largest
     coupling: Any
     l2: Any  # (d,)
@@ -69,17 +73,19 @@ def prepared(problem: Linear | Function, params: Any, precondition: str | None) 
     if is_traced and layout.tells_in_type(problem.targets):
         return None
     if not is_traced:
-        sample = _sampled_on_host(problem, params)
-        if precondition == "auto" and not _spread(sample, np) > _SPREAD:
-            return None
+        with threads.lapack_alone():
+            sample = _sampled_on_host(problem, params)
+            if precondition == "auto" and not _spread(sample, np) > _SPREAD:
+                return None
+            gram = _gram(sample, np)
         with threads.lapack_alone(num_features):
-            found = _inverse(sample, np)
+            found = _inverse(sample, gram, np)
         return jax.tree.map(lambda x: arrays.whole_beside(jnp.asarray(x), problem.targets), found)
     used = sample_of(num_rows, num_features) or range(num_rows)
     design, targets, weight = jax.tree.map(lambda x: x[:: used.step], (problem.design, problem.targets, problem.weight))
     problem = Linear(problem.loss, design, targets, weight, problem.l2, problem.intercept)
     sample = _sample(problem, problem.design, _wide(problem.predict(params)), problem.weight, jnp)
-    return _inverse(sample, jnp) if precondition == "gram" else _inverse_or_unit(sample)
+    return _inverse_in_program(sample) if precondition == "gram" else _inverse_or_unit(sample)
 
 
 def _sampled_on_host(problem: Linear, params: Any) -> _Sample:
@@ -109,7 +115,7 @@ def _sample(problem: Linear, x: Any, z: Any, weight: Any, xp: Any) -> _Sample:
         x = x * (weight > 0)[:, None]
     weight = shares * problem.loss.curvature(z, xp)
     largest = xp.sum(weight) * xp.maximum(xp.max(x, 0), -xp.min(x, 0)) ** 2
-    return _Sample(x * xp.sqrt(weight)[:, None], largest, coupling, l2)
+    return _Sample(x, weight, largest, coupling, l2)
 
 
 def _wide(x: Any) -> Any:
@@ -121,15 +127,44 @@ def _spread(sample: _Sample, xp: Any) -> Any:
     """Return how far the eigenvalues lie apart: 1 if all are the same."""
     x, size = sample.x, sample.x.shape[1]
     probes = np.sign(np.random.default_rng(0).standard_normal((size, _PROBES))).astype(x.dtype)
-    product = x.T @ (x @ probes) + sample.l2[:, None] * probes
-    total = xp.vdot(x, x) + xp.sum(sample.l2)
+    product = _sum_over_rows(lambda x, weight: x.T @ (weight[:, None] * (x @ probes)), sample, xp)
+    product = product + sample.l2[:, None] * probes
+    total = xp.vdot(sample.weight, xp.einsum("nd,nd->n", x, x)) + xp.sum(sample.l2)
     # Of so few rows, also those of equal eigenvalues are apart.
     return size * xp.sum(product**2) / _PROBES / total**2 - size / len(x)
 
 
-def _inverse(sample: _Sample, xp: Any) -> Inverse:
-    x, largest, coupling, l2 = sample
-    gram = xp.matmul(x.T, x, **({} if xp is np else {"precision": trees.EXACT}))
+def _mirrored(upper: np.ndarray) -> np.ndarray:
+    """Return a symmetric matrix of which the upper half is given, and the rest is zero."""
+    return upper + np.triu(upper, 1).T
+
+
+def _sum_over_rows(fn: Callable[[Any, Any], Any], sample: _Sample, xp: Any) -> Any:
+    """Return a sum over the rows of what ``fn(x, weight)`` returns of some.
+
+    NumPy's threads would wait for each other, spinning, where others use the cores; those here take the next rows.
+    """
+    if xp is jnp:
+        return fn(sample.x, sample.weight)
+    pieces = (slice(start, start + _BLOCK) for start in range(0, len(sample.x), _BLOCK))
+    with concurrent.futures.ThreadPoolExecutor(threads.num_cores()) as pool:
+        return functools.reduce(np.add, pool.map(lambda piece: fn(sample.x[piece], sample.weight[piece]), pieces))
+
+
+def _gram(sample: _Sample, xp: Any) -> Any:
+    def product(x: Any, weight: Any) -> Any:
+        x = x * xp.sqrt(weight)[:, None]
+        return xp.matmul(x.T, x, **({} if xp is np else {"precision": trees.EXACT}))
+
+    return _sum_over_rows(product, sample, xp)
+
+
+def _inverse_in_program(sample: _Sample) -> Inverse:
+    return _inverse(sample, _gram(sample, jnp), jnp)
+
+
+def _inverse(sample: _Sample, gram: Any, xp: Any) -> Inverse:
+    _, _, largest, coupling, l2 = sample
     # Each column's jitter is on its own scale: what the largest needs would drown the smallest. It is by the largest
     # row, not by the mean: where few rows hold anything, the mean is small, and soon another one. Where columns depend
     # on each other, there are many solutions, and with one jitter for all, the inverse takes what the rows span to what
@@ -150,12 +185,12 @@ def _inverse_or_unit(sample: _Sample) -> Inverse:
     """Return the inverse if it pays, else a number times the unit matrix, with which L-BFGS is as without."""
 
     def unit(sample: _Sample) -> Inverse:
-        x, _, coupling, l2 = sample
-        mean = (jnp.vdot(x, x) + jnp.sum(l2)) / x.shape[1]
+        x, weight, _, coupling, l2 = sample
+        mean = (jnp.vdot(weight, jnp.einsum("nd,nd->n", x, x)) + jnp.sum(l2)) / x.shape[1]
         columns = jnp.eye(x.shape[1], dtype=x.dtype) / jnp.where(mean > 0, mean, 1)
         return Inverse(columns, None if coupling is None else jnp.eye(len(coupling), dtype=coupling.dtype))
 
-    return jax.lax.cond(_spread(sample, jnp) > _SPREAD, lambda sample: _inverse(sample, jnp), unit, sample)
+    return jax.lax.cond(_spread(sample, jnp) > _SPREAD, _inverse_in_program, unit, sample)
 
 
 def _outputs(coupling: Any, xp: Any) -> Any:
@@ -181,9 +216,9 @@ def _is_singular(matrix: Any, xp: Any) -> Any:
     empty = xp.where(xp.diagonal(matrix) > 0, 0, 1).astype(matrix.dtype)
     matrix = matrix * scale[:, None] * scale + xp.diag(empty)
     if xp is np:
-        with contextlib.suppress(np.linalg.LinAlgError):
-            return not np.diagonal(np.linalg.cholesky(matrix)).min() ** 2 > rounding
-        return True
+        (factored,) = scipy.linalg.get_lapack_funcs(("potrf",), (matrix,))
+        factor, failed = factored(matrix.T, clean=False)
+        return failed or not np.diagonal(factor).min() ** 2 > rounding
     # The reciprocals of the inverse's diagonal are what no other columns explain of each.
     found = jnp.diagonal(_inv(matrix + rounding / len(matrix) * jnp.eye(len(matrix), dtype=matrix.dtype), jnp))
     return ~jnp.all((found > 0) & (found * rounding < 1))
@@ -196,10 +231,8 @@ def _inv(matrix: Any, xp: Any) -> Any:
     """
     if xp is np:
         factor, inverse = scipy.linalg.get_lapack_funcs(("potrf", "potri"), (matrix,))
-        (lower, failed), upper = factor(matrix, lower=True), np.triu_indices(len(matrix), 1)
-        found = inverse(lower, lower=True)[0]
-        found[upper] = found.T[upper]
-        return np.full_like(matrix, np.nan) if failed else found
+        upper, failed = factor(matrix.T)
+        return np.full_like(matrix, np.nan) if failed else _mirrored(inverse(upper, overwrite_c=True)[0])
     size = len(matrix)
     num_blocks = -(-size // _SWEPT)
     width = -(-size // num_blocks)
