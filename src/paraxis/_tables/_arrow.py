@@ -94,7 +94,7 @@ class Files:
 
     @property
     def knows_length(self) -> bool:
-        """Whether the rows are counted: those of CSV files take a pass over them."""
+        """Return whether the number of rows is known; a CSV file has to be read for it."""
         return self._csv is None or self._surveyed is not None
 
     def as_targets(self, y: np.ndarray) -> np.ndarray:

@@ -81,7 +81,7 @@ class History:
 
     @property
     def is_over(self) -> bool:
-        """Whether there are no epochs left, or all members have stopped."""
+        """Return whether all epochs are done, or every member has stopped."""
         return len(self.epochs) >= self._total or bool((self.stopped >= 0).all())
 
     def add(self, metrics: Metrics) -> np.ndarray:

@@ -134,7 +134,7 @@ def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]], rece
 
 def _tell_end(rank: int, process: subprocess.Popen[str], copies: Sequence[threading.Thread], ended: _Ended) -> None:
     status = process.wait()
-    for copy in copies:  # the rank's last lines come before what is said of it
+    for copy in copies:  # print the rank's last lines before the launcher names it
         copy.join(timeout=1)
     ended.put((rank, status))
 

@@ -126,7 +126,7 @@ class Program:
 
     @property
     def collectives(self) -> list[Operation]:
-        """Those operations that exchange something; of one whose parts are fused into others, as on TPUs, the first."""
+        """Return the collectives, each once: a TPU splits one over several fusions, and the first counts."""
         found: dict[Any, Operation] = {}
         for operation in self.operations:
             if operation.kind is not None and self.group_size(operation) != 1:

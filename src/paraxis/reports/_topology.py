@@ -71,7 +71,7 @@ def lowered(name: str, traced: Any, chips: Sequence[Any]) -> Any:
         raise ValueError(f"explain: {name} lies over {count} devices, and the topology of on= has {len(chips)} chips")
     chips = chips[:count]
 
-    def call(*leaves: Any) -> Any:  # jit drops those that the program does not read
+    def call(*leaves: Any) -> Any:  # jax.jit drops the leaves that the program does not read
         whole = [
             leaf if place in exported.module_kept_var_idx else jax.lax.empty(leaf.shape, leaf.dtype)
             for place, leaf in enumerate(leaves)
