@@ -8,8 +8,10 @@ are in their rooms, each of which is loaded when it is first used: ``px.ensemble
 import importlib
 import typing
 
-from paraxis._axes.axis import Axis
+from paraxis._core.axis import Axis
 from paraxis._core.collectives import all_gather, axis_index, axis_size, pmax, pmean, pmin, psum
+from paraxis._core.pmap import pmap
+from paraxis._core.program import program
 from paraxis._core.random import keys
 from paraxis._core.reductions import (
     reduce_all,
@@ -36,7 +38,6 @@ from paraxis.errors import (  # under the names that a traceback shows; px.error
     ShapeError as ShapeError,
     StateError as StateError,
 )
-from paraxis.mapreduce import pmap, program
 
 if typing.TYPE_CHECKING:
     from paraxis import (

@@ -94,8 +94,8 @@ def test_only_one_module_knows_parts_of_jax_that_may_move():
     assert breaking(unstable, but=("_jax/jax_api.py",)) == {}
 
 
-# A program shares the devices out among its axes; a report puts chips in the place of a program's devices.
-KNOW_MESHES = ("_core/", "_axes/", "_jax/", "reports/_topology.py")
+# A report puts chips in the place of a program's devices.
+KNOW_MESHES = ("_core/", "_jax/", "reports/_topology.py")
 
 
 def test_only_the_core_and_what_it_stands_on_know_meshes():
@@ -112,7 +112,7 @@ def test_the_checks_see_what_they_look_for():
         "jax.extend",
     ]
     assert placing(source) == ["shard_map"]
-    assert "_axes/layout.py" in breaking(placing, but=("cli/",))  # a rule that is broken names the files
+    assert "_core/layout.py" in breaking(placing, but=("cli/",))  # a rule that is broken names the files
 
 
 def test_importing_the_package_loads_nothing_heavy():

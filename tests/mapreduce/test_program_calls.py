@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import paraxis as px
-from paraxis.mapreduce import Program
+from paraxis._core.program import Program
 from tests._support import assert_close
 
 CLIENTS, ROWS = 6, 7

@@ -1,4 +1,4 @@
-"""The idea itself: maps, reductions and collectives along an axis as parts of a JAX program, and the verbs for them.
+"""The idea itself: an axis, its devices, its rows, and maps, reductions and collectives along it.
 
-With the rooms that it stands on, ``_axes`` and ``_jax``, it is the only one that knows meshes and ``shard_map``.
+With ``_jax``, on which it stands, it is the only room that knows meshes and ``shard_map``.
 """

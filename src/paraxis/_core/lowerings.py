@@ -23,9 +23,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
 
-from paraxis._axes import layout, placing, scope
-from paraxis._axes.placing import Placement
-from paraxis._core import collectives, sums
+from paraxis._core import collectives, layout, placing, scope, sums
+from paraxis._core.placing import Placement
 from paraxis._jax import in_mesh, jax_api
 from paraxis._jax.jax_api import ClosedJaxpr
 from paraxis.errors import LoweringError

@@ -22,11 +22,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
 
-from paraxis._axes import arrays, layout, placing, scope
-from paraxis._axes.axis import Axis
-from paraxis._axes.placing import Placement
-from paraxis._core import branches, collectives, lowerings
+from paraxis._core import arrays, branches, collectives, layout, lowerings, placing, scope
+from paraxis._core.axis import Axis
 from paraxis._core.lowerings import Elements, Lowering
+from paraxis._core.placing import Placement
 from paraxis._jax import jax_api, structure, varying
 from paraxis._jax.jax_api import ClosedJaxpr, ShapedArray
 

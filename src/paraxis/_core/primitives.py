@@ -25,8 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
 
-from paraxis._axes import layout, placing
-from paraxis._axes.placing import Placement
+from paraxis._core import layout, placing
+from paraxis._core.placing import Placement
 from paraxis._jax import extremes, jax_api
 from paraxis._jax.jax_api import Primitive, ShapedArray
 

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._axes import scope
-from paraxis._axes.axis import Axis
+from paraxis._core import scope
+from paraxis._core.axis import Axis
 from paraxis.errors import ShapeError
 
 

@@ -11,11 +11,10 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from paraxis._axes import arrays, layout, placing, scope, tree
-from paraxis._axes.axis import Axis
-from paraxis._axes.placing import Placement
 from paraxis._calls import pytrees
-from paraxis._core import origins, primitives, sums
+from paraxis._core import arrays, layout, origins, placing, primitives, scope, sums, tree
+from paraxis._core.axis import Axis
+from paraxis._core.placing import Placement
 from paraxis.errors import ShapeError
 
 _Tree = TypeVar("_Tree")

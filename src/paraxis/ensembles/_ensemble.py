@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._axes import arrays, layout, placing
-from paraxis._axes.axis import Axis
-from paraxis._axes.placing import Placement
 from paraxis._calls import check
+from paraxis._core import arrays, layout, placing
+from paraxis._core.axis import Axis
 from paraxis._core.lowerings import Lowering
+from paraxis._core.placing import Placement
 from paraxis._core.verbs import broadcast, map_fn
 from paraxis._host import interrupts
 from paraxis._jax import jax_api

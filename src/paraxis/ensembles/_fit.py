@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._axes import arrays, placing
 from paraxis._calls import check
+from paraxis._core import arrays, placing
 from paraxis._jax import cost
 from paraxis.ensembles import _members
 from paraxis.ensembles._members import Form, State

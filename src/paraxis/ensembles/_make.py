@@ -5,9 +5,8 @@ from typing import Any
 
 import jax
 
-from paraxis._axes import arrays, placing
-from paraxis._axes.axis import Axis
-from paraxis._core import random
+from paraxis._core import arrays, placing, random
+from paraxis._core.axis import Axis
 from paraxis._core.lowerings import Lowering
 from paraxis._core.verbs import map_fn
 from paraxis.ensembles import _members

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paraxis._axes import placing
+from paraxis._core import placing
 from paraxis._jax import jax_api
 
 Groups = tuple[tuple[int, ...], ...]

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from paraxis._axes import placing
 from paraxis._calls.extras import needed
+from paraxis._core import placing
 from paraxis._jax import jax_api
 from paraxis.reports import _flops, _meshes
 

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 
-from paraxis._axes import arrays, layout
+from paraxis._core import arrays, layout
 from paraxis._host import threads
 from paraxis.solve import _trees as trees
 from paraxis.solve._problem import Function, Linear

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from paraxis._axes import arrays, layout
 from paraxis._calls import check
+from paraxis._core import arrays, layout
 from paraxis._jax import jax_api
 from paraxis.errors import ShapeError
 from paraxis.solve import _implicit as implicit, _run as runs, _stopping as stopping, _trees as trees, prox as operators

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from paraxis._axes import arrays, layout
 from paraxis._calls import check
+from paraxis._core import arrays, layout
 from paraxis.errors import ShapeError
 from paraxis.solve._stopping import Status
 from paraxis.solve.objective import LinearObjective

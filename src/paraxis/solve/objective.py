@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._axes import arrays
 from paraxis._calls import check
+from paraxis._core import arrays
 from paraxis._tables import Table
 from paraxis.errors import DataError, ShapeError
 from paraxis.solve import _losses as losses

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._axes import arrays
 from paraxis._calls import check
+from paraxis._core import arrays
 from paraxis.errors import DataError, ShapeError
 
 __all__ = ["Prox", "box", "elastic_net", "first", "group", "l1", "non_negative", "none", "simplex"]

@@ -9,9 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from paraxis._axes import arrays, placing
 from paraxis._calls import check, pytrees
-from paraxis._core import programs
+from paraxis._core import arrays, placing, programs
 from paraxis._jax import dtypes, jax_api, structure
 from paraxis.errors import LoweringError, ShapeError
 from paraxis.streaming import _trace

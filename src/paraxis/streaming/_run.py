@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._axes import arrays
 from paraxis._calls import pytrees
+from paraxis._core import arrays
 from paraxis._host import memory, reading
 from paraxis._jax import dtypes
 from paraxis._jax.jax_api import Literal

@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._axes import scope
-from paraxis._axes.axis import Axis
-from paraxis._core import maps, origins
+from paraxis._core import maps, origins, scope
+from paraxis._core.axis import Axis
 from paraxis._jax import jax_api
 from paraxis._jax.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from paraxis.errors import AxisError, LoweringError

@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._axes import placing
 from paraxis._calls import check
-from paraxis._core import maps
+from paraxis._core import maps, placing
 from paraxis.errors import CommunicationError, DeviceError
 from paraxis.reports import Communication, explain
 

@@ -11,10 +11,10 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from paraxis._axes import arrays, layout, placing, tree
-from paraxis._axes.axis import Axis
-from paraxis._axes.placing import Placement
 from paraxis._calls import check
+from paraxis._core import arrays, layout, placing, tree
+from paraxis._core.axis import Axis
+from paraxis._core.placing import Placement
 from paraxis.errors import AxisError, DataError, ShapeError
 
 

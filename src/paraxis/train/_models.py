@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._axes import tree
 from paraxis._calls import pytrees
+from paraxis._core import tree
 from paraxis.errors import StateError
 
 Mode = Literal["train", "eval", "as made"]

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._axes import tree
+from paraxis._core import tree
 from paraxis._host import files, processes
 from paraxis.errors import NonFiniteError
 from paraxis.train._data import Data

@@ -4,8 +4,8 @@ from typing import Any
 
 import jax
 
-from paraxis._axes import arrays
-from paraxis._axes.placing import Placement
+from paraxis._core import arrays
+from paraxis._core.placing import Placement
 
 _SMALL = 1024
 """Elements. What has fewer is left whole: to bring it together costs more than it takes to keep."""

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._axes import tree
 from paraxis._calls import check
+from paraxis._core import tree
 from paraxis._jax import dtypes
 from paraxis.errors import DataError, ShapeError
 from paraxis.train._order import Position

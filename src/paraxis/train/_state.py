@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._axes import arrays
 from paraxis._calls import check
+from paraxis._core import arrays
 from paraxis._jax import jax_api
 from paraxis.errors import StateError
 from paraxis.train import _models

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from paraxis._axes import tree
+from paraxis._core import tree
 from paraxis.errors import DataError
 from paraxis.train._order import RowGenerators
 from paraxis.train._sources import to_host

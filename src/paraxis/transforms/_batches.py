@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from paraxis._axes import layout, tree
-from paraxis._axes.axis import Axis
 from paraxis._calls import check
-from paraxis._core import reductions
+from paraxis._core import layout, reductions, tree
+from paraxis._core.axis import Axis
 from paraxis.errors import ShapeError, StateError
 from paraxis.transforms._modules import Graph
 

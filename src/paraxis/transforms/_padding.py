@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from paraxis._axes import tree
+from paraxis._core import tree
 from paraxis._jax import jax_api
 from paraxis._jax.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn
 

@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from paraxis._axes import arrays, layout, placing, tree
-from paraxis._axes.axis import Axis
-from paraxis._core import verbs
+from paraxis._core import arrays, layout, placing, tree, verbs
+from paraxis._core.axis import Axis
 from paraxis._jax import jax_api, varying
 from paraxis.errors import ShapeError, StateError
 from paraxis.transforms import _batches, _modules, _padding, _wrapped

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from paraxis._axes import arrays, layout, placing
-from paraxis._axes.axis import Axis
+from paraxis._core import arrays, layout, placing
+from paraxis._core.axis import Axis
 from paraxis.errors import DeviceError
 from paraxis.solve import prox
 from paraxis.solve._lbfgs import LBFGS

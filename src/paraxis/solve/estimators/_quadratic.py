@@ -20,7 +20,7 @@ import scipy.linalg
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import enet_path
 
-from paraxis._axes import arrays
+from paraxis._core import arrays
 from paraxis.solve import _trees as trees
 from paraxis.solve._problem import Linear
 from paraxis.solve._run import Watch, tell

@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._axes import arrays, placing, scope, tree
-from paraxis._axes.axis import Axis
 from paraxis._calls import check, pytrees
-from paraxis._core import verbs
+from paraxis._core import arrays, placing, scope, tree, verbs
+from paraxis._core.axis import Axis
 from paraxis._jax import jax_api
 from paraxis.errors import AxisError, ShapeError
 

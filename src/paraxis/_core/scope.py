@@ -11,7 +11,7 @@ from typing import Any
 
 from jax.sharding import AbstractMesh
 
-from paraxis._axes.axis import Axis
+from paraxis._core.axis import Axis
 from paraxis.errors import CollectiveError, ScopeError
 
 

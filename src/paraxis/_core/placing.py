@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
-from paraxis._axes import scope
-from paraxis._axes.axis import Axis
+from paraxis._core import scope
+from paraxis._core.axis import Axis
 from paraxis._jax import jax_api
 from paraxis.errors import AxisError
 

@@ -11,10 +11,9 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, SupportsIndex, Ty
 import jax
 import numpy as np
 
-from paraxis._axes import arrays, placing, scope
-from paraxis._axes.axis import Axis
 from paraxis._calls import check, pytrees
-from paraxis._core import programs
+from paraxis._core import arrays, placing, programs, scope
+from paraxis._core.axis import Axis
 from paraxis.errors import AxisError
 
 _P = ParamSpec("_P")

@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._axes import scope
-from paraxis._axes.axis import Axis
 from paraxis._calls import check
+from paraxis._core import scope
+from paraxis._core.axis import Axis
 from paraxis.errors import DataError, ShapeError
 
 

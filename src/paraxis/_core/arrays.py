@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from paraxis._axes import layout, placing
-from paraxis._axes.placing import Placement
+from paraxis._core import layout, placing
+from paraxis._core.placing import Placement
 from paraxis._jax import jax_api
 from paraxis.errors import AxisError, DeviceError
 
