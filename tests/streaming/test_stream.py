@@ -312,6 +312,25 @@ def test_each_element_is_read_once_in_each_pass_and_the_passes_are_known_before(
     assert np.bincount(Source.read)[1:].tolist() == [reads] * (N - 1)  # the first one also says what all look like
 
 
+def test_an_axis_that_says_at_once_runs_so_within_a_chunk():
+    turns: list[int] = []
+
+    def count(x):
+        def turn(k):
+            jax.debug.callback(lambda k: turns.append(int(k)), k)
+            return k + 1
+
+        return jax.lax.fori_loop(0, x.astype(int), lambda _, k: turn(k), 0) * x
+
+    axis = px.Axis("numbers", 12, at_once=1)
+    total = px.program(numbers=axis)(lambda x: px.reduce_sum(px.map_fn(count, x), axis))
+    numbers = np.arange(12.0, dtype=np.float32)
+    found = px.Stream(at_once=6).run(total, px.Groups.of_arrays(numbers))
+    jax.effects_barrier()
+    assert found == np.square(numbers).sum()
+    assert len(turns) == numbers.sum()  # run together, a loop goes on for all
+
+
 def test_what_has_effects_happens_once_though_a_later_pass_needs_its_result():
     seen, axis = [], px.Axis("clients", N, mesh=Mesh(jax.devices()[:1], "clients"))
 

@@ -242,6 +242,14 @@ def require_together(placement: Placement, lowering: Lowering) -> None:
         )
 
 
+def keeps_nothing(placement: Placement) -> bool:
+    """Return whether what elements in turns compute is computed again where it is needed once more.
+
+    Chunks of :class:`px.Stream` must do the same operations, however few elements they have: ``at_once`` decides.
+    """
+    return placement.num_chunks > 1 or (scope.is_chunked() and placement.axis.at_once is not None)
+
+
 def sums_preferred(body: ClosedJaxpr, placement: Placement, lowering: Lowering, shared: Sequence[bool]) -> bool:
     """Return whether sums over elements are better taken by a map of their own, which runs the elements once more.
 
@@ -249,7 +257,7 @@ def sums_preferred(body: ClosedJaxpr, placement: Placement, lowering: Lowering, 
     """
     if jax_api.has_effects(body.jaxpr):
         return False
-    if placement.num_chunks > 1:
+    if keeps_nothing(placement):
         return True
     if collectives.mentions(body.jaxpr, placement.axis) or not sums.gains(body, shared):
         return False

@@ -240,7 +240,7 @@ def _jvp(primals: Sequence[Any], live: Sequence[bool], tangents: Sequence[Any], 
         return jax.tree.unflatten(trees[-1], args[: len(residuals)])(*args[len(residuals) :])
 
     traced = Body.of(forward, structs(primals, shared), how)
-    if how.placement.num_chunks > 1:  # nothing is kept: the derivative runs the body again
+    if lowerings.keeps_nothing(how.placement):  # the derivative runs the body again
         kept = jax_api.pruned(traced.jaxpr, traced.jaxpr.jaxpr.outvars[:number])
         results = bind(dataclasses.replace(traced, jaxpr=kept), primals, shared, how, summed)
         residuals, linear = list(zip(primals, shared, strict=True)), again

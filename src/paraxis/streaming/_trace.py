@@ -119,14 +119,10 @@ jax_api.define_batching(rows_p, lambda x, dim, *, size: (rows_p.bind(jnp.moveaxi
 
 @contextlib.contextmanager
 def sized(name: str | None, whole: int, size: int) -> Iterator[None]:
-    """Within, verbs take the axis of this name, and of ``whole`` elements, to have ``size``; no name: all as they are.
-
-    Chunks are as many elements as run at once: what an axis itself says about that is left out.
-    """
+    """Within, verbs take the axis of this name, and of ``whole`` elements, to have ``size``; no name: as they are."""
 
     def axis(found: Axis) -> Axis:
-        resized = size if found.name == name and found.size == whole else found.size
-        return dataclasses.replace(found, size=resized, at_once=None)
+        return dataclasses.replace(found, size=size) if found.name == name and found.size == whole else found
 
     def rows(x: Any, found: Axis) -> Any:
         sizes = (whole, size) if found.name == name else (found.size,)
