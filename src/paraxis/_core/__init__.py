@@ -1,4 +1,4 @@
 """The idea itself: an axis, its devices, its rows, and maps, reductions and collectives along it.
 
-With ``_jax``, on which it stands, it is the only room that knows meshes and ``shard_map``.
+It is the only room that knows meshes and ``shard_map``. Only ``jax_api`` uses parts of JAX that move between versions.
 """

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from paraxis._core import layout, placing
+from paraxis._core import jax_api, layout, placing
 from paraxis._core.placing import Placement
-from paraxis._jax import jax_api
 from paraxis.errors import AxisError, DeviceError
 
 
@@ -206,7 +205,9 @@ def whole_beside(x: jax.Array, other: Any) -> jax.Array:
     if x.sharding == target:
         return x
     # Computed in each process, it may differ in last bits, with which loops on the devices would part.
-    return put(x if target.is_fully_addressable else jax_api.of_first_process(np.asarray(x)), target)
+    if target.is_fully_addressable:
+        return put(x, target)
+    return put(np.asarray(jax_api.multihost_utils.broadcast_one_to_all(np.asarray(x))), target)
 
 
 def ready(tree: Any) -> Any:

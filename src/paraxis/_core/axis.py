@@ -5,7 +5,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from paraxis._calls import check
+from paraxis._core import check
 from paraxis.errors import AxisError
 
 

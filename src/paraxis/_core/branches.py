@@ -8,8 +8,8 @@ the function's, while values, forward derivatives, loops, and branches that all 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from paraxis._core import jax_api, varying
 from paraxis._core.axis import Axis
-from paraxis._jax import jax_api, varying
 from paraxis.errors import CollectiveError
 
 

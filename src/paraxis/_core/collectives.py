@@ -12,11 +12,9 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from paraxis._calls import pytrees
-from paraxis._core import scope
+from paraxis._core import extremes, jax_api, pytrees, scope
 from paraxis._core.axis import Axis
 from paraxis._core.placing import Placement
-from paraxis._jax import extremes, jax_api
 from paraxis.errors import CollectiveError
 
 # --- what a body writes ------------------------------------------------------------------------------------------

@@ -14,10 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from paraxis._core import placing
+from paraxis._core import jax_api, placing
 from paraxis._core.axis import Axis
 from paraxis._core.placing import Placement
-from paraxis._jax import jax_api
 from paraxis.errors import LoweringError
 
 

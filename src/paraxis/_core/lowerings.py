@@ -23,10 +23,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
 
-from paraxis._core import collectives, layout, placing, scope, sums
+from paraxis._core import collectives, in_mesh, jax_api, layout, placing, scope, sums
+from paraxis._core.jax_api import ClosedJaxpr
 from paraxis._core.placing import Placement
-from paraxis._jax import in_mesh, jax_api
-from paraxis._jax.jax_api import ClosedJaxpr
 from paraxis.errors import LoweringError
 
 Lowering = Literal["auto", "vmap", "unroll"]

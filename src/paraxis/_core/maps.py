@@ -22,12 +22,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
 
-from paraxis._core import arrays, branches, collectives, layout, lowerings, placing, scope
+from paraxis._core import arrays, branches, collectives, jax_api, layout, lowerings, placing, scope, structure, varying
 from paraxis._core.axis import Axis
+from paraxis._core.jax_api import ClosedJaxpr, ShapedArray
 from paraxis._core.lowerings import Elements, Lowering
 from paraxis._core.placing import Placement
-from paraxis._jax import jax_api, structure, varying
-from paraxis._jax.jax_api import ClosedJaxpr, ShapedArray
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -15,9 +15,8 @@ from typing import Any
 
 import jax
 
-from paraxis._core import maps
-from paraxis._jax import jax_api
-from paraxis._jax.jax_api import Tracer
+from paraxis._core import jax_api, maps
+from paraxis._core.jax_api import Tracer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
-from paraxis._core import scope
+from paraxis._core import jax_api, scope
 from paraxis._core.axis import Axis
-from paraxis._jax import jax_api
 from paraxis.errors import AxisError
 
 DEVICES = "paraxis_devices"

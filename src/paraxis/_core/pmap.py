@@ -9,10 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._calls import check, pytrees
-from paraxis._core import arrays, placing, scope, tree, verbs
+from paraxis._core import arrays, check, jax_api, placing, pytrees, scope, tree, verbs
 from paraxis._core.axis import Axis
-from paraxis._jax import jax_api
 from paraxis.errors import AxisError, ShapeError
 
 _R = TypeVar("_R")

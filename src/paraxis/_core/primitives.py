@@ -17,7 +17,7 @@ one and one all-reduce, and a broadcast into nothing at all.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -25,10 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
 
-from paraxis._core import layout, placing
+from paraxis._core import extremes, jax_api, layout, placing
+from paraxis._core.jax_api import Primitive, ShapedArray
 from paraxis._core.placing import Placement
-from paraxis._jax import extremes, jax_api
-from paraxis._jax.jax_api import Primitive, ShapedArray
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -117,8 +116,8 @@ def _broadcast_transpose(ct: jax.Array, x: Any, *, axis: str, size: int, **_: An
     return [sum_p.bind(ct, axis=axis, size=size, padded=None)]
 
 
-def _broadcast_batch(x: jax.Array, dim: int, **params: Any) -> tuple[jax.Array, int]:
-    return broadcast_p.bind(x, **params), dim + 1
+def _broadcast_batch(xs: Sequence[jax.Array], dims: Sequence[int], **params: Any) -> tuple[jax.Array, int]:
+    return broadcast_p.bind(*xs, **params), dims[0] + 1
 
 
 # --- copies along an axis ----------------------------------------------------------------------------------------
@@ -173,8 +172,8 @@ def _reduce_rows(x: jax.Array, *, kind: str, axis: str, size: int, padded: Rows 
     return fold(_mask(x, size, identity(kind, x.dtype)), axis=0, **dtype)
 
 
-def _reduce_batch(x: jax.Array, dim: int, *, kind: str, **params: Any) -> tuple[jax.Array, int]:
-    return REDUCTIONS[kind].bind(jnp.moveaxis(x, dim, 1), **params), 0
+def _reduce_batch(xs: Sequence[jax.Array], dims: Sequence[int], *, kind: str, **params: Any) -> tuple[jax.Array, int]:
+    return REDUCTIONS[kind].bind(jnp.moveaxis(xs[0], dims[0], 1), **params), 0
 
 
 def _sum_transpose(ct: jax.Array, x: Any, *, axis: str, size: int, padded: Rows | None) -> list[Any]:
@@ -184,9 +183,9 @@ def _sum_transpose(ct: jax.Array, x: Any, *, axis: str, size: int, padded: Rows 
     return [broadcast(ct, axis=axis, rows=aval.shape[0], size=size, over=over)]
 
 
-def _extremum_jvp(x: jax.Array, x_dot: jax.Array, *, kind: str, **params: Any) -> tuple[jax.Array, jax.Array]:
+def _extremum_jvp(xs: Sequence[Any], dots: Sequence[Any], *, kind: str, **params: Any) -> tuple[jax.Array, jax.Array]:
     """Elements that attain the extremum share its derivative equally, as in ``jnp.max``."""
-    x = jax_api.computed_once(x)  # else no element may equal it
+    x, x_dot = jax_api.computed_once(xs[0]), dots[0]  # else no element may equal it
     y = REDUCTIONS[kind].bind(x, **params)
     attained = (x == y[None]).astype(x_dot.dtype)
     return y, sum_p.bind(attained * x_dot, **params) / sum_p.bind(attained, **params)
@@ -223,16 +222,16 @@ def _primitive(name: str, implementation: Callable[..., jax.Array], aval: Callab
 
 def _reduction(kind: str) -> Primitive:
     primitive = _primitive(f"px_reduce_{kind}", functools.partial(_reduce_rows, kind=kind), _reduced_aval)
-    jax_api.define_batching(primitive, functools.partial(_reduce_batch, kind=kind))
+    jax_api.batching.primitive_batchers[primitive] = functools.partial(_reduce_batch, kind=kind)
     return primitive
 
 
 broadcast_p = _primitive("px_broadcast", _broadcast_rows, _broadcast_aval)
-jax_api.define_batching(broadcast_p, _broadcast_batch)
-jax_api.define_linear(broadcast_p, _broadcast_transpose)
+jax_api.batching.primitive_batchers[broadcast_p] = _broadcast_batch
+jax_api.ad.deflinear2(broadcast_p, _broadcast_transpose)
 
 REDUCTIONS = {kind: _reduction(kind) for kind in ("sum", "max", "min", "any", "all")}
 sum_p = REDUCTIONS["sum"]
-jax_api.define_linear(sum_p, _sum_transpose)
+jax_api.ad.deflinear2(sum_p, _sum_transpose)
 for _kind in ("max", "min"):
-    jax_api.define_jvp(REDUCTIONS[_kind], functools.partial(_extremum_jvp, kind=_kind))
+    jax_api.ad.primitive_jvps[REDUCTIONS[_kind]] = functools.partial(_extremum_jvp, kind=_kind)

@@ -11,8 +11,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, SupportsIndex, Ty
 import jax
 import numpy as np
 
-from paraxis._calls import check, pytrees
-from paraxis._core import arrays, placing, programs, scope
+from paraxis._core import arrays, check, placing, programs, pytrees, scope
 from paraxis._core.axis import Axis
 from paraxis.errors import AxisError
 

@@ -11,8 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arrays
-from paraxis._jax import jax_api, structure
+from paraxis._core import arrays, jax_api, structure
 
 _compiled: structure.Recent[Callable[..., Any]] = structure.Recent(256)
 

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from paraxis._calls import pytrees
-from paraxis._core import arrays, layout, origins, placing, primitives, scope, sums, tree
+from paraxis._core import arrays, layout, origins, placing, primitives, pytrees, scope, sums, tree
 from paraxis._core.axis import Axis
 from paraxis._core.placing import Placement
 from paraxis.errors import ShapeError

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._jax import jax_api
-from paraxis._jax.jax_api import ClosedJaxpr, JaxprEqn, Literal
+from paraxis._core import jax_api
+from paraxis._core.jax_api import ClosedJaxpr, JaxprEqn, Literal
 
 _LINEAR = frozenset(
     ("neg", "transpose", "reshape", "squeeze", "broadcast_in_dim", "reduce_sum", "convert_element_type", "copy")

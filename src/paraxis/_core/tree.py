@@ -5,8 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._calls import check
-from paraxis._core import scope
+from paraxis._core import check, scope
 from paraxis._core.axis import Axis
 from paraxis.errors import DataError, ShapeError
 

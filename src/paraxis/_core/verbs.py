@@ -6,12 +6,10 @@ from typing import Any, TypeVar, get_args, overload
 import jax
 import numpy as np
 
-from paraxis._calls import check, pytrees
-from paraxis._core import arrays, layout, maps, origins, placing, primitives, scope, tree
+from paraxis._core import arrays, check, jax_api, layout, maps, origins, placing, primitives, pytrees, scope, tree
 from paraxis._core.axis import Axis
 from paraxis._core.lowerings import Lowering
 from paraxis._core.placing import Placement
-from paraxis._jax import jax_api
 from paraxis.errors import LoweringError
 
 _Tree = TypeVar("_Tree")

@@ -18,8 +18,8 @@ from typing import Any, Self
 import jax
 import numpy as np
 
+from paraxis._core import jax_api
 from paraxis._host import digests
-from paraxis._jax import jax_api
 from paraxis.errors import DataError, ProcessError, StateError
 
 _BARRIER_TIMEOUT = 600.0
@@ -82,7 +82,7 @@ def barrier(name: str, *, timeout: float = _BARRIER_TIMEOUT) -> None:
 
     Communicates: a few bytes with the coordinator, about 1.5 ms.
     """
-    client = jax_api.coordination_client()
+    client = jax_api.distributed.global_state.client
     if client is None:
         return
     try:
@@ -110,7 +110,7 @@ def reports(text: str) -> dict[int, str]:
     padded = np.zeros(_LONGEST, np.uint8)
     said = np.frombuffer(text.encode(errors="replace")[:_LONGEST], np.uint8)
     padded[: said.size] = said
-    gathered = enumerate(jax_api.gathered_from_processes(padded))
+    gathered = enumerate(np.asarray(jax_api.multihost_utils.process_allgather(padded)))
     return {number: bytes(row).rstrip(b"\0").decode(errors="ignore") for number, row in gathered if row.any()}
 
 
@@ -249,7 +249,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self._asked: str | None = None
-        self._together = jax.distributed.is_initialized() and jax_api.tells_of_preemption()
+        self._together = jax_api.distributed.global_state.preemption_sync_manager is not None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -272,7 +272,7 @@ class StopSignal:
         """
         global _stopped
         if self._together:
-            _stopped = _stopped or jax_api.reached_stop(next(_calls))
+            _stopped = _stopped or jax_api.multihost_utils.reached_preemption_sync_point(next(_calls))
             return "SIGTERM" if _stopped else None
         return self._asked
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from paraxis._calls.extras import needed
+from paraxis._core.check import needed
 from paraxis._tables._arrays import File, place_of
 from paraxis.errors import DataError
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from paraxis._calls import check
+from paraxis._core import check
 from paraxis._tables._arrays import Arrays, npy
 from paraxis.errors import DataError, ShapeError
 

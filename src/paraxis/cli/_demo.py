@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import jax
 
-from paraxis._calls.extras import needed
+from paraxis._core.check import needed
 from paraxis._host import threads
 from paraxis.cli._errors import CommandError
 from paraxis.cli._scripts import run_as_main

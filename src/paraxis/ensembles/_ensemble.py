@@ -12,14 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._calls import check
-from paraxis._core import arrays, layout, placing
+from paraxis._core import arrays, check, jax_api, layout, placing
 from paraxis._core.axis import Axis
 from paraxis._core.lowerings import Lowering
 from paraxis._core.placing import Placement
 from paraxis._core.verbs import broadcast, map_fn
 from paraxis._host import interrupts
-from paraxis._jax import jax_api
 from paraxis.ensembles import _averages, _fit, _members
 from paraxis.ensembles._averages import Average
 from paraxis.ensembles._fit import Epoch, History

@@ -10,9 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._calls import check
-from paraxis._core import arrays, placing
-from paraxis._jax import cost
+from paraxis._core import arrays, check, jax_api, placing
 from paraxis.ensembles import _members
 from paraxis.ensembles._members import Form, State
 from paraxis.errors import ShapeError, StateError
@@ -206,8 +204,10 @@ def _pays_to_scan(ens: "Ensemble", step: Callable[..., Any], batches: Batches, a
         return True
     with placing.without_context():
         program, args = ens._prepared("epoch", step, _steps, batches.of(0, active, False)[0], batches.in_axes)
-        jaxpr = program.trace(ens._members, args).jaxpr.jaxpr
-    return not cost.convolves(jaxpr) and cost.flops(jaxpr) <= 50_000_000
+        traced = program.trace(ens._members, args)
+    if jax_api.holds(traced.jaxpr.jaxpr, "conv_general_dilated"):
+        return False
+    return traced.lower().cost_analysis().get("flops", 0) <= 50_000_000
 
 
 def _named(out: Any) -> dict[str, Any]:

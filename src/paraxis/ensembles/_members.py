@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._calls import check, pytrees
+from paraxis._core import check, pytrees
 from paraxis.errors import ShapeError, StateError
 
 State = dict[str, jax.Array]

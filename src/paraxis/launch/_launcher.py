@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
-from paraxis._calls import check
+from paraxis._core import check
 from paraxis._host import threads
 from paraxis.errors import ProcessError
 from paraxis.launch import _rank

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from paraxis._calls import check as checks
+from paraxis._core import check as checks
 from paraxis.reports import units
 from paraxis.reports._page import Page, Section
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import itertools
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -11,8 +12,7 @@ from typing import Any
 
 import jax
 
-from paraxis._calls import check
-from paraxis._jax import jax_api
+from paraxis._core import check, jax_api
 from paraxis.reports import _findings, _flops, _hlo, _lines, _meshes, _topology
 from paraxis.reports._layout import Layout, layout_of
 from paraxis.reports._report import Report
@@ -92,7 +92,7 @@ def explain(fn: Callable[..., Any], *, on: str | None = None) -> Callable[..., R
 def _report(name: str, closed: Any, lowered: Any, compiled: Any, seconds: tuple[float, float]) -> Report:
     program = _hlo.Program(compiled.as_text() or "")
     jaxpr = jax_api.without_dead(closed) if closed is not None else None
-    results, shardings = jax_api.results_of(lowered, compiled)
+    results, shardings = _results(lowered, compiled)
     given = _given(closed, lowered, compiled)
     places = jax.tree.leaves((compiled.input_shardings, shardings))
     meshes = tuple(_meshes.used(jaxpr, places, program.num_devices))
@@ -109,6 +109,21 @@ def _report(name: str, closed: Any, lowered: Any, compiled: Any, seconds: tuple[
     )
     found = _findings.findings(report, jaxpr, closed.consts if closed is not None else ())
     return dataclasses.replace(report, findings=found, unchecked=tuple(_findings.unchecked(report, jaxpr)))
+
+
+def _results(lowered: Any, compiled: Any) -> tuple[Any, Any]:
+    """Return the structs and shardings of a function's results.
+
+    JAX refuses to say where the function writes to references: these are results of the program, not of the function.
+    """
+    try:
+        return lowered.out_info, compiled.output_shardings
+    except ValueError:
+        executable = compiled._executable
+        returned = [number is None for number in executable.unsafe_call.mut.out_mut]
+        flat = executable.out_avals, executable._out_shardings
+        infos, shardings = (compiled.out_tree.unflatten(itertools.compress(x, returned)) for x in flat)
+        return infos, shardings
 
 
 # --- lowered and compiled --------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from paraxis._jax import jax_api
+from paraxis._core import jax_api
 from paraxis.reports import _flops, _lines, _meshes, units
 from paraxis.reports._layout import Layout
 from paraxis.reports._report import Report

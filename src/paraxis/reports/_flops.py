@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from paraxis._jax import cost, jax_api
-from paraxis.reports import _hlo, _lines, _meshes
+from paraxis._core import jax_api
+from paraxis.reports import _hlo, _lines, _meshes, _products
 
 Lines = collections.Counter[_lines.Line | None]
 
@@ -22,7 +22,7 @@ _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}|\"lhs_contracting_d
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _WINDOW = re.compile(r" window=\{([^}]*)\}")
 _WAYS = {"stride": "1", "pad": "0_0", "lhs_dilate": "1", "rhs_dilate": "1"}
-"""Words of a window for each dimension, in the order of :func:`cost.of_convolution`, and what holds if it does not."""
+"""Words of a window for each dimension, in the order of ``of_convolution``, and their defaults."""
 _TARGET = re.compile(r'custom_call_target="([^"]+)"')
 _BY_CUDNN = re.compile(r'custom_call_target="__cudnn\$convBackward(Filter|Input)"')
 """Derivatives with the window and the labels of the convolution itself."""
@@ -82,7 +82,7 @@ def _of_convolution(operation: _hlo.Operation, shapes: list[tuple[int, ...]], la
     sizes = [[shape[label.index(d)] for d in sorted(spatial)] for shape, label in zip(shapes, labels, strict=True)]
     ways = [each(name, default) for name, default in _WAYS.items()] if spatial else [[]] * len(_WAYS)
     result, kernel = dict(zip(labels[2], shapes[2], strict=True)), dict(zip(labels[1], shapes[1], strict=True))
-    return cost.of_convolution(result["b"] * result["f"] * kernel["i"], zip(*sizes, *ways, strict=True))
+    return _products.of_convolution(result["b"] * result["f"] * kernel["i"], zip(*sizes, *ways, strict=True))
 
 
 def uncounted(program: _hlo.Program) -> tuple[str, ...]:
@@ -107,7 +107,7 @@ def of_jaxpr(jaxpr: jax_api.Jaxpr, *, padded: bool = False) -> tuple[Lines, bool
     found: Lines = collections.Counter()
     is_certain = True
     for eqn, times, is_bounded, _ in _scoped(jaxpr, padded=padded, chosen=_distinct):
-        if amount := cost.of_product(eqn) * cost.groups(eqn):
+        if amount := _products.of_product(eqn) * _products.groups(eqn):
             found[_lines.behind(jax_api.frames_of(eqn))[0]] += amount * times
             is_certain &= is_bounded
     return found, is_certain
@@ -123,7 +123,7 @@ def calls_python(jaxpr: jax_api.Jaxpr) -> Iterator[_lines.Line | None]:
 def by_scope(jaxpr: jax_api.Jaxpr) -> Iterator[tuple[str, int]]:
     """Yield, for each product, the names of ``jax.named_scope`` around it, and what all devices compute for it."""
     for eqn, times, _, scope in _scoped(jaxpr):
-        if amount := cost.of_product(eqn):
+        if amount := _products.of_product(eqn):
             yield scope, amount * times
 
 
@@ -170,7 +170,7 @@ def _scoped(
     chosen: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Iterator[tuple[Any, int, bool, str]]:
     for eqn in chosen(jaxpr.eqns):
-        within = f"{scope}/{jax_api.scope_of(eqn)}"
+        within = f"{scope}/{eqn.source_info.name_stack}"
         yield eqn, times, is_bounded, within
         name, params = eqn.primitive.name, eqn.params
         if (place := _meshes.placement(eqn)) is not None:  # the others of its parameters say how this one is run

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paraxis._core import placing
-from paraxis._jax import jax_api
+from paraxis._core import jax_api, placing
 
 Groups = tuple[tuple[int, ...], ...]
 """The numbers of the devices that take part together."""

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
-from paraxis._calls import check
+from paraxis._core import check
 from paraxis.reports import _layout, units
 from paraxis.reports._layout import Layout
 from paraxis.reports._lines import Line

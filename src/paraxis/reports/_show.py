@@ -8,8 +8,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from paraxis._calls import check
-from paraxis._jax import jax_api
+from paraxis._core import check, jax_api
 from paraxis.reports import _layout, units
 from paraxis.reports._layout import Layout, layout_of
 from paraxis.reports._page import Page, Section

@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._calls import check
-from paraxis._jax import jax_api
+from paraxis._core import check, jax_api
 from paraxis.reports import _flops, units
 from paraxis.reports._layout import layout_of
 from paraxis.reports._page import Page, Section

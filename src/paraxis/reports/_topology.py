@@ -12,9 +12,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from paraxis._calls.extras import needed
-from paraxis._core import placing
-from paraxis._jax import jax_api
+from paraxis._core import jax_api, placing
+from paraxis._core.check import needed
 from paraxis.reports import _flops, _meshes
 
 _WITHOUT_TPU = {
@@ -39,7 +38,7 @@ def chips(on: str) -> tuple[Any, ...]:
     os.environ.update({name: _WITHOUT_TPU[name] for name in before})  # libtpu reads them once, while it is loaded
     try:
         jax.devices()  # JAX has to start on a TPU that is here before libtpu is used for others
-        return jax_api.topology_devices(on)
+        return tuple(jax_api.topologies.get_topology_desc(on, platform="tpu").devices)
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(f"explain: there is no topology on={on!r}; write on='v5e:4x4'. libtpu says: {error}") from None
     finally:

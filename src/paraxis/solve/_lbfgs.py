@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from paraxis._calls import check
+from paraxis._core import check
 from paraxis.solve import _gram as gram, _implicit as implicit, _run as runs, _stopping as stopping, _trees as trees
 from paraxis.solve._problem import Line, LinearLine, Point
 from paraxis.solve._run import OptStep

@@ -18,9 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from paraxis._calls import check
-from paraxis._core import arrays, layout
-from paraxis._jax import jax_api
+from paraxis._core import arrays, check, jax_api, layout
 from paraxis.errors import ShapeError
 from paraxis.solve import _implicit as implicit, _run as runs, _stopping as stopping, _trees as trees, prox as operators
 from paraxis.solve._problem import Function, Linear, Point

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._calls import check
-from paraxis._core import arrays, layout, placing
+from paraxis._core import arrays, check, layout, placing
 from paraxis._core.axis import Axis
 from paraxis._host import processes
 from paraxis._tables import Table

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from paraxis._calls import check
-from paraxis._core import arrays, layout
+from paraxis._core import arrays, check, layout
 from paraxis.errors import ShapeError
 from paraxis.solve._stopping import Status
 from paraxis.solve.objective import LinearObjective

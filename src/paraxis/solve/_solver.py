@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays
-from paraxis._jax import jax_api
+from paraxis._core import arrays, jax_api
 from paraxis.solve._problem import Function, Linear
 from paraxis.solve._run import Interrupted, OptStep, Watch, beginning, floating, tell
 from paraxis.solve._stopping import Status

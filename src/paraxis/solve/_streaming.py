@@ -15,11 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._calls import check
-from paraxis._core import arrays, layout, placing
+from paraxis._core import arrays, check, jax_api, layout, placing
 from paraxis._core.axis import Axis
 from paraxis._host import memory, reading
-from paraxis._jax import jax_api
 from paraxis._tables import Table
 from paraxis.errors import AxisError, DataError, DeviceError
 

@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._calls import check
-from paraxis._core import arrays
+from paraxis._core import arrays, check
 from paraxis._tables import Table
 from paraxis.errors import DataError, ShapeError
 from paraxis.solve import _losses as losses

@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._calls import check
-from paraxis._core import arrays
+from paraxis._core import arrays, check
 from paraxis.errors import DataError, ShapeError
 
 __all__ = ["Prox", "box", "elastic_net", "first", "group", "l1", "non_negative", "none", "simplex"]

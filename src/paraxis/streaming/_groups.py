@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from paraxis._calls import check
-from paraxis._jax import dtypes
+from paraxis._core import check, dtypes
 from paraxis.errors import DataError, ShapeError
 
 _NUM_LENGTHS = 12

@@ -15,9 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import collectives, maps
-from paraxis._jax import jax_api
-from paraxis._jax.jax_api import Literal
+from paraxis._core import collectives, jax_api, maps
+from paraxis._core.jax_api import Literal
 from paraxis.errors import CollectiveError, LoweringError
 from paraxis.streaming import _probe
 from paraxis.streaming._trace import Flat, Operation, Pair, meet, rows_p, verbs_in

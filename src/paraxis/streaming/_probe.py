@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._jax import jax_api
-from paraxis._jax.jax_api import JaxprEqn, Literal
+from paraxis._core import jax_api
+from paraxis._core.jax_api import JaxprEqn, Literal
 from paraxis.streaming._resume import is_key, plain
 
 _COPIES = frozenset(("sharding_constraint", "reshard", "device_put", "optimization_barrier", jax_api.ONCE))

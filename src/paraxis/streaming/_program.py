@@ -9,9 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from paraxis._calls import check, pytrees
-from paraxis._core import arrays, placing, programs
-from paraxis._jax import dtypes, jax_api, structure
+from paraxis._core import arrays, check, dtypes, jax_api, placing, programs, pytrees, structure
 from paraxis.errors import LoweringError, ShapeError
 from paraxis.streaming import _trace
 from paraxis.streaming._groups import Groups

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._jax import dtypes
+from paraxis._core import dtypes
 from paraxis.errors import CheckpointError
 
 _EVERY = 10.0

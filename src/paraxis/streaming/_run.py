@@ -11,11 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._calls import pytrees
-from paraxis._core import arrays
+from paraxis._core import arrays, dtypes, pytrees
+from paraxis._core.jax_api import Literal
 from paraxis._host import memory, reading
-from paraxis._jax import dtypes
-from paraxis._jax.jax_api import Literal
 from paraxis.errors import LoweringError
 from paraxis.streaming import _probe, _tasks
 from paraxis.streaming._passes import Pass, Totals

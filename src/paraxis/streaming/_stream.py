@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, Self, TypeVar, cast
 import jax
 import numpy as np
 
-from paraxis._calls import check
+from paraxis._core import check
 from paraxis.errors import DataError
 from paraxis.streaming._program import Call, Program
 from paraxis.streaming._progress import Progress, shown

@@ -6,7 +6,6 @@ else their rows are in the task.
 
 import dataclasses
 import functools
-import hashlib
 import itertools
 import pickle
 import warnings
@@ -16,8 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from paraxis._calls.extras import needed
-from paraxis._jax import jax_api, structure
+from paraxis._core.check import needed
 from paraxis.errors import LoweringError
 from paraxis.streaming._groups import Groups
 from paraxis.streaming._passes import Totals
@@ -35,8 +33,6 @@ _TASKS = 64
 
 _MOST_SENT = 16 * 2**20
 """Bytes of a source that is sent with each task; of larger ones, rows are sent."""
-
-_programs: structure.Recent[Any] = structure.Recent(64)
 
 Task = list[tuple[Chunk, list[np.ndarray]]]
 """Chunks, with the rows that are not read where the task is done."""
@@ -112,7 +108,8 @@ def exported(fn: Callable[..., Any], structs: Sequence[Any], line: Callable[[int
         return fn(*(jax.random.wrap_key_data(x, impl=s.dtype._impl.name) if is_key(s) else x for x, s in given))
 
     with needed("px.Stream(map=…)", "pool"):
-        return jax_api.exported(run, [jax.eval_shape(jax.random.key_data, s) if is_key(s) else s for s in structs])
+        given = [jax.eval_shape(jax.random.key_data, s) if is_key(s) else s for s in structs]
+        return bytes(jax.export.export(jax.jit(run), platforms=["cpu"])(*given).serialize())
 
 
 def sendable(groups: Groups) -> Groups | None:
@@ -141,13 +138,18 @@ def carried_out(
         yield from mapped(functools.partial(perform, work), some)
 
 
+@functools.lru_cache(maxsize=64)
+def _imported(program: bytes) -> Callable[..., Any]:
+    return jax.jit(jax.export.deserialize(bytearray(program)).call)
+
+
 def perform(work: Work, task: Task) -> Result:
     """Do a task, on this process's first CPU device."""
     totals, rows = Totals(work.kinds), list[list[np.ndarray]]()
     with jax.enable_x64(work.wide), jax.default_device(jax.local_devices(backend="cpu")[0]):
         for chunk, sent in task:
             blob = work.programs[len(chunk.numbers), chunk.lengths]
-            program = _programs.get(hashlib.sha256(blob).digest(), functools.partial(jax_api.imported, blob))
+            program = _imported(blob)
             given, read = iter(sent), dict[int, list[Any]]()
             for where in filter(None, work.reads):
                 groups = work.groups[where[0]]

@@ -14,10 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import maps, origins, scope
+from paraxis._core import jax_api, maps, origins, scope
 from paraxis._core.axis import Axis
-from paraxis._jax import jax_api
-from paraxis._jax.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from paraxis.errors import AxisError, LoweringError
 
 Atom = int | Literal
@@ -113,8 +112,11 @@ rows_p = jax_api.Primitive("px_rows")
 """An array of all elements, from outside of the trace, where a verb takes it: its rows are those of the chunk."""
 rows_p.def_abstract_eval(lambda x, *, size: x.update(shape=(size, *x.shape[1:])))
 jax_api.define_lowering(rows_p, lambda x, *, size: x[:size])
-jax_api.define_linear(rows_p, lambda ct, x, *, size: [rows_p.bind(ct, size=x.aval.shape[0])])
-jax_api.define_batching(rows_p, lambda x, dim, *, size: (rows_p.bind(jnp.moveaxis(x, dim, 1), size=size), 1))
+jax_api.ad.deflinear2(rows_p, lambda ct, x, *, size: [rows_p.bind(ct, size=x.aval.shape[0])])
+jax_api.batching.primitive_batchers[rows_p] = lambda xs, dims, *, size: (
+    rows_p.bind(jnp.moveaxis(xs[0], dims[0], 1), size=size),
+    1,
+)
 
 
 @contextlib.contextmanager

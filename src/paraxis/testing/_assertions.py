@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._calls import check
-from paraxis._core import maps, placing
+from paraxis._core import check, maps, placing
 from paraxis.errors import CommunicationError, DeviceError
 from paraxis.reports import Communication, explain
 

@@ -4,7 +4,7 @@ import os
 
 import jax
 
-from paraxis._calls import check
+from paraxis._core import check
 from paraxis._host import threads
 from paraxis.errors import DeviceError
 

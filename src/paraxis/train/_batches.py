@@ -11,8 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from paraxis._calls import check
-from paraxis._core import arrays, layout, placing, tree
+from paraxis._core import arrays, check, layout, placing, tree
 from paraxis._core.axis import Axis
 from paraxis._core.placing import Placement
 from paraxis.errors import AxisError, DataError, ShapeError

@@ -16,8 +16,8 @@ from typing import Any, Generic, Literal, Self, TypeVar
 
 import jax
 
-from paraxis._calls import check
-from paraxis._calls.extras import needed
+from paraxis._core import check
+from paraxis._core.check import needed
 from paraxis._host import processes
 from paraxis.errors import CheckpointError, DataError, StateError
 from paraxis.train import _leaves, _manifest

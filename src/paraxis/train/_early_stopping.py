@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from paraxis._calls import check
+from paraxis._core import check
 from paraxis.errors import DataError
 from paraxis.train._history import History, Record
 

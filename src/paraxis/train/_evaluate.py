@@ -4,7 +4,7 @@ import collections
 import contextlib
 from typing import Any, Literal, overload
 
-from paraxis._calls import check
+from paraxis._core import check
 from paraxis._host import processes
 from paraxis.errors import DataError
 from paraxis.train._data import data_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import jax
 
 from paraxis import _html as html
-from paraxis._calls import check
+from paraxis._core import check
 from paraxis._host import processes
 from paraxis._host.progress import print_line
 from paraxis.errors import DataError, StateError

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from paraxis import _html as html
-from paraxis._calls import check
-from paraxis._calls.extras import needed
+from paraxis._core import check
+from paraxis._core.check import needed
 from paraxis._host import files
 from paraxis.errors import DataError, ShapeError
 from paraxis.train._mean import Mean

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._jax import dtypes
+from paraxis._core import dtypes
 from paraxis.errors import StateError
 
 _PYTHON = (bool, int, float, complex, str)

@@ -8,11 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from paraxis._calls import check
-from paraxis._core import placing
+from paraxis._core import check, dtypes, placing
 from paraxis._core.axis import Axis
 from paraxis._host import reading
-from paraxis._jax import dtypes
 from paraxis.errors import DataError
 from paraxis.train import _batches
 from paraxis.train._order import Order, Position

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from paraxis._calls.extras import needed
+from paraxis._core.check import needed
 from paraxis.errors import DataError
 from paraxis.train._callbacks import Event, Reporter
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._calls import check
+from paraxis._core import check
 from paraxis.errors import ShapeError
 from paraxis.train._mean import Mean
 

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._calls import pytrees
-from paraxis._core import tree
+from paraxis._core import pytrees, tree
 from paraxis.errors import StateError
 
 Mode = Literal["train", "eval", "as made"]

@@ -15,9 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._calls import check
-from paraxis._core import tree
-from paraxis._jax import dtypes
+from paraxis._core import check, dtypes, tree
 from paraxis.errors import DataError, ShapeError
 from paraxis.train._order import Position
 

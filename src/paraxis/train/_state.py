@@ -6,9 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._calls import check
-from paraxis._core import arrays
-from paraxis._jax import jax_api
+from paraxis._core import arrays, check, jax_api
 from paraxis.errors import StateError
 from paraxis.train import _models
 from paraxis.train._models import Recipe

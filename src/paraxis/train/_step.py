@@ -8,10 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._calls import check
-from paraxis._core import arrays, placing, tree
+from paraxis._core import arrays, check, jax_api, placing, tree
 from paraxis._core.axis import Axis
-from paraxis._jax import jax_api
 from paraxis.errors import ShapeError, StateError
 from paraxis.train import _batches, _sharding
 from paraxis.train._batches import Devices

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._calls.extras import needed
+from paraxis._core.check import needed
 from paraxis.errors import StateError
 from paraxis.train._loss import Outcome
 from paraxis.train._mean import Mean

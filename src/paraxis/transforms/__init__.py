@@ -1,6 +1,6 @@
 """The verbs with a module's state threaded: Jit, Parallel, Vectorize, GradValues on Flax NNX modules."""
 
-from paraxis._calls.extras import needed
+from paraxis._core.check import needed
 
 with needed("paraxis.transforms", "nnx"):
     from paraxis.transforms._gradients import GradValues

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from paraxis._calls import check
-from paraxis._core import layout, reductions, tree
+from paraxis._core import check, layout, reductions, tree
 from paraxis._core.axis import Axis
 from paraxis.errors import ShapeError, StateError
 from paraxis.transforms._modules import Graph

@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 import jax
 from flax import nnx
 
-from paraxis._calls import check, pytrees
+from paraxis._core import check, pytrees
 from paraxis.errors import StateError
 from paraxis.transforms._variables import Choice, Gradients, Variables, is_chosen
 from paraxis.transforms._wrapped import Wrapped, refuse_outside, run

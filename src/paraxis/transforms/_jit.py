@@ -5,7 +5,7 @@ from typing import Any, Generic, TypeVar
 
 import jax
 
-from paraxis._calls import check, pytrees
+from paraxis._core import check, pytrees
 from paraxis.transforms import _wrapped
 from paraxis.transforms._modules import Graph
 from paraxis.transforms._wrapped import Binding, Body, Wrapped

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx import Variable
 
-from paraxis._jax import jax_api
+from paraxis._core import jax_api
 from paraxis.errors import StateError
 
 Path = tuple[Any, ...]

@@ -11,9 +11,8 @@ from typing import Any
 
 import jax
 
-from paraxis._core import tree
-from paraxis._jax import jax_api
-from paraxis._jax.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn
+from paraxis._core import jax_api, tree
+from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn
 
 
 def harm(

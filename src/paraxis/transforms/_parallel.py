@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from paraxis._core import arrays, layout, placing, tree, verbs
+from paraxis._core import arrays, jax_api, layout, placing, tree, varying, verbs
 from paraxis._core.axis import Axis
-from paraxis._jax import jax_api, varying
 from paraxis.errors import ShapeError, StateError
 from paraxis.transforms import _batches, _modules, _padding, _wrapped
 from paraxis.transforms._jit import Compiled, State

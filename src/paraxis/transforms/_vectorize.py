@@ -6,8 +6,7 @@ from typing import Any, Generic, TypeVar
 import jax
 import jax.numpy as jnp
 
-from paraxis._calls import check, pytrees
-from paraxis._jax import varying
+from paraxis._core import check, pytrees, varying
 from paraxis.errors import ShapeError, StateError
 from paraxis.transforms import _batches, _modules
 from paraxis.transforms._wrapped import Wrapped, refuse_modules, run

@@ -11,7 +11,7 @@ from typing import Any, Generic, Self, TypeVar
 import jax
 from flax import nnx
 
-from paraxis._calls import pytrees
+from paraxis._core import pytrees
 from paraxis.errors import StateError
 from paraxis.transforms import _modules
 from paraxis.transforms._modules import Graph

@@ -1,6 +1,6 @@
 """Estimators with scikit-learn's interface: its objectives, names and attributes, solved on all devices."""
 
-from paraxis._calls.extras import needed
+from paraxis._core.check import needed
 
 with needed("paraxis.solve.estimators", "solve"):
     from paraxis.solve.estimators._base import Path

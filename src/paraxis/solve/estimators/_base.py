@@ -16,7 +16,7 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
-from paraxis._calls import check
+from paraxis._core import check
 from paraxis._tables import Table
 from paraxis.errors import DataError
 from paraxis.solve._rows import require_sum

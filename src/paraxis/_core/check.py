@@ -3,10 +3,12 @@
 Python names a misspelt keyword, and JAX a leaf that it cannot take: neither is checked here.
 """
 
+import contextlib
 import math
 import numbers
 import operator
 import os
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import jax
@@ -134,6 +136,28 @@ def why_cut(leaf: Any) -> str | None:
         f"holds {worst} ({array.dtype}), which {kept.dtype} does not hold; write x.astype(np.float32) for a quantity, "
         "np.unique(x, return_inverse=True)[1] for names of things, or jax.config.update('jax_enable_x64', True)"
     )
+
+
+@contextlib.contextmanager
+def needed(what: str, extra: str, instead: str = "") -> Iterator[None]:
+    """Guard imports of packages that only an extra of ours brings: of a missing one, say how to install it.
+
+    Args:
+        what: what needs them, as users know it.
+        extra: the extra's name in ``pyproject.toml``.
+        instead: what can be done without it, such as ``"or leave plot out"``.
+
+    Raises:
+        ModuleNotFoundError: if a package is missing.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "paraxis"):
+            raise
+        said = f"{what} needs {package}, which is not installed; write pip install 'paraxis[{extra}]'"
+        raise ModuleNotFoundError(", ".join(filter(None, [said, instead])), name=error.name) from error
 
 
 def _refuse(error: type[Exception], who: str, argument: str, expected: str, value: Any, write: str = "") -> NoReturn:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from paraxis._jax import jax_api
+from paraxis._core import jax_api
 
 
 def watched(x: Any, index: jax.Array, note: Callable[[list[bool]], None]) -> Any:

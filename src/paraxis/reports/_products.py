@@ -1,4 +1,7 @@
-"""The cost of one element's function: enough to choose how a device runs several of them."""
+"""Floating-point operations of one matrix product or convolution in a jaxpr, two for each multiplication.
+
+What is multiplied with zeros that a convolution puts around or between its numbers does not count.
+"""
 
 import functools
 import math
@@ -7,34 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from paraxis._jax import jax_api
-
-
-def convolves(jaxpr: jax_api.Jaxpr) -> bool:
-    """Return whether there is a convolution in it."""
-    return any(
-        eqn.primitive.name == "conv_general_dilated" or any(map(convolves, jax_api.subjaxprs(eqn)))
-        for eqn in jaxpr.eqns
-    )
-
-
-def flops(jaxpr: jax_api.Jaxpr) -> int:
-    """Floating-point operations of its matrix products and convolutions, two for each multiplication.
-
-    What is multiplied with zeros that a convolution puts around or between its numbers does not count.
-
-    A ``scan`` counts as often as it runs, a ``while`` once, all branches of a ``cond``.
-    """
-    return sum(_of(eqn) for eqn in jaxpr.eqns)
-
-
-def _of(eqn: jax_api.JaxprEqn) -> int:
-    times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-    return of_product(eqn) or times * sum(map(flops, jax_api.subjaxprs(eqn)))
+from paraxis._core import jax_api
 
 
 def of_product(eqn: jax_api.JaxprEqn) -> int:
-    """Return the same of one operation; 0: it is neither a matrix product nor a convolution."""
+    """Return how many an operation takes; 0: it is neither a matrix product nor a convolution."""
     if eqn.primitive.name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
         shape = _shape(eqn.invars[0])
@@ -60,7 +40,7 @@ def groups(eqn: jax_api.JaxprEqn) -> int:
 
 
 def of_convolution(apart: int, spatial: Iterable[tuple[int, ...]]) -> int:
-    """Return the same of a convolution.
+    """Return how many a convolution takes.
 
     ``apart`` is the number of its results in one place times that of the channels that each is made of; ``spatial``
     has, for each dimension, what :func:`_met` takes.

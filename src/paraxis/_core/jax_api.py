@@ -5,7 +5,6 @@ range (0.10.2 and 0.12). What is imported here is listed with the reason why it 
 """
 
 import contextlib
-import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,16 +16,16 @@ from jax._src import (
     clusters,  # says whether a scheduler has started this process, which else is alone
     config,  # lets a compiled program that is kept tell the lines of another file, or not
     core,  # the one place that says whether a trace is under way, where no argument tells
-    distributed,  # its client is the only barrier that has a timeout
+    distributed as distributed,  # its client is the only barrier that has a timeout
     hardware_utils,  # says whether there are TPUs, without starting them
     mesh as meshes,  # what `with mesh:` entered
     source_info_util as source,  # says which line an operation that is bound again comes from
-    xla_bridge,  # says whether devices were started, without starting them, and lets CPU's network be told its address
+    xla_bridge as xla_bridge,  # says whether devices were started; can tell CPU's network its address
 )
 from jax._src.interpreters.partial_eval import lower_jaxpr2  # carries out what stands for other operations
 from jax._src.lax import lax  # the one way to a weak type
 from jax.core import ShapedArray as ShapedArray, Tracer as Tracer
-from jax.experimental import topologies
+from jax.experimental import multihost_utils as multihost_utils, topologies as topologies
 from jax.extend.core import (
     ClosedJaxpr as ClosedJaxpr,
     Jaxpr as Jaxpr,
@@ -38,7 +37,7 @@ from jax.extend.core import (
     jaxpr_as_fun as jaxpr_as_fun,
     jaxprs_in_params,
 )
-from jax.interpreters import ad, batching, mlir, partial_eval
+from jax.interpreters import ad as ad, batching as batching, mlir, partial_eval
 
 _INSIDE = tuple(f"{Path(file).parent}{os.sep}" for file in (jax.__file__, Path(__file__).parent))
 """The folders of code that is not the user's."""
@@ -47,30 +46,6 @@ _INSIDE = tuple(f"{Path(file).parent}{os.sep}" for file in (jax.__file__, Path(_
 def define_lowering(primitive: Primitive, implementation: Callable[..., Any]) -> None:
     """Lower a single-result primitive by lowering the JAX function that computes it; each with a line of its own."""
     mlir.register_lowering(primitive, mlir.lower_fun(implementation, multiple_results=False), cacheable=False)
-
-
-def define_linear(primitive: Primitive, transpose: Callable[..., Sequence[Any]]) -> None:
-    """Declare a primitive linear: its JVP is itself, its transpose is given."""
-    ad.deflinear2(primitive, transpose)
-
-
-def define_jvp(primitive: Primitive, rule: Callable[..., tuple[Any, Any]]) -> None:
-    """Give a one-operand primitive its JVP: ``rule(x, x_dot, **params)`` → ``(y, y_dot)``."""
-
-    def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
-        (x,), (x_dot,) = primals, tangents
-        return rule(x, ad.instantiate_zeros(x_dot), **params)
-
-    ad.primitive_jvps[primitive] = jvp
-
-
-def define_batching(primitive: Primitive, rule: Callable[..., tuple[Any, int]]) -> None:
-    """Give a one-operand primitive its rule under vmap: ``rule(x, batch_dim, **params)``."""
-
-    def batch(operands: Sequence[Any], dims: Sequence[int], **params: Any) -> tuple[Any, int]:
-        return rule(operands[0], dims[0], **params)
-
-    batching.primitive_batchers[primitive] = batch
 
 
 def _once(x: jax.Array) -> jax.Array:
@@ -85,8 +60,8 @@ _once_p = Primitive(ONCE)
 _once_p.def_abstract_eval(lambda x: x)
 _once_p.def_impl(lambda x: x)
 define_lowering(_once_p, _once)
-define_jvp(_once_p, lambda x, x_dot: (_once_p.bind(x), x_dot))
-define_batching(_once_p, lambda x, dim: (_once_p.bind(x), dim))
+ad.defjvp(_once_p, lambda x_dot, x: x_dot)
+batching.defvectorized(_once_p)
 
 
 def computed_once(x: jax.Array) -> jax.Array:
@@ -354,21 +329,6 @@ def line_of(eqn: JaxprEqn) -> str | None:
     return None
 
 
-def scope_of(eqn: JaxprEqn) -> str:
-    """Return the names of ``jax.named_scope`` around an equation, the outermost first; those inside its own program."""
-    return str(eqn.source_info.name_stack)
-
-
-def exported(fn: Callable[..., Any], structs: Sequence[Any]) -> bytes:
-    """Return a function for arguments of these types as bytes, which any process with CPU devices can run."""
-    return bytes(jax.export.export(jax.jit(fn), platforms=["cpu"])(*structs).serialize())
-
-
-def imported(program: bytes) -> Callable[..., Any]:
-    """Return the function that bytes hold, to be compiled at its first call."""
-    return jax.jit(jax.export.deserialize(bytearray(program)).call)
-
-
 def holds(jaxpr: Jaxpr, *names: str) -> bool:
     """Return whether an operation of one of these names is in a program."""
     found = {eqn.primitive.name for eqn in jaxpr.eqns}
@@ -443,37 +403,9 @@ def sharding_spec(aval: Any) -> tuple[Any, ...]:
     return spec + (None,) * (len(aval.shape) - len(spec))
 
 
-def results_of(lowered: Any, compiled: Any) -> tuple[Any, Any]:
-    """Return the shapes and dtypes that a function returns, and where they lie, also of one that writes to references.
-
-    What is written is among the program's results, but not among the function's, which JAX leaves out of account here.
-    """
-    try:
-        return lowered.out_info, compiled.output_shardings
-    except ValueError:
-        executable = compiled._executable
-        returned = [number is None for number in executable.unsafe_call.mut.out_mut]
-        infos, sides = (
-            compiled.out_tree.unflatten(itertools.compress(flat, returned))
-            for flat in (executable.out_avals, executable._out_shardings)
-        )
-        return infos, sides
-
-
 def has_tpu() -> bool:
     """Return whether there are TPUs on this machine."""
     return hardware_utils.num_available_tpu_chips_and_device_id()[0] > 0
-
-
-def topology_devices(name: str) -> tuple[Any, ...]:
-    """Return the chips of a TPU topology, such as ``v5e:4x4``, which JAX compiles for and cannot run on."""
-    return tuple(topologies.get_topology_desc(name, platform="tpu").devices)
-
-
-def laid_struct(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-    """Return what an array, or a struct, looks like if it lies so; keys have no weak type."""
-    weak = getattr(x, "weak_type", False)
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding, weak_type=weak)
 
 
 def struct(x: Any) -> jax.ShapeDtypeStruct:
@@ -542,11 +474,6 @@ def behind(x: Any) -> Any:
     return x if isinstance(x, jax.Array) else None
 
 
-def coordination_client() -> Any | None:
-    """Return what talks to the coordinator of several processes; ``None`` if they were not initialised."""
-    return distributed.global_state.client
-
-
 def detects_cluster() -> bool:
     """Return whether ``jax.distributed.initialize()`` would find a scheduler that has started this process."""
     return any(kind.is_env_present() for kind in clusters.ClusterEnv._cluster_types if not kind.opt_in_only_method)
@@ -557,7 +484,7 @@ def collect_at(address: str) -> None:
 
     JAX has no option for it, and takes what the host's name resolves to: an address that the host may not have.
     """
-    if has_started():
+    if xla_bridge.backends_are_initialized():
         return
 
     def make() -> Any:
@@ -572,37 +499,6 @@ def collect_at(address: str) -> None:
     xla_bridge.register_backend_factory("cpu", make, fail_quietly=False)
 
 
-def tells_of_preemption() -> bool:
-    """Return whether JAX takes SIGTERM as the wish to stop, and tells all processes."""
-    return distributed.global_state.preemption_sync_manager is not None
-
-
-def reached_stop(call: int) -> bool:
-    """Return whether all processes stop after this call. Each calls it with 0, 1, 2 and so on."""
-    from jax.experimental import multihost_utils
-
-    return multihost_utils.reached_preemption_sync_point(call)
-
-
-def gathered_from_processes(x: np.ndarray) -> np.ndarray:
-    """Return the arrays of all processes, ``(num_processes, ...)``, in each of them."""
-    from jax.experimental import multihost_utils
-
-    return np.asarray(multihost_utils.process_allgather(x))
-
-
-def of_first_process(x: np.ndarray) -> np.ndarray:
-    """Return the first process's array, in each of them."""
-    from jax.experimental import multihost_utils
-
-    return np.asarray(multihost_utils.broadcast_one_to_all(x))
-
-
 def is_tracing() -> bool:
     """Return whether JAX traces here, for ``jit``, ``grad``, ``vmap``, a loop: calls are noted instead of run."""
     return not core.trace_state_clean()
-
-
-def has_started() -> bool:
-    """Return whether JAX has started its devices: what it reads from the environment then is settled."""
-    return xla_bridge.backends_are_initialized()

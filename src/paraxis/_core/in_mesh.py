@@ -10,8 +10,8 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as P
 
-from paraxis._jax import jax_api
-from paraxis._jax.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from paraxis._core import jax_api
+from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 
 def moved(closed: ClosedJaxpr, mesh: AbstractMesh) -> ClosedJaxpr:

@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from paraxis._jax import jax_api
-from paraxis._jax.jax_api import ClosedJaxpr, Jaxpr, Literal
+from paraxis._core import jax_api
+from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, Literal
 
 _T = TypeVar("_T")
 
