@@ -1,6 +1,6 @@
 """Reports of what compiled functions send, compute and hold, where arrays lie, what models contain, what is faster."""
 
-from paraxis.reports._compare import Comparison, Timing, compare
+from paraxis.reports._compare import Comparison, Timing, assert_alike as assert_alike, compare
 from paraxis.reports._explain import explain
 from paraxis.reports._layout import Layout
 from paraxis.reports._report import Report

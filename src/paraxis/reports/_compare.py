@@ -5,12 +5,13 @@ call, which are made before the clock starts.
 """
 
 import dataclasses
-import gc
+import functools
 import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import timeit
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import jax
@@ -120,7 +121,7 @@ def compare(
         baseline: the name of the function that the others are compared with; ``None``: the first.
         seconds: after which no other turn begins; each function has at least one turn, and at most 200.
         check: whether to raise an error if results differ from the baseline's.
-        rtol: how far results may differ, relative to the baseline's.
+        rtol: how far results may differ, relative to the baseline's; integers are equal.
         atol: how far they may differ besides.
 
     Returns:
@@ -142,130 +143,90 @@ def compare(
         raise TypeError(f"compare: fns must be a dict of functions by name, got {checks.described(fns)}; write {write}")
     checks.one_of("compare", "baseline", baseline, (None, *fns))
     checks.number("compare", "seconds", seconds, above=0, most=1e9, write="seconds=5")
-    entrants = []
-    for name, entry in fns.items():
-        fn: Any = entry[0] if isinstance(entry, tuple) and entry else entry
-        given = entry[1:] if isinstance(entry, tuple) else args
+    entries: dict[str, tuple[Any, ...]] = {
+        name: entry if isinstance(entry, tuple) and entry else (entry, *args) for name, entry in fns.items()
+    }
+    for name, (fn, *_) in entries.items():
         checks.function("compare", f"fns[{name!r}]", fn, write)
-        entrants.append(_Entrant(name, fn, given))
-    first = next(entrant for entrant in entrants if baseline in (None, entrant.name))
-    results = {entrant.name: entrant.start() for entrant in entrants}
-    if check:
-        for entrant in entrants:
-            _check(entrant.name, results[entrant.name], results[first.name], rtol, atol)
-    results.clear()
-    _take_turns(entrants, seconds)
-    return Comparison(tuple(_timing(entrant, first) for entrant in entrants), first.name)
+    entrants = {name: _Entrant(fn, tuple(given)) for name, (fn, *given) in entries.items()}
+    first = next(iter(fns)) if baseline is None else baseline
+    for name, entrant in entrants.items() if check else ():
+        assert_alike(f"compare: {name!r}", "the baseline", entrant.result, entrants[first].result, rtol, atol)
+    order, draw, begin = [*entrants.values()], random.Random(0), time.perf_counter()
+    for entrant in order:
+        entrant.result = None
+    for _ in range(_MOST_ROUNDS):
+        begun = time.perf_counter()
+        draw.shuffle(order)
+        for entrant in order:
+            entrant.seconds.append(entrant.sample(entrant.calls))
+        now = time.perf_counter()
+        if now - begin + (now - begun) > seconds:  # there is no time for another round
+            break
+    return Comparison(tuple(_timing(name, x, entrants[first]) for name, x in entrants.items()), first)
 
 
-@dataclasses.dataclass
 class _Entrant:
-    """A function, its arguments, and the seconds of its calls."""
+    """A function that takes turns: its first two calls are made here, since the first one compiles."""
 
-    name: str
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-    first: float = 0.0
-    later: float = 0.0
-    seconds: list[float] = dataclasses.field(default_factory=list)
-    donates: bool = False
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._fn, self._args = fn, args
+        self.seconds: list[float] = []
+        given = _copied(args)
+        begin = time.perf_counter()
+        self.result = jax.block_until_ready(fn(*given))
+        first = time.perf_counter() - begin
+        self._donates = any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(given))
+        second = self.sample(1)
+        self.compile_seconds = max(first - second, 0.0)
+        self.calls = 1 if self._donates else min(max(int(_LEAST_SAMPLE / max(second, 1e-9)), 1), _MOST_CALLS)
 
-    def start(self) -> Any:
-        """Call it for the first time, and for the second; return the first result."""
-        given = _copied(self.args)
-        before = time.perf_counter()
-        result = jax.block_until_ready(self.fn(*given))
-        self.first = time.perf_counter() - before
-        self.donates = any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(given))
-        self.later = self._sample(1)
-        return result
-
-    def take_turn(self) -> None:
-        """Add one sample."""
-        calls = 1 if self.donates else min(max(int(_LEAST_SAMPLE / max(self.later, 1e-9)), 1), _MOST_CALLS)
-        self.seconds.append(self._sample(calls))
-
-    def _sample(self, calls: int) -> float:
-        given = _copied(self.args) if self.donates else self.args
-        before = time.perf_counter()
-        for _ in range(calls):
-            jax.block_until_ready(self.fn(*given))
-        return (time.perf_counter() - before) / calls
+    def sample(self, calls: int) -> float:
+        """Return the seconds of a call, as the mean of some; garbage is not collected within them."""
+        run = functools.partial(self._fn, *(_copied(self._args) if self._donates else self._args))
+        timer = timeit.Timer(lambda: jax.block_until_ready(run()), timer=time.perf_counter)
+        return timer.timeit(calls) / calls
 
 
 def _copied(args: Any) -> Any:
     return jax.block_until_ready(jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, args))
 
 
-def _take_turns(entrants: Sequence[_Entrant], seconds: float) -> None:
-    """Take turns as long as there is time for another round, in another order each; at least one."""
-    order, draw = list(entrants), random.Random(0)
-    start = time.perf_counter()
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()  # or the garbage of one is collected in the time of another
-    try:
-        for _ in range(_MOST_ROUNDS):
-            begun = time.perf_counter()
-            draw.shuffle(order)
-            for entrant in order:
-                entrant.take_turn()
-            now = time.perf_counter()
-            if now - start + (now - begun) > seconds:
-                break
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _check(name: str, ours: Any, theirs: Any, rtol: float, atol: float) -> None:
-    """Raise an error if results differ."""
+def assert_alike(what: str, other: str, ours: Any, theirs: Any, rtol: float, atol: float) -> None:
+    """Raise an error if results differ, integers by anything, with the path of the leaf."""
 
     def one(path: Any, a: Any, b: Any) -> None:
-        message = f"compare: the result of {name!r}{jax.tree_util.keystr(path)} differs from the baseline's"
-        a, b = (np.asarray(x) for x in (a, b))
-        if a.dtype.kind == "V":  # of bfloat16 and the like
-            a, b = a.astype(np.float32), b.astype(np.float32)
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol, err_msg=message)
+        a, b = (x.astype(np.float32) if x.dtype.kind == "V" else x for x in map(np.asarray, (a, b)))  # as bfloat16
+        message = f"{what}: result{jax.tree_util.keystr(path)} differs from that of {other}"
+        is_exact = a.dtype.kind in "biu" and b.dtype.kind in "biu"
+        np.testing.assert_allclose(a, b, rtol * (not is_exact), atol * (not is_exact), err_msg=message)
 
     jax.tree_util.tree_map_with_path(one, ours, theirs)
 
 
-def _timing(entrant: _Entrant, first: _Entrant) -> Timing:
-    ratios = [a / b if b else math.inf for a, b in zip(entrant.seconds, first.seconds, strict=True)]
+def _timing(name: str, entrant: _Entrant, first: _Entrant) -> Timing:
+    ratios = sorted(a / b if b else math.inf for a, b in zip(entrant.seconds, first.seconds, strict=True))
     interval = _interval(ratios)
-    return Timing(
-        name=entrant.name,
-        seconds=tuple(entrant.seconds),
-        compile_seconds=max(entrant.first - entrant.later, 0.0),
-        ratio=statistics.median(ratios),
-        interval=interval,
-        verdict="baseline" if entrant is first else _verdict(interval),
-    )
+    low, high = interval or (0, math.inf)
+    verdict: Verdict = "too few" if interval is None else "too noisy"
+    if entrant is first:
+        verdict = "baseline"
+    elif low >= 1 - _ALIKE and high <= 1 + _ALIKE:
+        verdict = "as fast"
+    elif low > 1 or high < 1:
+        verdict = "slower" if low > 1 else "faster"
+    return Timing(name, tuple(entrant.seconds), entrant.compile_seconds, statistics.median(ratios), interval, verdict)
 
 
-def _interval(values: list[float]) -> tuple[float, float] | None:
+def _interval(ordered: list[float]) -> tuple[float, float] | None:
     """Return where the median lies, by order statistics: half of all values are below it, whatever they are like."""
-    ordered, n = sorted(values), len(values)
-    outside, rank = 0.0, 0  # rank: so many of the smallest, and of the largest, are left out
+    outside, rank, n = 0.0, 0, len(ordered)  # rank: so many of the smallest, and of the largest, are left out
     while (outside := outside + 2 * math.comb(n, rank) / 2**n) <= 1 - _CERTAIN:
         rank += 1
     return (ordered[rank - 1], ordered[n - rank]) if rank else None
 
 
-def _verdict(interval: tuple[float, float] | None) -> Verdict:
-    if interval is None:
-        return "too few"
-    low, high = interval
-    if low >= 1 - _ALIKE and high <= 1 + _ALIKE:
-        return "as fast"
-    if high < 1:
-        return "faster"
-    return "slower" if low > 1 else "too noisy"
-
-
 def _row(timing: Timing) -> list[str]:
-    low, high = timing.quartiles
     words: dict[Verdict, str] = {
         "baseline": "",
         "faster": f"{_often(1 / timing.ratio)} as fast" if timing.ratio else "faster",
@@ -277,7 +238,7 @@ def _row(timing: Timing) -> list[str]:
     return [
         timing.name,
         units.time(timing.median),
-        f"{units.time(low)} to {units.time(high)}",
+        " to ".join(map(units.time, timing.quartiles)),
         "" if timing.interval is None or timing.verdict == "baseline" else "{:.3g} to {:.3g}".format(*timing.interval),
         words[timing.verdict],
         f"{units.time(timing.compile_seconds)} longer" if timing.compile_seconds else "",

@@ -50,12 +50,12 @@ def flops(program: _hlo.Program, operation: _hlo.Operation) -> int:
         size = math.prod(_hlo.dims(operation.shape))  # what is left of a product; one number is where a block begins
         return 2 * size if size > 1 and operation.is_product else 0
     if operation.opcode == "reduce" and operation.is_product:  # on TPUs, the multiplication has another name
-        factors = program.find(operation.operands[0])
+        factors = program.by_name.get(operation.operands[0])
         is_left = factors is not None and factors.opcode == "multiply" and not factors.is_product
         return 2 * math.prod(_hlo.dims(factors.shape)) if factors is not None and is_left else 0
     if operation.opcode not in _PRODUCTS:
         return 0
-    operands = [program.find(name) for name in operation.operands[:2]]
+    operands = [program.by_name.get(name) for name in operation.operands[:2]]
     shapes = [_hlo.dims(x.shape) if x is not None else () for x in operands]
     size = 2 * math.prod(_hlo.dims(operation.shape))
     if (labels := _LABELS.search(operation.text)) and len(shapes) == 2:

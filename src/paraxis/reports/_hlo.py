@@ -4,12 +4,12 @@ A program's text is a list of computations, callees before callers; each is a li
 the body of a loop runs as often as the loop does, if the compiler knows how often that is.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from paraxis.reports import _meshes
 
@@ -59,7 +59,6 @@ class Operation:
         name: unique in the program.
         shape: of the result, as text; of an asynchronous pair, what the one that ends it gives.
         opcode: such as ``"dot"``; of an asynchronous pair, the one that starts it, without ``-start``.
-        starts: whether it is the start of an asynchronous pair.
         text: the whole line.
         begin: where its operands begin in that.
         within: the computation that it stands in.
@@ -68,7 +67,6 @@ class Operation:
     name: str
     shape: str
     opcode: str
-    starts: bool
     text: str
     begin: int
     within: Computation = dataclasses.field(repr=False)
@@ -100,11 +98,6 @@ class Operation:
         return "transpose(" in self.path
 
     @property
-    def is_root(self) -> bool:
-        """Return whether it is what its computation gives."""
-        return self.text.lstrip().startswith("ROOT ")
-
-    @property
     def operands(self) -> list[str]:
         """The names of its operands."""
         return _NAME.findall(self.text[self.begin : self.text.find(")", self.begin)])
@@ -114,33 +107,28 @@ class Program:
     """A compiled program's operations, in the order of its text."""
 
     def __init__(self, text: str) -> None:
-        devices = _PARTITIONS.search(text)
+        devices = _DEVICES.search(text)
         self.num_devices = int(devices[1]) if devices else 1
-        self._says_devices = devices is not None
-        self._tables = _tables(text)
+        self._places, self._callers = _stacks(text)
         self._computations = {computation.name: computation for computation in _computations(text)}
         self.operations = [operation for body in self._computations.values() for operation in body.operations]
-        self._by_name = {operation.name: operation for operation in self.operations}
+        self.by_name = {operation.name: operation for operation in self.operations}
         self._loops = {part: op for op in self.operations if op.opcode == "while" for part in _callees(op.text)}
         self._count()
 
     @property
     def collectives(self) -> list[Operation]:
         """Return the collectives, each once: a TPU splits one over several fusions, and the first counts."""
-        found: dict[Any, Operation] = {}
+        found: dict[str, Operation] = {}
         for operation in self.operations:
-            if operation.kind is not None and self.group_size(operation) != 1:
+            if operation.kind is not None and self.group_size(operation) > 1:
                 channel = _CHANNEL.search(operation.text) if operation.within.is_fused else None
                 found.setdefault(channel[1] if channel else operation.name, operation)
         return [*found.values()]
 
-    def find(self, name: str) -> Operation | None:
-        return self._by_name.get(name)
-
     def group_size(self, operation: Operation) -> int:
-        """Return the number of devices that take part together; 0: the text does not say."""
-        found = _meshes.groups(operation.text)
-        return max(map(len, found)) if found else self.num_devices if self._says_devices else 0
+        """Return the number of devices that take part together."""
+        return max(map(len, self.groups(operation)))
 
     def groups(self, operation: Operation) -> _meshes.Groups:
         """Return the numbers of the devices that take part together."""
@@ -153,25 +141,34 @@ class Program:
 
     def frames(self, operation: Operation) -> list[Frame]:
         """Return the calls that an operation comes from, the innermost first; none if a pass has not kept them."""
-        if by_table := _FRAME_ID.search(operation.text):
-            return self._tables.chain(by_table[1])
-        alone = _SOURCE.search(operation.text)
-        return [(alone[1], int(alone[2]), "")] if alone else []
+        found: list[Frame] = []
+        if numbered := _FRAME_ID.search(operation.text):
+            number = numbered[1]
+            while number in self._places:
+                found.append(self._places[number])
+                number = self._callers[number]
+        elif alone := _SOURCE.search(operation.text):
+            found.append((alone[1], int(alone[2]), ""))
+        return found
 
     def argument(self, operation: Operation) -> int | None:
         """Return the number of the program's argument that an operation takes first, perhaps only moved before."""
-        found: Operation | None = operation
-        while found is not None and (found is operation or self._moves(found)):
-            found = self._by_name.get(next(iter(found.operands), ""))
-        number = _PARAMETER.search(found.text) if found is not None and found.within.is_entry else None
+        found = self._source(operation.operands[0]) if operation.operands else operation
+        number = _PARAMETER.search(found.text) if found.within.is_entry else None
         return int(number[1]) if number else None
 
+    def _source(self, name: str) -> Operation:
+        """Return the operation of a name, or the one whose numbers it only moves, or gives in another dtype."""
+        found = self.by_name[name]
+        while self._moves(found):
+            found = self.by_name[found.operands[0]]
+        return found
+
     def _moves(self, operation: Operation) -> bool:
-        """Return whether an operation gives its one operand's numbers, in another order or of another dtype."""
-        called = [self._computations[name] for name in _callees(operation.text) if name in self._computations]
-        inside = [op for computation in called for op in computation.operations]
-        is_alone = operation.opcode == "fusion" and len(operation.operands) == 1
-        return operation.opcode in _MOVES or (is_alone and all(op.opcode in ("parameter", *_MOVES) for op in inside))
+        if operation.opcode == "fusion" and len(operation.operands) == 1:
+            called = (self._computations[name] for name in _callees(operation.text))
+            return all(op.opcode in ("parameter", *_MOVES) for computation in called for op in computation.operations)
+        return operation.opcode in _MOVES
 
     def _count(self) -> None:
         """Note how often each computation runs; of a piece of a program, each once."""
@@ -197,57 +194,56 @@ class Program:
         """Return how often a loop runs; ``None``: unknown."""
         if said := _TRIPS.search(loop.text):
             return int(said[1])
-        test, body = self._root(loop, "condition"), self._root(loop, "body")
-        if test is None or body is None or test.opcode != "compare" or "direction=LT" not in test.text:
-            return None
+        with contextlib.suppress(LookupError):
+            return self._counted(loop)
+        return None
+
+    def _counted(self, loop: Operation) -> int:
+        """Return what a loop's counter says; a ``LookupError``: it has none."""
+        test = self._root(loop, "condition")
+        if test.opcode != "compare" or "direction=LT" not in test.text:
+            raise LookupError
         counter, end = map(self._source, test.operands)
         place = self._place(counter)
-        added = self._source(body.operands[place]) if place is not None else None
-        if place is None or added is None or added.opcode != "add":
-            return None
-        steps = [x for x in map(self._source, added.operands) if self._place(x) != place]
-        begin, last, step = map(self._number, (self._given(loop, place), end, steps[0] if len(steps) == 1 else None))
-        return None if begin is None or last is None or not step else max(-(-(last - begin) // step), 0)
+        added = self._source(self._root(loop, "body").operands[place])
+        steps = [
+            x for x in map(self._source, added.operands) if not (_INDEX.search(x.text) and self._place(x) == place)
+        ]
+        if added.opcode != "add" or len(steps) != 1:
+            raise LookupError
+        begin, last, step = map(self._number, (self._given(loop, place), end, steps[0]))
+        if step < 1:
+            raise LookupError
+        return max(-(-(last - begin) // step), 0)
 
-    def _number(self, operation: Operation | None) -> int | None:
+    def _number(self, operation: Operation) -> int:
         """Return an operation's value, if it is an integer that stands in the program, perhaps outside of the loop."""
-        if operation is None:
-            return None
         if written := _CONSTANT.search(operation.text):
             return int(written[1])
-        place = self._place(operation)
-        if place is None:
-            return None
-        loop = self._loops[operation.within.name]
-        body = self._root(loop, "body")
-        is_kept = body is not None and self._place(self._source(body.operands[place])) == place
-        return self._number(self._given(loop, place)) if is_kept else None
+        place, loop = self._place(operation), self._loops[operation.within.name]
+        if self._place(self._source(self._root(loop, "body").operands[place])) != place:
+            raise LookupError  # another in each turn
+        return self._number(self._given(loop, place))
 
-    def _place(self, operation: Operation | None) -> int | None:
+    def _place(self, operation: Operation) -> int:
         """Return which element of its loop's tuple an operation gives."""
-        found = _INDEX.search(operation.text) if operation is not None else None
-        if operation is None or found is None or operation.within.name not in self._loops:
-            return None
-        whole = self._by_name.get(operation.operands[0])
-        return int(found[1]) if whole is not None and whole.opcode == "parameter" else None
+        found = _INDEX.search(operation.text)
+        if found is None or self.by_name[operation.operands[0]].opcode != "parameter":
+            raise LookupError
+        return int(found[1])
 
-    def _given(self, loop: Operation, place: int) -> Operation | None:
+    def _given(self, loop: Operation, place: int) -> Operation:
         """Return what an element of a loop's tuple begins with."""
         whole = self._source(loop.operands[0])
-        return self._source(whole.operands[place]) if whole is not None and whole.opcode == "tuple" else None
+        if whole.opcode != "tuple":
+            raise LookupError
+        return self._source(whole.operands[place])
 
-    def _root(self, loop: Operation, part: str) -> Operation | None:
+    def _root(self, loop: Operation, part: str) -> Operation:
         """Return what a loop's condition or body gives."""
         found = re.search(rf"\b{part}=%?([\w.\-]+)", loop.text)
-        computation = self._computations.get(found[1]) if found else None
-        return next((op for op in computation.operations if op.is_root), None) if computation is not None else None
-
-    def _source(self, name: str) -> Operation | None:
-        """Return the operation of a name, or the one whose number it only hands on."""
-        found = self._by_name.get(name)
-        while found is not None and found.opcode in _MOVES:
-            found = self._by_name.get(found.operands[0])
-        return found
+        operations = self._computations[found[1] if found else ""].operations
+        return [op for op in operations if op.text.lstrip().startswith("ROOT ")][0]  # noqa: RUF015  # a LookupError
 
 
 # --- operations --------------------------------------------------------------------------------------------------
@@ -268,23 +264,23 @@ _CONSTANT = re.compile(r" constant\((-?\d+)\)")
 _INDEX = re.compile(r" get-tuple-element\(.*\bindex=(\d+)")
 _MOVES = ("bitcast", "convert", "copy", "copy-done", "reshape", "transpose")
 _CHANNEL = re.compile(r"channel_id=(\d+)")
-_PARTITIONS = re.compile(r"num_partitions=(\d+)")
+_DEVICES = re.compile(r"(?:num_partitions|replica_count)=(\d+)")
 
 
 def _computations(text: str) -> list[Computation]:
     found = [Computation("")]  # a piece of a program need not say which computation it is of
+    starts: dict[str, Operation] = {}
     for line in text.splitlines():
         if not line.startswith(" ") and (heading := _COMPUTATION.match(line)):
             found.append(Computation(heading["name"], heading["entry"] is not None))
         elif match := _OPERATION.match(line):
-            parts = match["name"], match["shape"], match["opcode"], match["start"] is not None
-            found[-1].operations.append(Operation(*parts, line, match.end(), found[-1]))
-    for computation in found:  # where a pair starts, its shape has the operands as well, nested in one of several ways
-        done = (op for op in computation.operations if op.opcode.endswith("-done"))
-        ends = {begin[1]: op.shape for op in done if (begin := _NAME.search(op.text, op.begin))}
-        for operation in computation.operations:
-            if operation.starts:
-                operation.shape = ends.get(operation.name, operation.shape)
+            made = Operation(match["name"], match["shape"], match["opcode"], line, match.end(), found[-1])
+            found[-1].operations.append(made)
+            if match["start"]:
+                starts[made.name] = made
+            elif made.opcode.endswith("-done") and (begin := _NAME.search(line, made.begin)) and begin[1] in starts:
+                # Where a pair starts, its shape has the operands as well, nested in one of several ways.
+                starts[begin[1]].shape = made.shape
     return found
 
 
@@ -302,7 +298,8 @@ _ARRAY = re.compile(r"(?P<dtype>[a-z]+\d*\w*)\[(?P<dims>[\d,]*)\]")
 
 def num_bytes(shape: str) -> int:
     """Return the bytes of an array, or of all arrays of a tuple."""
-    return sum(_array_bytes(m["dtype"], m["dims"]) for m in _ARRAY.finditer(shape))
+    arrays = ((math.prod(int(dim) for dim in m["dims"].split(",") if dim), m["dtype"]) for m in _ARRAY.finditer(shape))
+    return sum(elements * _bits(dtype) // 8 for elements, dtype in arrays)
 
 
 def dims(shape: str) -> tuple[int, ...]:
@@ -317,17 +314,10 @@ def plain(shape: str) -> str:
     return ", ".join(parts) if len(parts) < 4 else f"{parts[0]}, … ({len(parts)} arrays)"
 
 
-def _array_bytes(dtype: str, dims: str) -> int:
-    elements = math.prod(int(dim) for dim in dims.split(",") if dim)
-    return elements * _bits(dtype) // 8
-
-
 @functools.lru_cache
 def _bits(dtype: str) -> int:
-    if dtype == "pred":
-        return 8
     digits = re.search(r"\d+", dtype)
-    return int(digits[0]) if digits else 0
+    return int(digits[0]) if digits else 8 * (dtype == "pred")
 
 
 # --- whence ------------------------------------------------------------------------------------------------------
@@ -339,32 +329,20 @@ _LOCATION = re.compile(r"file_name_id=(\d+) function_name_id=(\d+) line=(\d+)")
 _PARENT = re.compile(r"file_location_id=(\d+)(?: parent_frame_id=(\d+))?")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Tables:
-    """The head of a program: frames by number, each with its place and its caller's number."""
-
-    places: Mapping[str, Frame]
-    callers: Mapping[str, str]
-
-    def chain(self, number: str) -> list[Frame]:
-        found: list[Frame] = []
-        while number in self.places and len(found) < 200:
-            found.append(self.places[number])
-            number = self.callers[number]
-        return found
-
-
-def _tables(text: str) -> _Tables:
+def _stacks(text: str) -> tuple[dict[str, Frame], dict[str, str]]:
+    """Return the frames in the head of a program by their numbers, and each one's caller's number."""
     sections = {name: dict(line.split(" ", 1) for line in lines.splitlines()) for name, lines in _SECTION.findall(text)}
-    frames = sections.get("StackFrames", {})
-    names = {part: sections.get(part, {}) for part in ("FileNames", "FunctionNames")}
-    locations: dict[str, Frame] = {}
-    for number, location in sections.get("FileLocations", {}).items():
-        if found := _LOCATION.search(location):
-            file, function = names["FileNames"].get(found[1], '""'), names["FunctionNames"].get(found[2], '""')
-            locations[number] = (file.strip('"'), int(found[3]), function.strip('"'))
-    pairs = {number: found for number, frame in frames.items() if (found := _PARENT.search(frame))}
+    files, functions = (
+        {n: x.strip('"') for n, x in sections.get(name, {}).items()} for name in ("FileNames", "FunctionNames")
+    )
+    locations: dict[str, Frame] = {
+        number: (files.get(found[1], ""), int(found[3]), functions.get(found[2], ""))
+        for number, location in sections.get("FileLocations", {}).items()
+        if (found := _LOCATION.search(location))
+    }
+    frames = sections.get("StackFrames", {}).items()
+    pairs = {number: found for number, frame in frames if (found := _PARENT.search(frame))}
     # A frame's caller stands before it. Where a number is a frame's own, all are one too high.
     shift = any(found[2] == number for number, found in pairs.items())
     callers = {number: str(int(found[2] or 0) - shift) for number, found in pairs.items()}
-    return _Tables({n: locations[found[1]] for n, found in pairs.items() if found[1] in locations}, callers)
+    return {n: locations[found[1]] for n, found in pairs.items() if found[1] in locations}, callers

@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ import numpy as np
 
 from paraxis._core import check, jax_api
 from paraxis.reports import _flops, units
-from paraxis.reports._layout import layout_of
+from paraxis.reports._layout import Layout, layout_of
 from paraxis.reports._page import Page, Section
 
 _HEAD = ("module", "class", "inputs", "outputs", "parameters", "bytes", "other", "forward", "backward")
@@ -90,33 +90,10 @@ class _Call:
     is_open: bool = False
 
 
-_Calls = dict[tuple[str, ...], _Call]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Variable:
-    """A variable of a model: its path, its shape and dtype, and whether it is a parameter, which is trained."""
-
-    path: tuple[str, ...]
-    value: Any
-    is_parameter: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class _Model:
-    """A model split into variables and a function of them.
-
-    Attributes:
-        variables: all of them.
-        params: a tree of the parameters.
-        rest: a tree of the other variables.
-        call: the model as a function ``(calls, params, rest, args, kwargs)``, which notes its calls of modules.
-    """
-
-    variables: tuple[_Variable, ...]
-    params: Any
-    rest: Any
-    call: Callable[[_Calls, Any, Any, Any, Any], Any]
+_Path = tuple[str, ...]
+_Calls = dict[_Path, _Call]
+_Flops = collections.Counter[tuple[_Path, bool]]
+"""By module, and whether they are of the derivative."""
 
 
 def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTable:
@@ -153,64 +130,49 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
           total     Sequential  float32[16,4]  float32[16,2]  58          232 bytes  1.54 kFLOP  2.05 kFLOP
     """
     check.function("tabulate", "model", model, "px.tabulate(net, jax.ShapeDtypeStruct((8, 28, 28, 1), jnp.float32))")
-    taken = _taken(model, args, kwargs)
-    given, opened = _split((args, kwargs))
-
-    def forward(params: Any, rest: Any, given: Any, calls: _Calls) -> Any:
-        args, kwargs = opened(given)
-        return [x for x in jax.tree.leaves(taken.call(calls, params, rest, args, kwargs)) if _is_array(x)]
-
-    def differentiated(params: Any, rest: Any, given: Any) -> Any:
-        def floating(params: Any) -> Any:
-            return [x for x in forward(params, rest, given, {}) if jnp.issubdtype(x.dtype, jnp.inexact)]
-
-        results, pull = jax.vjp(floating, params)
-        return results, pull([jnp.ones_like(x) for x in results])
-
-    params, rest = _structs(taken.params), _structs(taken.rest)
+    params, rest, call = _taken(model, args, kwargs)
+    given, static = _partition((args, kwargs), _is_array)
+    kind = getattr(getattr(model, "func", model), "__name__", type(model).__name__)
     calls: _Calls = {}
-    noting = functools.partial(forward, calls=calls)
-    program = jax.make_jaxpr(noting)(params, rest, given)
-    both = jax.make_jaxpr(differentiated)(params, rest, given) if jax.tree.leaves(params) else program
-    if () not in calls:  # what no library has made
-        result = jax.eval_shape(noting, params, rest, given)
-        kind = getattr(getattr(model, "func", model), "__name__", type(model).__name__)
-        calls = {(): _Call(kind, (*args, *kwargs.values()), result), **calls}
-    counts = [_by_module(jax_api.without_dead(closed), calls) for closed in (program, both)]
-    paths = sorted(calls, key=lambda path: bool(path))  # the model itself is first
-    return ModuleTable(tuple(_row(path, calls[path], taken.variables, counts) for path in paths))
 
+    def both(params: Any, rest: Any, given: Any) -> Any:
+        def forward(params: Any) -> Any:
+            args, kwargs = _combine(given, static)
+            run = functools.partial(call, calls, params, rest)
+            results = [x for x in jax.tree.leaves(_note(calls, (), kind, run, *args, **kwargs)) if _is_array(x)]
+            return [x for x in results if jnp.issubdtype(x.dtype, jnp.inexact)], results
 
-def _by_module(jaxpr: jax_api.Jaxpr, paths: Iterable[tuple[str, ...]]) -> collections.Counter[tuple[str, ...]]:
-    """Return what is computed in the calls of each module; for the model itself, all."""
-    found: collections.Counter[tuple[str, ...]] = collections.Counter()
-    for scope, flops in _flops.by_scope(jaxpr):
-        for path in paths:
+        floating, pull, results = jax.vjp(forward, params, has_aux=True)
+        return results, pull([jnp.ones_like(x) for x in floating])
+
+    program = jax.make_jaxpr(both)(*_structs((params, rest, given)))
+    flops: _Flops = collections.Counter()
+    for scope, amount in _flops.by_scope(jax_api.without_dead(program)):
+        for path in calls:
             if not path or _scope(path) in scope:
-                found[path] += flops
-    return found
+                flops[path, "transpose(" in scope] += amount
+    return ModuleTable(tuple(_row(path, made, params, rest, flops) for path, made in calls.items()))
 
 
-def _row(
-    path: tuple[str, ...],
-    call: _Call,
-    variables: Sequence[_Variable],
-    counts: Sequence[collections.Counter[tuple[str, ...]]],
-) -> ModuleRow:
-    inside = [variable for variable in variables if variable.path[: len(path)] == path]
-    trained = [layout_of("", x.value.shape, x.value.dtype, None) for x in inside if x.is_parameter]
-    others = [layout_of("", x.value.shape, x.value.dtype, None) for x in inside if not x.is_parameter]
+def _row(path: _Path, made: _Call, params: Any, rest: Any, flops: _Flops) -> ModuleRow:
+    trained, others = _inside(params, path), _inside(rest, path)
     return ModuleRow(
         path=path,
-        kind=call.kind,
-        inputs=_shown(call.given),
-        outputs=_shown(call.result),
+        kind=made.kind,
+        inputs=_shown(made.given),
+        outputs=_shown(made.result),
         parameters=sum(math.prod(layout.shape) for layout in trained),
         bytes=sum(layout.bytes for layout in trained),
         other_bytes=sum(layout.bytes for layout in others),
-        flops=counts[0][path],
-        backward_flops=counts[1][path] - counts[0][path],
+        flops=flops[path, False],
+        backward_flops=flops[path, True],
     )
+
+
+def _inside(collections: Any, path: _Path) -> list[Layout]:
+    """Return the arrays of a module, in trees by the names of their collections."""
+    found = jax.tree_util.tree_flatten_with_path(collections)[0]
+    return [layout_of("", x.shape, x.dtype, None) for at, x in found if _keys(at[1:])[: len(path)] == path]
 
 
 def _shown(tree: Any) -> tuple[str, ...]:
@@ -221,21 +183,15 @@ def _shown(tree: Any) -> tuple[str, ...]:
 
 
 def _cells(row: ModuleRow) -> list[str]:
+    shapes = (", ".join(x[:_MOST_SHAPES]) + " …" * (len(x) > _MOST_SHAPES) for x in (row.inputs, row.outputs))
     return [
         ".".join(row.path),
         row.kind,
-        _first(row.inputs),
-        _first(row.outputs),
+        *shapes,
         f"{row.parameters:,}" if row.parameters else "",
-        units.size(row.bytes) if row.bytes else "",
-        units.size(row.other_bytes) if row.other_bytes else "",
-        units.amount(row.flops) if row.flops else "",
-        units.amount(row.backward_flops) if row.backward_flops else "",
+        *(units.size(n) if n else "" for n in (row.bytes, row.other_bytes)),
+        *(units.amount(n) if n else "" for n in (row.flops, row.backward_flops)),
     ]
-
-
-def _first(shapes: Sequence[str]) -> str:
-    return ", ".join(shapes[:_MOST_SHAPES]) + (" …" if len(shapes) > _MOST_SHAPES else "")
 
 
 # --- models of each library ------------------------------------------------------------------------------------------
@@ -244,8 +200,11 @@ def _first(shapes: Sequence[str]) -> str:
 # arguments and its result. So nobody else's class is touched. Linen has interceptors for this.
 
 
-def _taken(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Model:
-    """Split a model into its variables and a function of them; of Linen's, those that it makes for these arguments."""
+def _taken(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Callable[..., Any]]:
+    """Return a model's parameters and other variables, by collection, and it as a function of these.
+
+    That function takes ``(calls, params, rest, *args, **kwargs)``, and notes its calls of modules.
+    """
     nnx, linen = sys.modules.get("flax.nnx"), sys.modules.get("flax.linen")
     owner, method = (model.__self__, model.__name__) if inspect.ismethod(model) else (model, "__call__")
     if nnx is not None and isinstance(owner, nnx.Module):
@@ -255,86 +214,66 @@ def _taken(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Model:
     return _of_tree(model)
 
 
-def _scope(path: tuple[str, ...]) -> str:
+def _scope(path: _Path) -> str:
     """Return the name of the scope around the calls of a module."""
     return f"<{'.'.join(path)}>"
 
 
-def _note(calls: _Calls, path: tuple[str, ...], kind: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _note(calls: _Calls, path: _Path, kind: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a module, and note it by its path, in the order in which calls begin."""
-    if path in calls and calls[path].is_open:  # a method of its own
-        return call(*args, **kwargs)
     noted = calls.setdefault(path, _Call(kind, _structs((*args, *kwargs.values()))))
+    if noted.is_open:  # a method of its own
+        return call(*args, **kwargs)
     noted.is_open = True
-    try:
-        with jax.named_scope(_scope(path)):
-            result = call(*args, **kwargs)
-    finally:
-        noted.is_open = False
+    with jax.named_scope(_scope(path)):
+        result = call(*args, **kwargs)
+    noted.is_open = False
     if noted.result is None:
         noted.result = _structs(result)
     return result
 
 
-def _noted(calls: _Calls, path: tuple[str, ...], module: Any) -> None:
+def _notes(calls: _Calls, path: _Path, module: Any) -> None:
     """Give a module, which is a copy, a class of its own, whose calls are noted."""
     cls: type = type(module)
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         return _note(calls, path, cls.__name__, functools.partial(cls.__call__, self), *args, **kwargs)
 
-    names = ("__module__", "__qualname__", "__doc__")
-    body = {name: getattr(cls, name) for name in names} | {"__call__": __call__}
     if callable(module):
-        object.__setattr__(module, "__class__", type(cls)(cls.__name__, (cls,), body))
+        body = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+        object.__setattr__(module, "__class__", type(cls)(cls.__name__, (cls,), body | {"__call__": __call__}))
 
 
-def _structs(tree: Any) -> Any:
-    def one(x: Any) -> Any:
-        return jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "shape") and hasattr(x, "dtype") else x
-
-    return jax.tree.map(one, tree)
-
-
-def _of_nnx(model: Any, method: str) -> _Model:
+def _of_nnx(model: Any, method: str) -> tuple[Any, Any, Callable[..., Any]]:
     from flax import nnx
 
     graph, params, rest = nnx.split(model, nnx.Param, ...)
-    variables = [
-        _Variable(tuple(map(str, path)), value, isinstance(variable, nnx.Param))
-        for path, variable in nnx.to_flat_state(nnx.state(model))
-        for value in jax.tree.leaves(variable)
-    ]
 
-    def call(calls: _Calls, params: Any, rest: Any, args: Any, kwargs: Any) -> Any:
+    def call(calls: _Calls, params: Any, rest: Any, *args: Any, **kwargs: Any) -> Any:
         # Variables can be written in the trace that they are made in: so they are made here.
-        copy = nnx.merge(graph, *jax.tree.map(lambda x: x, (params, rest)))
+        copy = nnx.merge(graph, *jax.tree.map(lambda x: x, (params["params"], rest["rest"])))
         for path, module in nnx.iter_modules(copy):
-            _noted(calls, tuple(map(str, path)), module)
+            _notes(calls, tuple(map(str, path)), module)
         return getattr(copy, method)(*args, **kwargs)
 
-    return _Model(tuple(variables), params, rest, call)
+    return {"params": params}, {"rest": rest}, call
 
 
-def _of_linen(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Model:
+def _of_linen(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Callable[..., Any]]:
     from flax import linen
 
     key = jax.random.key(0)
-    given, opened = _split((args, kwargs))
+    given, static = _partition((args, kwargs), _is_array)
 
     def init(given: Any) -> Any:
-        args, kwargs = opened(given)
+        args, kwargs = _combine(given, static)
         return model.init(key, *args, **kwargs)
 
-    made = linen.unbox(jax.eval_shape(init, given))
-    params, rest = {"params": made.get("params", {})}, {name: x for name, x in made.items() if name != "params"}
-    variables = [
-        _Variable(tuple(str(part.key) for part in path[1:]), value, collection == "params")
-        for collection, tree in made.items()
-        for path, value in jax.tree_util.tree_flatten_with_path({collection: tree})[0]
-    ]
+    rest = linen.unbox(jax.eval_shape(init, given))
+    params = {"params": rest.pop("params", {})}
 
-    def call(calls: _Calls, params: Any, rest: Any, args: Any, kwargs: Any) -> Any:
+    def call(calls: _Calls, params: Any, rest: Any, *args: Any, **kwargs: Any) -> Any:
         def interceptor(following: Any, args: Any, kwargs: Any, context: Any) -> Any:
             is_method = hasattr(type(context.module), context.method_name)  # and not what a lifted transform calls
             if not is_method or context.method_name in ("setup", "__post_init__"):
@@ -345,54 +284,53 @@ def _of_linen(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Mod
         with linen.intercept_methods(interceptor):
             return model.apply({**params, **rest}, *args, **kwargs, rngs={"params": key}, mutable=True)[0]
 
-    return _Model(tuple(variables), params, rest, call)
+    return params, rest, call
 
 
-def _of_tree(model: Any) -> _Model:
-    arrays, opened = _split(model)
-    is_parameter = [jnp.issubdtype(x.dtype, jnp.inexact) for x in arrays]
-    named = [(path, x) for path, x in jax.tree_util.tree_flatten_with_path(model)[0] if _is_array(x)]
-    variables = [_Variable(_keys(path), x, ours) for (path, x), ours in zip(named, is_parameter, strict=True)]
-    params = [x if ours else None for x, ours in zip(arrays, is_parameter, strict=True)]
-    rest = [None if ours else x for x, ours in zip(arrays, is_parameter, strict=True)]
+def _of_tree(model: Any) -> tuple[Any, Any, Callable[..., Any]]:
+    arrays, static = _partition(model, _is_array)
+    params, rest = _partition(arrays, lambda x: jnp.issubdtype(x.dtype, jnp.inexact))
 
-    def call(calls: _Calls, params: Any, rest: Any, args: Any, kwargs: Any) -> Any:
-        copy = opened([y if x is None else x for x, y in zip(params, rest, strict=True)])
+    def call(calls: _Calls, params: Any, rest: Any, *args: Any, **kwargs: Any) -> Any:
+        copy = _combine(params["params"], rest["rest"], static)
         for path, module in _equinox_modules(copy, ()):
-            _noted(calls, path, module)
+            _notes(calls, path, module)
         return copy(*args, **kwargs)
 
-    return _Model(tuple(variables), params, rest, call)
+    return {"params": params}, {"rest": rest}, call
 
 
-def _equinox_modules(module: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _equinox_modules(module: Any, path: _Path) -> Iterator[tuple[_Path, Any]]:
     """Yield Equinox modules, and in them others."""
     equinox = sys.modules.get("equinox")
     if equinox is None or not isinstance(module, equinox.Module):
         return
     yield path, module
-    inside = jax.tree_util.tree_flatten_with_path(
-        module, is_leaf=lambda x: x is not module and isinstance(x, equinox.Module)
-    )
-    for at, part in inside[0]:
-        if isinstance(part, equinox.Module):
-            yield from _equinox_modules(part, (*path, *_keys(at)))
+    is_inside = lambda x: x is not module and isinstance(x, equinox.Module)  # noqa: E731
+    for at, part in jax.tree_util.tree_flatten_with_path(module, is_leaf=is_inside)[0]:
+        yield from _equinox_modules(part, (*path, *_keys(at)))
 
 
-def _keys(path: Any) -> tuple[str, ...]:
+# --- trees ---------------------------------------------------------------------------------------------------------
+
+
+def _keys(path: Any) -> _Path:
     return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
 
 
-def _split(tree: Any) -> tuple[list[Any], Callable[[Any], Any]]:
-    """Return the arrays of a tree as shapes, and what puts others in their place."""
-    leaves, structure = jax.tree.flatten(tree)
-    arrays = _structs([x for x in leaves if _is_array(x)])
+def _partition(tree: Any, is_first: Callable[[Any], bool]) -> tuple[Any, Any]:
+    """Return a tree with some of its leaves, and one with the others; ``None`` is in the place of the rest."""
+    first = jax.tree.map(lambda x: x if is_first(x) else None, tree)
+    return first, jax.tree.map(lambda x: None if is_first(x) else x, tree)
 
-    def opened(values: Any) -> Any:
-        left = iter(values)
-        return jax.tree.unflatten(structure, [next(left) if _is_array(x) else x for x in leaves])
 
-    return arrays, opened
+def _combine(*trees: Any) -> Any:
+    """Return the tree whose parts these are."""
+    return jax.tree.map(lambda *xs: next((x for x in xs if x is not None), None), *trees, is_leaf=lambda x: x is None)
+
+
+def _structs(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if _is_array(x) else x, tree)
 
 
 def _is_array(x: Any) -> bool:

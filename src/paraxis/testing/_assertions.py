@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import check, maps, placing
+from paraxis._core import maps, placing
 from paraxis.errors import CommunicationError, DeviceError
-from paraxis.reports import Communication, explain
+from paraxis.reports import Communication, assert_alike, explain
 
 
 def communication(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Communication:
@@ -74,9 +74,6 @@ def assert_communication(
         "collective_permute": collective_permute,
         "collective_broadcast": collective_broadcast,
     }
-    for name, wanted in {**promised, "max_bytes": max_bytes}.items():
-        if wanted is not None:
-            check.count("assert_communication", name, wanted, least=0, most=2**63, write=f"{name}=0")
     report = explain(fn)(*args)
     found, sent = report.communication, report.total_bytes
     broken = [
@@ -84,24 +81,22 @@ def assert_communication(
         for kind, wanted in promised.items()
         if wanted is not None and found.count[kind] != wanted
     ]
-    if max_bytes is not None:
-        endless = [c for c in report.collectives if not c.is_certain]
-        if sent > max_bytes:
-            loops = ", loops multiplied" if sent > found.total_bytes else ""
-            broken.append(f"max_bytes={max_bytes:,} was promised, found {sent:,}{loops}")
-        elif endless:
-            where = f" at {endless[0].line}" if endless[0].line else ""
-            broken.append(
-                f"max_bytes={max_bytes:,} was promised, but a loop without a known end sends {endless[0].bytes:,} "
-                f"bytes in each turn{where}; assert it of the loop's body, or loop a known number of times"
-            )
+    endless = next((c for c in report.collectives if not c.is_certain), None)
+    if max_bytes is not None and sent > max_bytes:
+        loops = ", loops multiplied" if sent > found.total_bytes else ""
+        broken.append(f"max_bytes={max_bytes:,} was promised, found {sent:,}{loops}")
+    elif max_bytes is not None and endless is not None:
+        broken.append(
+            f"max_bytes={max_bytes:,} was promised, but a loop without a known end sends {endless.bytes:,} bytes in "
+            f"each turn at {endless.line}; assert it of the loop's body, or loop a known number of times"
+        )
     if broken:
         alone = (
             ". It is for one device, which sends nothing: lay its arguments over several; simulate_devices(8) of "
             "paraxis.testing, called before anything uses JAX, makes some"
         )
         raise CommunicationError(
-            f"{_name(fn)}: {'; '.join(broken)}. The compiled program has: {found}{alone * (report.num_devices == 1)}"
+            f"{report.name}: {'; '.join(broken)}. The compiled program has: {found}{alone * (report.num_devices == 1)}"
         )
     return found
 
@@ -141,43 +136,20 @@ def assert_same_everywhere(
             f"assert_same_everywhere: {max(devices)} devices were asked for, there are {len(there)}; call "
             f"paraxis.testing.simulate_devices({max(devices)}) before anything uses JAX"
         )
-    args = jax.tree.map(_unbound, args)
-    first: Any = None
+    args, results = jax.tree.map(_unbound, args), []
+    name = getattr(fn, "__name__", repr(fn))
     for number in devices:
         with jax.set_mesh(placing.devices_mesh(there[:number])):
-            _require_use(fn, args)
-            result = jax.tree.map(np.asarray, jax.device_get(fn(*args)))
-        if first is None:
-            first = result
-        _compare(fn, first, result, f"{devices[0]} and on {number} devices", rtol, atol)
-
-
-def _compare(fn: Callable[..., Any], first: Any, other: Any, where: str, rtol: float, atol: float) -> None:
-    def one(path: Any, a: np.ndarray, b: np.ndarray) -> None:
-        message = f"{_name(fn)}: result{jax.tree_util.keystr(path)} differs on {where}"
-        if np.issubdtype(a.dtype, np.inexact) or a.dtype.kind == "V":
-            wide = np.complex128 if np.iscomplexobj(a) else np.float64
-            a, b = a.astype(wide), b.astype(wide)
-            np.testing.assert_allclose(b, a, rtol=rtol, atol=atol, err_msg=message)
-        else:
-            np.testing.assert_array_equal(b, a, err_msg=message)
-
-    jax.tree_util.tree_map_with_path(one, first, other)
-
-
-def _require_use(fn: Callable[..., Any], args: Sequence[Any]) -> None:
-    jaxpr = jax.make_jaxpr(fn)(*args)
-    if placing.DEVICES not in str(jaxpr) and not maps.lies_over(jaxpr.jaxpr, placing.DEVICES):
-        raise AssertionError(
-            f"{_name(fn)} places nothing on the devices, so nothing can be compared: it must use an axis whose mesh "
-            f"and over are left open, as in px.Axis('clients', 8)"
-        )
+            jaxpr = jax.make_jaxpr(fn)(*args)
+            if placing.DEVICES not in str(jaxpr) and not maps.lies_over(jaxpr.jaxpr, placing.DEVICES):
+                raise AssertionError(
+                    f"{name} places nothing on the devices, so nothing can be compared: it must use an axis whose mesh "
+                    "and over are left open, as in px.Axis('clients', 8)"
+                )
+            results.append(jax.device_get(fn(*args)))
+        assert_alike(f"{name} on {number} devices", f"{devices[0]}", results[-1], results[0], rtol, atol)
 
 
 def _unbound(x: Any) -> Any:
     bound = isinstance(x, jax.Array) and x.committed and not jnp.issubdtype(x.dtype, jax.dtypes.extended)
     return np.asarray(x) if bound else x
-
-
-def _name(fn: Callable[..., Any]) -> str:
-    return getattr(fn, "__name__", repr(fn))

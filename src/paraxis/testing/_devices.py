@@ -1,5 +1,6 @@
 """Several devices where there is one."""
 
+import contextlib
 import os
 
 import jax
@@ -25,28 +26,15 @@ def simulate_devices(n: int) -> None:
         >>> simulate_devices(1)
     """
     n = check.count("simulate_devices", "n", n, most=4096, write="simulate_devices(8)", error=DeviceError)
-    flags, os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS"), threads.not_simulating(os.environ)
-    try:
+    with contextlib.suppress(RuntimeError):  # JAX has started
         jax.config.update("jax_num_cpu_devices", n)
-    except RuntimeError:  # JAX has started
-        _restore(flags)
-        there = len(jax.devices())
-        if there < n:
-            raise DeviceError(
-                f"simulate_devices: {n} devices were asked for, but JAX has already started with {there}. Call "
-                f"simulate_devices({n}) before anything uses JAX, or start Python with "
-                f"XLA_FLAGS=--xla_force_host_platform_device_count={n}"
-            ) from None
-        return
-    jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_platforms", "cpu")
+        os.environ["XLA_FLAGS"] = threads.not_simulating(os.environ)
     with threads.spare(n):
         there = len(jax.devices())
     if there < n:
-        raise DeviceError(f"simulate_devices: {n} devices were asked for and JAX made {there}")
-
-
-def _restore(flags: str | None) -> None:
-    if flags is None:
-        os.environ.pop("XLA_FLAGS", None)
-    else:
-        os.environ["XLA_FLAGS"] = flags
+        raise DeviceError(
+            f"simulate_devices: {n} devices were asked for, but JAX has already started with {there}. Call "
+            f"simulate_devices({n}) before anything uses JAX, or start Python with "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={n}"
+        )
