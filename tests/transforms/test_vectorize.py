@@ -72,7 +72,7 @@ def test_what_differs_needs_a_rule() -> None:
     assert seen[...].tolist() == [0, 0, 0]
     px.Vectorize(note, seen, sync={nnx.Variable: "mean"})(X)
     np.testing.assert_allclose(seen[...], X.mean(0), rtol=1e-5)
-    px.Vectorize(note, seen, sync={"(Variable)": "max"})(X)
+    px.Vectorize(note, seen, sync={nnx.Variable: "max"})(X)
     np.testing.assert_allclose(seen[...], X.max(0))
 
 

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from paraxis._core import check, layout, reductions, tree
+from paraxis._core import layout, reductions, tree
 from paraxis._core.axis import Axis
-from paraxis.errors import ShapeError, StateError
+from paraxis.errors import ShapeError
 from paraxis.transforms._modules import Graph
+from paraxis.transforms._wrapped import refuse_modules
 
 Axes = int | None | Sequence[Any]
 
@@ -35,6 +36,7 @@ def split(transform: str, batch_axis: Axes, args: Sequence[Any], kwargs: Mapping
         ShapeError: if sizes disagree, or an argument is one random key for all rows, which would be the same noise on
             each, unless batch_axis says None for it.
     """
+    refuse_modules(transform, (args, kwargs))
     args = tuple(args)
     given = tuple(batch_axis)[: len(args)] if isinstance(batch_axis, Sequence) else (batch_axis,) * len(args)
     found, structure = jax.tree_util.tree_flatten_with_path((args, dict(kwargs)))
@@ -66,61 +68,46 @@ def _is_key(x: Any) -> bool:
     return isinstance(x, jax.Array) and x.ndim == 0 and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-# --- results ---------------------------------------------------------------------------------------------------------
-
-
-def reduced(kind: Any, x: jax.Array, axis: Axis, *, differs: bool) -> Any:
-    """``(devices, ...)`` → what ``kind`` makes of it. Values that all devices have alike need not be sent."""
-    if not isinstance(kind, str):
-        return kind(layout.gathered(x, axis))
-    if kind == "stack" or (kind == "concat" and x.ndim == 1):
-        return x
-    if kind == "concat":
-        return x.reshape(-1, *x.shape[2:])
-    alike = kind in ("first", "same", "max", "min") or (kind == "mean" and jnp.issubdtype(x.dtype, jnp.inexact))
-    if alike and not differs:
-        return layout.agreed(x, axis)
-    return layout.gathered(x, axis)[0] if kind in ("first", "same") else over(axis)(kind, x)
-
-
-def over(axis: Axis) -> Callable[[str, jax.Array], jax.Array]:
-    """Return the reductions by name, of ``(size, ...)`` over the elements of an axis."""
-    return lambda kind, x: getattr(reductions, f"reduce_{kind}")(x, axis)
-
-
-# --- variables -------------------------------------------------------------------------------------------------------
+# --- results and variables of all elements --------------------------------------------------------------------------
 
 Rule = str | Callable[[jax.Array], Any]
 """``"mean"``, ``"sum"``, ``"max"``, ``"min"``, ``"first"``, ``"stack"``, or a function of all values stacked."""
-Sync = Mapping[Any, Rule | None]
-"""Rules by a variable's name or type."""
+Sync = Mapping[type, Rule | None]
+"""Rules by a variable's type."""
 
 
-def check_names(transform: str, sync: Sync, names: tuple[str, ...]) -> None:
-    """Refuse a rule for a variable that there is not."""
-    for name in sync:
-        if isinstance(name, str):
-            check.one_of(transform, "sync", name, names, StateError)
+def combined(rule: Rule, x: jax.Array, axis: Axis | None = None, *, differs: bool = True) -> Any:
+    """Combine ``(size, ...)`` over the devices of an axis, or over rows. What is alike everywhere is not sent."""
+    if rule == "stack" or (rule == "concat" and x.ndim == 1):
+        return x
+    if rule == "concat":
+        return x.reshape(-1, *x.shape[2:])
+    if axis is not None:
+        keeps = rule in ("first", "same", "max", "min") or (rule == "mean" and jnp.issubdtype(x.dtype, jnp.inexact))
+        if keeps and not differs:
+            return layout.agreed(x, axis)
+        x = layout.gathered(x, axis) if callable(rule) or rule in ("first", "same") else x
+    if callable(rule):
+        return rule(x)
+    if rule in ("first", "same"):
+        return x[0]
+    return getattr(jnp, rule)(x, axis=0) if axis is None else getattr(reductions, f"reduce_{rule}")(x, axis)
+
+
+def combined_variable(rule: Rule | None, x: jax.Array, axis: Axis | None = None, *, differs: bool) -> Any:
+    """Combine a variable's values. Integers and booleans keep their dtype: means are rounded."""
+    if rule is None or (rule == "mean" and not differs):
+        rule = "first"
+    if callable(rule):
+        return combined(rule, x, axis)
+    y = combined(rule, x.astype(jnp.int32) if x.dtype == bool else x, axis, differs=differs)
+    return (y if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.round(y)).astype(x.dtype)
 
 
 def rule_of(graph: Graph, number: int, sync: Sync) -> Rule | None:
-    """Return a variable's own rule, or that for its name, or that for the nearest of its types; ``None``: none."""
-    variable, name = graph.variables[number], graph.names[number]
+    """Return a variable's own rule, or that for the nearest of its types; ``None``: none."""
+    variable = graph.variables[number]
     if variable.has_metadata("sync"):
         return variable.get_metadata("sync")
     rules = {nnx.BatchStat: "mean"} | dict(sync)
-    return next((rules[kind] for kind in (name, *type(variable).__mro__) if kind in rules), None)
-
-
-def combined(rule: Rule, x: jax.Array, fold: Callable[[str, jax.Array], jax.Array]) -> Any:
-    """``(size, ...)`` → the variable's new value. Integers and booleans keep their dtype: means are rounded."""
-    if not isinstance(rule, str):
-        return rule(x)
-    if rule in ("stack", "first"):
-        return x if rule == "stack" else x[0]
-    whole = x.astype(jnp.int32) if x.dtype == bool else x
-    if rule != "mean" or jnp.issubdtype(x.dtype, jnp.inexact):
-        return fold(rule, whole).astype(x.dtype)
-    size = len(x)  # counters may be larger than floats are exact, and their sum larger than their dtype: divide first
-    rest = fold("sum", (whole % size).astype(jnp.int32))
-    return (fold("sum", whole // size) + (rest + size // 2) // size).astype(x.dtype)
+    return next((rules[kind] for kind in type(variable).__mro__ if kind in rules), None)

@@ -59,7 +59,7 @@ class GradValues(Wrapped[_R], Generic[_R]):
     ) -> None:
         super().__init__(f, modules)
         if self.modules:
-            refuse_outside("GradValues", self._body.fn)
+            refuse_outside(self._body)
         chosen: Any = wrt
         if isinstance(wrt, Variables):  # by name: the modules of a run have other variables
             graph, ids = self.binding().graph, {id(v) for v in wrt}
@@ -87,7 +87,7 @@ class GradValues(Wrapped[_R], Generic[_R]):
                 here[i] = value
             for p, params, (_, others, rest) in zip(positions, theirs, parts, strict=True):
                 given[p] = rest.joined(params, others)
-            result, new = run("GradValues", self._body.fn, graph, (here, graph.arrays), given, kwargs)
+            result, new = run(self._body, graph, (here, graph.arrays), given, kwargs)
             value: Any = result[0] if isinstance(result, (tuple, list)) and result else result
             return value, (result, new)
 

@@ -1,9 +1,11 @@
 """``Jit``: a function of modules, compiled, with their variables threaded through; what ``Parallel`` shares of it."""
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import jax
+import numpy as np
 
 from paraxis._core import check, pytrees
 from paraxis.transforms import _wrapped
@@ -11,8 +13,6 @@ from paraxis.transforms._modules import Graph
 from paraxis.transforms._wrapped import Binding, Body, Wrapped
 
 _R = TypeVar("_R", covariant=True)
-State = tuple[Sequence[Any], Sequence[Any]]
-"""Values of the variables, and of arrays beside them."""
 
 
 class Compiled(Wrapped[_R], Generic[_R]):
@@ -31,16 +31,10 @@ class Compiled(Wrapped[_R], Generic[_R]):
         donate: bool,
     ) -> None:
         super().__init__(f, modules)
-        _wrapped.refuse_outside(type(self).__name__, self._body.fn)
-        positions = [static_argnums] if isinstance(static_argnums, int) else list(static_argnums)
-        names = [static_argnames] if isinstance(static_argnames, str) else list(static_argnames)
-        for p in positions:
-            check.count(type(self).__name__, "static_argnums", p, least=0)
-        parameters = self.__signature__.parameters.values()
-        free = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        self._body.static_positions = frozenset([*positions, *(free.index(n) for n in names if n in free)])
-        self._body.static_names = frozenset([*names, *(free[p] for p in positions if p < len(free))])
+        _wrapped.refuse_outside(self._body)
+        positions = [static_argnums] if isinstance(static_argnums, int) else static_argnums
         self._body.run, self._body.donate = run, donate
+        self._body.static = [p if p < 0 else p + 2 for p in positions] or None, static_argnames or None
 
     def __call__(self, *args: Any, **kwargs: Any) -> _R:
         """Call the function; write back what it wrote."""
@@ -57,13 +51,12 @@ class Compiled(Wrapped[_R], Generic[_R]):
         binding, program, values, args, kwargs = self._ready(args, kwargs)
         return program.trace(values, binding.graph.arrays, *args, **kwargs)
 
-    def _ready(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        binding, body = self.binding(), self._body
+    def _ready(self, args: Any, kwargs: dict[str, Any]) -> Any:
+        binding = self.binding()
         kinds = set(map(type, jax.tree.leaves((args, kwargs))))
         if not all(issubclass(kind, jax.Array) for kind in kinds):
-            check.no_cut(type(self).__name__, "args", (args, kwargs))
-            args = [x if p in body.static_positions else pytrees.sealed(x) for p, x in enumerate(args)]
-            kwargs = {name: x if name in body.static_names else pytrees.sealed(x) for name, x in kwargs.items()}
+            check.no_cut(self._body.transform, "args", (args, kwargs))
+            args, kwargs = pytrees.sealed((args, kwargs))
         return binding, binding.program or self._compile(binding), binding.graph.values(), args, kwargs
 
     def _finished(self, binding: Binding, values: Sequence[Any], new: dict[int, Any], result: Any) -> Any:
@@ -85,19 +78,21 @@ class Compiled(Wrapped[_R], Generic[_R]):
 def _jitted(body: Body, graph: Graph) -> Any:
     # A closure over what all copies share, not over self, whose modules may be those of another run.
     def run(values: Sequence[Any], arrays: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        args = tuple(pytrees.Fixed(x) if p in body.static_positions else x for p, x in enumerate(args))
-        kwargs = {name: pytrees.Fixed(x) if name in body.static_names else x for name, x in kwargs.items()}
+        args, kwargs = jax.tree.map(_static_fixed, (args, kwargs))
         result, new = body.run(body, graph, (values, arrays), args, kwargs)
         # What is not written goes through if its memory was given away.
         return dict(enumerate(values)) | new if body.donate else new, result
 
+    own = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in ("values", "arrays")]
+    free = body.signature.parameters.values()
+    vars(run)["__signature__"] = inspect.Signature([*own, *free])
     run.__name__ = body.name
-    return jax.jit(
-        run,
-        static_argnums=tuple(p + 2 for p in body.static_positions),
-        static_argnames=tuple(body.static_names),
-        donate_argnums=(0,) if body.donate else (),
-    )
+    positions, names = body.static
+    return jax.jit(run, static_argnums=positions, static_argnames=names, donate_argnums=(0,) if body.donate else ())
+
+
+def _static_fixed(x: Any) -> Any:
+    return x if isinstance(x, (jax.Array, np.ndarray)) else pytrees.Fixed(x)
 
 
 class Jit(Compiled[_R], Generic[_R]):
@@ -114,8 +109,8 @@ class Jit(Compiled[_R], Generic[_R]):
         *modules: NNX modules, optimisers (``nnx.Optimizer`` too), ``nnx.Rngs``, variables, containers of these, or
             functions that are wrapped already; and callable pytrees, such as Equinox modules, to which nothing is
             written back.
-        static_argnums: positions, counted after the modules, of arguments that are compile-time constants (hashable).
-        static_argnames: their names.
+        static_argnums, static_argnames: arguments that are compile-time constants (hashable), as in ``jax.jit``;
+            positions are counted after the modules.
         donate: whether the compiler may reuse the variables' memory. Arrays that you took out of the variables before
             a call are then deleted by it, and an exception while it runs loses the variables' values.
 
@@ -145,10 +140,4 @@ class Jit(Compiled[_R], Generic[_R]):
         static_argnames: str | Sequence[str] = (),
         donate: bool = False,
     ) -> None:
-        super().__init__(f, modules, _run, static_argnums, static_argnames, donate)
-
-
-def _run(
-    body: Body, graph: Graph, state: State, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[Any, dict[int, Any]]:
-    return _wrapped.run("Jit", body.fn, graph, state, args, kwargs)
+        super().__init__(f, modules, _wrapped.run, static_argnums, static_argnames, donate)

@@ -157,10 +157,15 @@ def streams(graph: Graph, values: Sequence[Any]) -> list[Stream]:
     ]
 
 
-def element_keys(values: Sequence[Any], of: Sequence[Stream], size: int) -> list[jax.Array]:
-    """Return, for each stream, a key for each of ``size`` elements, from its number: ``(size, ...)``."""
-    now = [values[s.key] if s.steps is None else _fold(values[s.key], values[s.steps]) for s in of]
-    return [jax.vmap(_fold, in_axes=(None, 0))(key, jnp.arange(size)) for key in now]
+def with_own(values: Sequence[Any], of: Sequence[Stream], index: Any) -> list[Any]:
+    """Return an element's values: its streams are new ones, from its number."""
+    new = list(values)
+    for key, steps in of:
+        now = values[key] if steps is None else _fold(values[key], values[steps])
+        new[key] = _fold(now, index)
+        if steps is not None:
+            new[steps] = jnp.zeros(now.shape, jnp.uint32)
+    return new
 
 
 def _fold(key: jax.Array, data: Any) -> jax.Array:
@@ -168,16 +173,6 @@ def _fold(key: jax.Array, data: Any) -> jax.Array:
     if key.ndim == 0:
         return jax.random.fold_in(key, data)
     return jax.vmap(_fold, in_axes=(0, 0 if jnp.ndim(data) else None))(key, data)
-
-
-def with_keys(values: Sequence[Any], of: Sequence[Stream], keys: Sequence[jax.Array]) -> list[Any]:
-    """Return an element's values: fresh streams from its own keys."""
-    new = list(values)
-    for (number, count), key in zip(of, keys, strict=True):
-        new[number] = key
-        if count is not None:
-            new[count] = jnp.zeros(key.shape, jnp.uint32)
-    return new
 
 
 def drawn(of: Sequence[Stream], new: dict[int, Any]) -> list[Stream]:

@@ -1,7 +1,7 @@
 """``Parallel``: the function of one device's share of a batch, run on all devices.
 
-The function is traced once, inside a map over the devices. Before the trace becomes part of the program it shows which
-results differ between devices, and, if rows have to be added, whether they meet the others.
+The function is traced inside a map over the devices. Before the trace becomes part of the program, it shows which
+results differ between devices. If rows do not divide, the function is traced for the shorter last share as well.
 """
 
 import functools
@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from paraxis._core import arrays, jax_api, layout, placing, tree, varying, verbs
+from paraxis._core import arrays, collectives, jax_api, layout, placing, tree, varying, verbs
 from paraxis._core.axis import Axis
 from paraxis.errors import ShapeError, StateError
-from paraxis.transforms import _batches, _modules, _padding, _wrapped
-from paraxis.transforms._jit import Compiled, State
+from paraxis.transforms import _batches, _modules, _wrapped
+from paraxis.transforms._jit import Compiled
 from paraxis.transforms._modules import Graph
 from paraxis.transforms._wrapped import Binding, Body
 
@@ -31,7 +31,8 @@ class Parallel(Compiled[_R], Generic[_R]):
     Every device has all variables and its share: ``(rows, ...)`` becomes ``(rows / devices, ...)``. In the function,
     ``px.pmean(x, "device")`` and the other collectives, including those of ``jax.lax``, combine all devices. A value
     that the function writes must be the same on all devices, which is checked before anything runs, or have a rule.
-    Each device has its own random streams, made from its number; the modules' streams advance once per call.
+    Each device has its own random streams, made from its number; the modules' streams advance once per call. If the
+    rows do not divide, the last shares are smaller, or empty; results must then be rows, with ``reduce="concat"``.
 
     Args:
         f: a function of modules and a share of each argument; or a module, or a method of one.
@@ -44,18 +45,16 @@ class Parallel(Compiled[_R], Generic[_R]):
             these that is a prefix of the argument. One integer applies to all arguments. Numbers, 0-d arrays and
             keyword arguments are always passed whole.
         axis_name: the name of the devices in collectives.
-        static_argnums: as in :class:`Jit`.
-        static_argnames: as in :class:`Jit`.
-        sync: for a variable type (or a variable's name), how to combine the devices' values: ``"mean"`` (that of
-            ``nnx.BatchStat``), ``"sum"``, ``"max"``, ``"min"``, ``"first"``, ``"stack"``, or a function of all of them,
-            ``(devices, ...)``. A variable's own rule, ``nnx.Variable(x, sync="sum")``, takes precedence. Integers keep
-            their dtype. Each device starts from the whole old value, so a ``"sum"`` counts it once per device.
+        static_argnums, static_argnames, donate: as in :class:`Jit`.
+        sync: for a variable type, how to combine the devices' values: ``"mean"`` (that of ``nnx.BatchStat``),
+            ``"sum"``, ``"max"``, ``"min"``, ``"first"``, ``"stack"``, or a function of all of them, ``(devices, ...)``.
+            A variable's own rule, ``nnx.Variable(x, sync="sum")``, takes precedence. Integers keep their dtype. Each
+            device starts from the whole old value, so a ``"sum"`` counts it once per device.
         sync_batch_norm: whether the modules' ``nnx.BatchNorm`` layers that name no axis use the statistics of the whole
             batch, as on one device, instead of those of each device's share. A layer that takes statistics itself,
             such as ``x.mean(0)``, is not changed; write ``px.pmean(x.mean(0), "device")`` there.
-        check: whether to require that values written without a rule are the same on all devices, and that padding of a
-            batch that does not divide changes no result. Write ``False`` for functions that the checks misjudge.
-        donate: as in :class:`Jit`.
+        check: whether to require that values written without a rule are the same on all devices. Write ``False`` for
+            functions that the check misjudges; then shares of a batch that does not divide are filled with its last row.
         mesh: the devices, a ``jax.sharding.Mesh``; default: those of ``jax.set_mesh``, or all.
         over: the axis, or axes, of the mesh to split over; default: the one with the name ``axis_name``.
 
@@ -63,7 +62,7 @@ class Parallel(Compiled[_R], Generic[_R]):
         StateError: as in :class:`Jit`; and when called, if a variable could be left with different values on different
             devices (a forgotten ``pmean``); the message names it.
         ShapeError: when called, if the sizes of the batch axes disagree; or if the rows do not divide over the
-            devices and padding could change a result.
+            devices, and the function exchanges values, writes variables, or returns more than rows.
         AxisError: when called, if the mesh has no such axis.
 
     Communicates: what ``f`` does; one all-reduce for each variable that has a rule and was written, and for each
@@ -99,8 +98,7 @@ class Parallel(Compiled[_R], Generic[_R]):
         mesh: Any = None,
         over: str | tuple[str, ...] | None = None,
     ) -> None:
-        super().__init__(f, modules, _run, static_argnums, static_argnames, donate)
-        _batches.check_names("Parallel", sync or {}, self.binding().graph.names)
+        super().__init__(f, modules, _run_call, static_argnums, static_argnames, donate)
         axis = Axis(axis_name, 1, mesh=mesh, over=over)
         self._body.options = Options(reduce, batch_axis, dict(sync or {}), sync_batch_norm, check, axis)
 
@@ -112,9 +110,7 @@ class Parallel(Compiled[_R], Generic[_R]):
         if target is None:
             return binding, program, values, args, kwargs
         arrays.ready(values)  # a loop of steps, each begun before the last one is done, could deadlock on CPU
-        body, send = self._body, functools.partial(_sent, placement=placement)
-        args = [x if p in body.static_positions else jax.tree.map(send, x) for p, x in enumerate(args)]
-        kwargs = {n: x if n in body.static_names else jax.tree.map(send, x) for n, x in kwargs.items()}
+        args, kwargs = jax.tree.map(functools.partial(_sent, placement=placement), (args, kwargs))
         is_placed = len(values) == len(self._placed) and all(map(operator.is_, values, self._placed))
         if target != self._target or not is_placed:
             self._target, self._placed = target, []  # until the call has succeeded
@@ -130,12 +126,6 @@ class Parallel(Compiled[_R], Generic[_R]):
             return result
         self._placed = binding.graph.values()
         return arrays.whole(arrays.ready(result))  # calls of the same values would not wait for each other
-
-
-def _run(
-    body: Body, graph: Graph, state: State, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[Any, dict[int, Any]]:
-    return Call(body, graph, args, kwargs).run(state)
 
 
 class Options(NamedTuple):
@@ -158,12 +148,19 @@ def _sent(x: Any, placement: placing.Placement) -> Any:
     return arrays.settle(x, placement.holding(max(x.shape[0], 1)), rows=True)
 
 
+def _run_call(body: Body, graph: Graph, state: Any, args: Any, kwargs: Any) -> tuple[Any, dict[int, Any]]:
+    return Call(body, graph, args, kwargs).run(state)
+
+
+def _resized(aval: Any, at: int, rows: int) -> tuple[int, ...]:
+    return (*aval.shape[:at], rows, *aval.shape[at + 1 :])
+
+
 class Call:
     """One call, while it is traced: its arguments split, and what its trace shows."""
 
     def __init__(self, body: Body, graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self._body, self._graph, self._options = body, graph, body.options
-        _wrapped.refuse_modules("Parallel", (args, kwargs))
         axes = self._options.batch_axis
         self._batch = batch = _batches.split("Parallel", axes, args, kwargs)
         if batch.size is None and axes is not None and any(map(jnp.ndim, jax.tree.leaves(kwargs))):
@@ -174,22 +171,22 @@ class Call:
         place = placing.place(self._options.axis)
         self._axis = place.holding(place.num_devices).axis
         self._rows = place.holding(batch.size or place.num_devices)  # no padding where nothing is split
+        self._drawn: list[_modules.Stream] = []
 
-    def run(self, state: State) -> tuple[Any, dict[int, Any]]:
+    def run(self, state: Any) -> tuple[Any, dict[int, Any]]:
         """Return the result, and new values of variables by their number."""
-        values, arrays = state
-        self._streams = _modules.streams(self._graph, values)
-        keys = _modules.element_keys(values, self._streams, self._axis.size)
-        drawn = {number for stream in self._streams for number in stream}
-        shared = [None if i in drawn else x for i, x in enumerate(values)], arrays
+        self._streams = _modules.streams(self._graph, state[0])
         leaves = [
             verbs.broadcast(x, self._axis) if at is None else self._shares(x, at)
             for x, at in zip(self._batch.leaves, self._batch.axes, strict=True)
         ]
-        operands = (verbs.broadcast(shared, self._axis), keys, leaves)
+        operands = (jnp.arange(self._axis.size), verbs.broadcast(state, self._axis), leaves)
         stacked, result = verbs.map_sealed(self._on_device, operands, self._axis)
-        new = {i: self._combined(i, x) for i, x in stacked.items()}
-        return self._reduced(result), new | _modules.advanced(values, self._drawn)
+        new = {
+            i: jax.tree.map(functools.partial(self._combined, self._rule(i)), x, self._differs[0][i])
+            for i, x in stacked.items()
+        }
+        return self._reduced(result), new | _modules.advanced(state[0], self._drawn)
 
     def _shares(self, x: Any, at: int) -> jax.Array:
         """``(..., rows, ...)`` → ``(devices, ..., share, ...)``; padded."""
@@ -198,49 +195,80 @@ class Call:
 
     # --- on a device ---------------------------------------------------------------------------------------------
 
-    def _on_device(self, *operands: Any) -> Any:
-        leaves, structure = jax.tree.flatten(operands)
-        own = len(operands[1]) + len(operands[2])  # of each device: keys and arguments
+    def _on_device(self, index: jax.Array, state: Any, leaves: list[Any]) -> Any:
+        given, structure = jax.tree.flatten((index, state))
 
-        def one(*leaves: Any) -> Any:
-            return self._traced(*jax.tree.unflatten(structure, leaves))
+        def one(*xs: Any) -> tuple[dict[int, Any], Any]:
+            index, (values, arrays) = jax.tree.unflatten(structure, xs[: len(given)])
+            args, kwargs = jax.tree.unflatten(self._batch.structure, xs[len(given) :])
+            own = _modules.with_own(values, self._streams, index), arrays
+            result, new = _wrapped.run(self._body, self._graph, own, args, kwargs, self._synchronise)
+            self._drawn = _modules.drawn(self._streams, new)
+            return new, result
 
-        avals = [jax_api.struct(x) for x in leaves]
+        operands, row_dims = [*given, *leaves], [*[None] * len(given), *self._batch.axes]
+        avals = [jax_api.struct(x) for x in operands]
         body, out_tree = traced = jax_api.trace(one, avals, {})
-        differs = [True] * out_tree.num_leaves
+        run, differs = jax_api.jaxpr_as_fun(body), [True] * out_tree.num_leaves
         if self._options.check:
-            row_dims = [*[None] * (len(leaves) - len(self._batch.axes)), *self._batch.axes]
-            share, reduce = self._rows.num_local, self._options.reduce
-            harm = _padding.harm(one, traced, avals, row_dims, share, reduce) if self._rows.is_padded else None
-            if harm is not None:
-                raise ShapeError(
-                    f"Parallel: {self._batch.size} rows do not divide over {self._axis.size} devices, and padding the "
-                    f"last shares could change the answer: {harm}. Give a multiple of {self._axis.size} rows; or "
-                    f"return one value per row and reduce outside; or train with px.train_step, which takes any "
-                    f"number; or write check=False if padding does no harm"
-                )
+            if self._rows.is_padded:
+                run = self._uneven(one, traced, avals, row_dims)
             if not jax_api.is_impure(body.jaxpr):  # else it asks the outside world
-                axes = [None] * (len(leaves) - own) + [0] * len(operands[1])
-                axes += [None if at is None else 0 for at in self._batch.axes]
+                axes = [0, *(None if at is None else 0 for at in row_dims[1:])]
                 differs = varying.batched(body, axes, self._axis.size, self._axis.name, {})
         self._differs = jax.tree.unflatten(out_tree, differs)
         if self._options.check:
             self._require_agreement()
-        return jax.tree.unflatten(out_tree, jax_api.jaxpr_as_fun(body)(*leaves))
-
-    def _traced(self, shared: Any, keys: Any, leaves: Any) -> tuple[dict[int, Any], Any]:
-        values, arrays = shared
-        args, kwargs = jax.tree.unflatten(self._batch.structure, leaves)
-        state = (_modules.with_keys(values, self._streams, keys), arrays)
-        result, new = _wrapped.run("Parallel", self._body.fn, self._graph, state, args, kwargs, self._synchronise)
-        self._drawn = _modules.drawn(self._streams, new)
-        return new, result
+        return jax.tree.unflatten(out_tree, run(*operands))
 
     def _synchronise(self, modules: Any) -> None:
         """Let the run's own BatchNorm layers that name no axis take their statistics over the devices."""
         for node in _modules.nodes(modules) if self._options.sync_batch_norm else ():
             if isinstance(node, nnx.BatchNorm) and node.axis_name is None:
                 node.axis_name = self._axis.name
+
+    def _uneven(self, one: Any, traced: Any, avals: Sequence[Any], row_dims: Sequence[int | None]) -> Any:
+        """Return the function of a share where the last one that has rows has fewer, and those after it have none.
+
+        Rows that fill shares up leave nothing when the results are cut.
+        """
+        share, size = self._rows.num_local, self._batch.size or 0
+        rows = size % share or share + 1  # if no share is shorter, another number still tells what is rows
+        shapes = [a.shape if at is None else _resized(a, at, rows) for a, at in zip(avals, row_dims, strict=True)]
+        short = jax_api.trace(one, [a.update(shape=s) for a, s in zip(avals, shapes, strict=True)], {})
+        if (why := self._why_even(traced, short, rows)) is not None:
+            count = self._axis.size
+            raise ShapeError(
+                f"Parallel: {size} rows do not divide over {count} devices, and {why}. Give a multiple of {count} "
+                f"rows; or return one value per row and reduce outside; or train with px.train_step, which takes any "
+                f"number; or write check=False, and copies of the last row fill the shares"
+            )
+
+        def shorter(*xs: jax.Array) -> list[jax.Array]:
+            own = [
+                x if at is None else x[(slice(None),) * at + (slice(rows),)] for x, at in zip(xs, row_dims, strict=True)
+            ]
+            return [layout.repeat_last(y, share) for y in jax_api.jaxpr_as_fun(short[0])(*own)]
+
+        whole = jax_api.jaxpr_as_fun(traced[0])
+        if size % share == 0:
+            return whole
+        return lambda index, *xs: jax.lax.cond(index == size // share, shorter, whole, index, *xs)
+
+    def _why_even(self, whole: Any, short: Any, rows: int) -> str | None:
+        """Return why shares must be of one size; ``None`` if results are rows, and nothing else is done."""
+        (body, structure), share = whole, self._rows.num_local
+        if collectives.mentions(body.jaxpr, self._axis):
+            return "the devices exchange values"
+        new, result = jax.tree.unflatten(structure, body.out_avals)
+        if new:
+            return f"variable {self._graph.names[min(new)]} is written"
+        leaves, kinds = jax.tree_util.tree_leaves_with_path(result), tree.entries(self._options.reduce, result)
+        shapes = [a.shape for a in short[0].out_avals] if short[1] == structure else [()] * len(leaves)
+        for (path, a), shape, kind in zip(leaves, shapes, kinds, strict=True):
+            if (kind, a.shape[:1], shape) != ("concat", (share,), (rows, *a.shape[1:])):
+                return f"{tree.name('result', path)} is not rows, with reduce='concat'"
+        return None
 
     def _require_agreement(self) -> None:
         new, _ = self._differs
@@ -260,16 +288,8 @@ class Call:
     def _rule(self, number: int) -> _batches.Rule | None:
         return _batches.rule_of(self._graph, number, self._options.sync)
 
-    def _combined(self, number: int, stacked: Any) -> Any:
-        rule = self._rule(number)
-
-        def one(x: jax.Array, differs: bool) -> Any:
-            if rule is None or (rule in ("mean", "first", "max", "min") and not differs):
-                return layout.agreed(x, self._axis)
-            x = layout.gathered(x, self._axis) if rule == "first" or callable(rule) else x
-            return _batches.combined(rule, x, _batches.over(self._axis))
-
-        return jax.tree.map(one, stacked, self._differs[0][number])
+    def _combined(self, rule: _batches.Rule | None, x: jax.Array, differs: bool) -> Any:
+        return _batches.combined_variable(rule, x, self._axis, differs=differs and rule is not None)
 
     def _reduced(self, result: Any) -> Any:
         leaves, structure = jax.tree_util.tree_flatten_with_path(result)
@@ -282,7 +302,7 @@ class Call:
                     f"depends on the device's share; average it, px.pmean(x, {self._axis.name!r}), or reduce it: "
                     f"reduce='mean'"
                 )
-            y = _batches.reduced(kind, x, self._axis, differs=differ)
+            y = _batches.combined(kind, x, self._axis, differs=differ)
             has_rows = kind == "concat" and x.shape[1:2] == (self._rows.num_local,)
             made.append(layout.unpad(y, self._rows) if has_rows else y)
         return jax.tree.unflatten(structure, made)

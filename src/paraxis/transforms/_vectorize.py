@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from paraxis._core import check, pytrees, varying
 from paraxis.errors import ShapeError, StateError
 from paraxis.transforms import _batches, _modules
-from paraxis.transforms._wrapped import Wrapped, refuse_modules, run
+from paraxis.transforms._wrapped import Wrapped, run
 
 _R = TypeVar("_R", covariant=True)
 
@@ -51,14 +51,12 @@ class Vectorize(Wrapped[_R], Generic[_R]):
         sync: _batches.Sync | None = None,
     ) -> None:
         super().__init__(f, modules)
-        _batches.check_names("Vectorize", sync or {}, self.binding().graph.names)
         self._body.options = batch_axis, dict(sync or {})
 
     def __call__(self, *args: Any, **kwargs: Any) -> _R:
         """Return ``f(*modules, *row, **kwargs)`` for every row."""
         check.no_cut("Vectorize", "args", (args, kwargs))
         args, kwargs = pytrees.sealed((args, kwargs))
-        refuse_modules("Vectorize", (args, kwargs))
         batch_axis, sync = self._body.options
         batch = _batches.split("Vectorize", batch_axis, args, kwargs)
         if batch.size is None:
@@ -66,19 +64,18 @@ class Vectorize(Wrapped[_R], Generic[_R]):
         binding = self.binding()
         graph, values = binding.graph, binding.graph.values()
         streams = _modules.streams(graph, values)
-        keys = _modules.element_keys(values, streams, batch.size)
         differs: list[bool] = []
         drawn: list[_modules.Stream] = []
 
-        def row(index: jax.Array, keys: list[jax.Array], leaves: list[Any]) -> Any:
-            state = (_modules.with_keys(values, streams, keys), graph.arrays)
+        def row(index: jax.Array, leaves: list[Any]) -> Any:
+            state = (_modules.with_own(values, streams, index), graph.arrays)
             args, kwargs = jax.tree.unflatten(batch.structure, leaves)
-            result, new = run("Vectorize", self._body.fn, graph, state, args, kwargs)
+            result, new = run(self._body, graph, state, args, kwargs)
             drawn[:] = _modules.drawn(streams, new)
             return result, varying.watched(new, index, differs.extend)
 
-        over = jax.vmap(row, in_axes=(0, 0, batch.axes), axis_size=batch.size)
-        result, new = over(jnp.arange(batch.size), keys, batch.leaves)
+        over = jax.vmap(row, in_axes=(0, batch.axes), axis_size=batch.size)
+        result, new = over(jnp.arange(batch.size), batch.leaves)
         rules = {i: _batches.rule_of(graph, i, sync) for i in new}
         owners = [i for i, value in sorted(new.items()) for _ in jax.tree.leaves(value)]
         for i, differ in zip(owners, differs, strict=True):
@@ -88,12 +85,8 @@ class Vectorize(Wrapped[_R], Generic[_R]):
                     f"same for all rows, or give a rule: sync={{{type(graph.variables[i]).__name__}: 'mean'}}"
                 )
         kept = {
-            i: jax.tree.map(lambda x, i=i: _batches.combined(rules[i] or "first", x, _fold), stacked)
+            i: jax.tree.map(lambda x, i=i: _batches.combined_variable(rules[i], x, differs=True), stacked)
             for i, stacked in new.items()
         }
         graph.write(kept | _modules.advanced(values, drawn))
         return pytrees.opened(result)
-
-
-def _fold(kind: str, x: jax.Array) -> jax.Array:
-    return {"mean": jnp.mean, "sum": jnp.sum, "max": jnp.max, "min": jnp.min}[kind](x, axis=0)

@@ -27,14 +27,14 @@ _R = TypeVar("_R", covariant=True)
 class Body:
     """A function and its options, and the programs compiled for them: what the copies of a wrapped function share."""
 
-    static_positions: frozenset[int] = frozenset()
-    static_names: frozenset[str] = frozenset()
     donate = False
+    static: Any = None, None
     run: Any = None
     options: Any = None
 
-    def __init__(self, fn: Callable[..., Any], name: str) -> None:
-        self.fn, self.name, self.programs = fn, name, dict[Any, Any]()
+    def __init__(self, transform: str, fn: Callable[..., Any], name: str, signature: inspect.Signature) -> None:
+        self.transform, self.fn, self.name, self.signature = transform, fn, name, signature
+        self.programs = dict[Any, Any]()
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self
@@ -58,16 +58,21 @@ class Wrapped(_modules.Holder, Generic[_R]):
                 f"{type(self).__name__}: f is compiled by jax.jit already, through which nothing that is written to a "
                 f"module comes back; give the function itself, f.__wrapped__"
             )
-        self._body = Body(f, str(getattr(called, "__name__", type(called).__name__)))
-        self.modules, self.__name__ = modules, self._body.name
         try:
-            signature = inspect.signature(called)
+            parameters = inspect.signature(called).parameters.values()
         except (TypeError, ValueError):  # some built-in functions have none
-            signature = inspect.Signature()
-        free = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+            parameters = ()
+        free = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         bound = free[: len(modules) - (f is not called)]
-        self.__signature__ = signature.replace(parameters=[p for p in signature.parameters.values() if p not in bound])
+        # Without annotations, of which some cannot be pickled.
+        signature = inspect.Signature([p.replace(annotation=p.empty) for p in parameters if p not in bound])
+        name = str(getattr(called, "__name__", type(called).__name__))
+        self._set(Body(type(self).__name__, f, name, signature), modules)
         self.binding()
+
+    def _set(self, body: Body, modules: tuple[Any, ...]) -> Self:
+        self._body, self.modules, self.__name__, self.__signature__ = body, modules, body.name, body.signature
+        return self
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -75,9 +80,7 @@ class Wrapped(_modules.Holder, Generic[_R]):
 
     @classmethod
     def _of(cls, body: Body, modules: Iterable[Any]) -> Self:
-        self = object.__new__(cls)
-        self._body, self.modules, self.__name__ = body, tuple(modules), body.name
-        return self
+        return object.__new__(cls)._set(body, tuple(modules))
 
     def __deepcopy__(self, memo: Any) -> Self:
         return nnx.clone(self, graph=True)
@@ -106,12 +109,12 @@ def _keys_and_modules(wrapped: Wrapped[Any]) -> tuple[list[tuple[Any, Any]], Bod
 # --- modules from outside --------------------------------------------------------------------------------------------
 
 
-def refuse_outside(transform: str, fn: Any, code: types.CodeType | None = None) -> None:
+def refuse_outside(body: Body, code: types.CodeType | None = None) -> None:
     """Refuse a module that a function takes from its closure or globals: its values would be constants, in silence.
 
     The names that ``inspect.getclosurevars`` gives are those of attributes as well, and ``net.bias.shape`` may be read.
     """
-    fn = getattr(fn, "__func__", fn)
+    fn = getattr(body.fn, "__func__", body.fn)
     if not inspect.isfunction(fn):
         return
     code, name, x = code or fn.__code__, "", None
@@ -119,16 +122,16 @@ def refuse_outside(transform: str, fn: Any, code: types.CodeType | None = None) 
     for step in dis.get_instructions(code):
         if _is_module(x) and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             x = getattr(x, step.argval, None)
-            continue
-        if _is_module(x):
+        elif _is_module(x):
             raise StateError(
-                f"{transform}: {fn.__name__!r} uses {name!r} from outside, a module, whose values would be constants "
-                f"there. Give it as an argument, px.{transform}(lambda net, …: …, {name}); if a constant is meant, "
-                f"write jax.jit(lambda x: net(x))"
+                f"{body.transform}: {fn.__name__!r} uses {name!r} from outside, a module, whose values would be "
+                f"constants there. Give it as an argument, px.{body.transform}(lambda net, …: …, {name}); if a "
+                f"constant is meant, write jax.jit(lambda x: net(x))"
             )
-        name, x = step.argval, scope.get(step.argval) if step.opname in ("LOAD_GLOBAL", "LOAD_DEREF") else None
+        else:
+            name, x = step.argval, scope.get(step.argval) if step.opname in ("LOAD_GLOBAL", "LOAD_DEREF") else None
     for inner in filter(inspect.iscode, code.co_consts):
-        refuse_outside(transform, fn, inner)
+        refuse_outside(body, inner)
 
 
 def _is_module(x: Any) -> bool:
@@ -185,8 +188,7 @@ def _parts(container: Any) -> list[Any]:
 
 
 def run(
-    transform: str,
-    fn: Callable[..., Any],
+    body: Body,
     graph: Graph,
     state: tuple[Sequence[Any], Sequence[Any]],
     args: Sequence[Any],
@@ -202,29 +204,29 @@ def run(
         StateError: if it changed anything but values of variables, was given a module among its arguments, or returned
             a part of those that it was given.
     """
-    refuse_modules(transform, (args, kwargs))
+    refuse_modules(body.transform, (args, kwargs))
     values, arrays = jax.tree.map(lambda x: x, state)  # containers of our own: a variable may hold a dict
     modules = graph.merged(values, arrays)
     prepare(modules)
     before, nodes = _modules.split(modules), [n for n in _modules.nodes(modules) if _modules.is_module(n)]
     attributes = [(n, dict(vars(n))) for n in nodes if isinstance(n, nnx.Pytree)]
     args, kwargs = pytrees.opened((tuple(args), dict(kwargs)))
-    returned = fn(*modules, *args, **kwargs)
+    returned = body.fn(*modules, *args, **kwargs)
     ours = {*map(id, nodes)}
     if any(id(x) in ours for x in jax.tree.leaves(returned, is_leaf=lambda x: isinstance(x, _WHOLE))):
         raise StateError(
-            f"{transform}: the function returned a module that it was given, or a part of one; that would be a copy, "
-            f"apart from the one outside. Use that one, to which writes are carried, or return values: variable[...], "
-            f"nnx.state(module)"
+            f"{body.transform}: the function returned a module that it was given, or a part of one; that would be a "
+            f"copy, apart from the one outside. Use that one, to which writes are carried, or return values: "
+            f"variable[...], nnx.state(module)"
         )
     after = _modules.split(modules)
     same = after.definition == before.definition and after.paths == before.paths
     if not (same and _is((*after.variables, *after.arrays), (*before.variables, *before.arrays))):
         changed = {k for n, old in attributes for k in old | vars(n) if vars(n).get(k, n) is not old.get(k, n)}
         raise StateError(
-            f"{transform}: the function set attribute {', '.join(sorted(changed - _NOTES)) or 'metadata'}; only values "
-            f"of variables are written back. Add and replace attributes, call eval() or train(), outside, before the "
-            f"call; keep values that change in an nnx.Variable: self.count = nnx.Variable(jnp.array(0)), "
+            f"{body.transform}: the function set attribute {', '.join(sorted(changed - _NOTES)) or 'metadata'}; only "
+            f"values of variables are written back. Add and replace attributes, call eval() or train(), outside, "
+            f"before the call; keep values that change in an nnx.Variable: self.count = nnx.Variable(jnp.array(0)), "
             f"self.count[...] += 1"
         )
     now = before.values()
