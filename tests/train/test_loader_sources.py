@@ -224,7 +224,11 @@ def one_row_less(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     [
         (lambda: px.loader("rows.npy", 4), px.DataError, "source is a str"),
         (lambda: px.loader(iter([1, 2])), px.DataError, "does not give batches anew"),
-        (lambda: px.loader({"x": np.ones(6), "y": np.ones(5)}, 4), px.ShapeError, "start with the same rows"),
+        (
+            lambda: px.loader({"x": np.ones(6), "y": np.ones(5)}, 4),
+            px.ShapeError,
+            r"source\['y'\] has 5 rows where others have 6",
+        ),
         (lambda: px.loader({"x": np.ones(6), "y": 3}, 4), px.DataError, r"source\['y'\] is a int, not an array"),
         (lambda: px.loader(np.ones(6)), px.DataError, "batch_size must be an integer"),
         (lambda: px.loader(np.ones(6), 7, drop_last=True), px.DataError, "there is no batch"),

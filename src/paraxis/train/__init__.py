@@ -3,12 +3,12 @@
 import typing
 
 from paraxis.train._callbacks import Event
-from paraxis.train._early_stopping import StopEarly, TrainingStopped
+from paraxis.train._early_stopping import StopEarly
 from paraxis.train._evaluate import Evaluate
-from paraxis.train._fit import Fitted, fit
+from paraxis.train._fit import Fitted, TrainingStopped, fit
 from paraxis.train._history import History, Record
 from paraxis.train._loader import Loader, loader
-from paraxis.train._mean import Mean
+from paraxis.train._loss import Mean
 from paraxis.train._state import TrainState
 from paraxis.train._step import eval_step, train_step
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from paraxis._core import arrays, check, layout, placing, tree
+from paraxis._core import arrays, check, dtypes, layout, placing, tree
 from paraxis._core.axis import Axis
 from paraxis._core.placing import Placement
 from paraxis.errors import AxisError, DataError, ShapeError
@@ -26,6 +26,22 @@ def axis_of(what: str, axis: Any) -> Axis:
             "write px.train_step(loss, microbatches=4)"
         )
     return found
+
+
+def num_rows(what: str, argument: str, batch: Any) -> int:
+    """Return the number of rows that all leaves of a batch start with; 0-d ones have none."""
+    number = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+        shape = tuple(getattr(leaf, "shape", ()))
+        if shape and number and shape[0] != number:
+            raise ShapeError(
+                f"{what}: {tree.name(argument, path)} has {shape[0]} rows where others have {number}; every array of a "
+                "batch starts with its rows, and what is the same for all is 0-d or belongs in the function"
+            )
+        number = shape[0] if shape else number
+    if not number:
+        raise DataError(f"{what}: {argument} has no rows; it is a tree of arrays (rows, ...)")
+    return number
 
 
 class Devices:
@@ -47,30 +63,25 @@ class Devices:
 
     def lay_out(self, what: str, batch: Any, microbatches: int = 1) -> tuple[Any, int]:
         """Return a whole batch, which each process has, in blocks over the devices, and its number of rows."""
-        leaves, structure = jax.tree.flatten(batch)
-        number = _num_rows(what, batch, leaves)
+        number = num_rows(what, "batch", batch)
+        check.no_cut(what, "batch", batch)
         if self.blocks is None:
             return batch, number
         num_padded = number + -number % (self.placement.num_devices * min(microbatches, number))
-        laid = []
-        for x in leaves:
-            target = self.blocks if np.ndim(x) else self.whole
-            if not isinstance(x, jax.Array) or x.sharding != target or (x.ndim and x.shape[0] < num_padded):
-                x = self._laid(x, num_padded, target)
-            laid.append(x)
-        return jax.tree.unflatten(structure, laid), number
+        return jax.tree.map(lambda x: self._laid(x, num_padded), batch), number
 
-    def _laid(self, x: Any, num_padded: int, target: Any) -> Any:
-        shape = (num_padded, *np.shape(x)[1:]) if np.ndim(x) else ()
+    def _laid(self, x: Any, num_padded: int) -> Any:
+        shape, target = ((num_padded, *np.shape(x)[1:]), self.blocks) if np.ndim(x) else ((), self.whole)
+        assert target is not None
         if isinstance(x, jax.ShapeDtypeStruct):  # to be compiled for, not run
             return jax.ShapeDtypeStruct(shape, x.dtype, sharding=target)
         if isinstance(x, jax.Array) and (jax.process_count() == 1 or not x.is_fully_addressable):
             if x.shape != shape:
                 x = jax.device_put(x, self.whole) if layout.tells_in_type(x) else arrays.ready(x)
                 x = _padded(x, num_padded)
-            return jax.device_put(x, target)
-        host = np.array(x)  # a copy: the caller may write into the batch while the devices read it
-        host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype).newbyteorder("="), copy=False)
+            return x if x.sharding == target else jax.device_put(x, target)
+        host = dtypes.native(np.array(x))  # a copy: the caller may write into the batch while the devices read it
+        host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
         host = host if host.shape == shape else layout.repeat_last(host, num_padded)
         return jax.make_array_from_callback(shape, target, host.__getitem__)
 
@@ -96,53 +107,12 @@ class Devices:
         return jax.tree.map(lambda x: jax.make_array_from_process_local_data(blocks, x, (number, *x.shape[1:])), local)
 
 
-@functools.lru_cache(maxsize=64)
-def _devices(placement: Placement) -> Devices:
-    return Devices(placement)
-
-
 def devices_of(axis: Axis) -> Devices:
     """Return the devices that an axis's rows go to, by the mesh in force: the same object for the same devices."""
     return _devices(placing.on_auto(placing.place(axis)).holding(1))
 
 
-def _num_rows(what: str, batch: Any, leaves: list[Any]) -> int:
-    """Return the number of rows that all leaves of a batch have; 0-d ones have none."""
-    number = 0
-    for x in leaves:
-        if not isinstance(x, jax.Array):
-            is_whole = isinstance(x, np.ndarray) and x.dtype.kind in "biufc"
-            if not is_whole or (x.itemsize == 8 and check.why_cut(x) is not None):
-                break
-        if not x.ndim or (number and x.shape[0] != number):
-            break
-        number = x.shape[0]
-    else:
-        if number:
-            return number  # as nearly always
-    found: tuple[str, int] | None = None
-    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
-        name = tree.name("batch", path)
-        shape = leaf.shape if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) else _shape(what, name, leaf)
-        if shape and found is None:
-            found = name, shape[0]
-        elif shape and found is not None and shape[0] != found[1]:
-            raise ShapeError(
-                f"{what}: {name} has {shape[0]} rows, {found[0]} has {found[1]}; every array of a batch starts with "
-                "its rows, and what is the same for all is 0-d or belongs in the function"
-            )
-    if found is None or not found[1]:
-        raise DataError(f"{what}: the batch has no rows; a batch is a tree of arrays (rows, ...)")
-    return found[1]
-
-
-def _shape(what: str, name: str, leaf: Any) -> tuple[int, ...]:
-    array = np.asarray(leaf)
-    if array.dtype.kind not in "biufcV":
-        raise ShapeError(f"{what}: {name} is {array.dtype}, not numbers; a batch holds arrays of numbers")
-    if (reason := check.why_cut(array)) is not None:
-        raise DataError(f"{what}: {name} {reason}")
-    return array.shape
+_devices = functools.lru_cache(maxsize=64)(Devices)
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -1,13 +1,14 @@
 """The events of a run, and their receivers."""
 
 import dataclasses
+import typing
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from paraxis.errors import DataError
 
 Kind = Literal["start", "step", "epoch", "evaluate", "checkpoint", "end"]
-KINDS: tuple[Kind, ...] = ("start", "step", "epoch", "evaluate", "checkpoint", "end")
+KINDS: tuple[Kind, ...] = typing.get_args(Kind)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +55,10 @@ class Reporter:
         """Give all that was told to the system: a checkpoint comes next. By default, nothing waits."""
 
     def close(self) -> None:
-        raise NotImplementedError
+        """Write what waits."""
 
 
-class Callbacks:
+class Callbacks(Reporter):
     """The user's callbacks, each told of what it asks for, in their order."""
 
     def __init__(self, callbacks: Any) -> None:
@@ -80,11 +81,10 @@ class Callbacks:
         return bool(self._by_kind[kind])
 
     def __call__(self, event: Event) -> None:
-        """Tell those who asked for it. What one raises says which it was, and after which step."""
-        for listener in self._by_kind[event.kind]:
+        for callback in self._by_kind[event.kind]:
             try:
-                listener(event)
+                callback(event)
             except Exception as error:
-                name = getattr(listener, "__qualname__", type(listener).__name__)
+                name = getattr(callback, "__qualname__", type(callback).__name__)
                 error.add_note(f"px.fit: raised by the callback {name}, after step {event.step}")
                 raise

@@ -12,6 +12,7 @@ class RunDisplay(Reporter):
 
     def __init__(self, start: int, total: int | None, epochs: int | None) -> None:
         self._display = progress.Display()
+        self.say, self.close = self._display.say, self._display.close
         self._total, self._epochs = total, epochs
         self._step, self._epoch, self._rows = start, 0, 0
         self._metrics: Mapping[str, float] = {}
@@ -29,18 +30,9 @@ class RunDisplay(Reporter):
             self._display.show(self._line, event.step, self._total)
         if event.kind == "evaluate":
             trained = _numbers(self._metrics) if self._is_new else ""
-            self._display.say(
-                "  ".join(filter(None, [self._position(), trained, _numbers(event.metrics)])), instead=True
-            )
+            parts = filter(None, [self._position(), trained, _numbers(event.metrics)])
+            self._display.say("  ".join(parts), instead=True)
             self._is_new = False
-
-    def say(self, text: str) -> None:
-        """Show a line that stays."""
-        self._display.say(text)
-
-    def close(self) -> None:
-        """Show the last step."""
-        self._display.close()
 
     def _line(self) -> str:
         return "  ".join(filter(None, [self._position(), _numbers(self._metrics), self._rate()]))

@@ -1,45 +1,13 @@
-"""Runs that end before their last step: when nothing gets better, or when they are told to."""
+"""``StopEarly``: a run that ends before its last step, since nothing gets better."""
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Literal
 
 from paraxis._core import check
 from paraxis.errors import DataError
-from paraxis.train._history import History, Record
-
-
-class TrainingStopped(SystemExit):
-    """Raised when Ctrl-C or SIGTERM has ended a run after a step. Uncaught, it ends the program.
-
-    The exit status is 0, or 1 if ``checkpoint=`` was given and the last step could not be saved.
-
-    Attributes:
-        state: the state after the last step.
-        history: the history up to that step.
-
-    Example:
-        >>> import os, signal
-        >>> import jax.numpy as jnp, optax, paraxis as px
-        >>> def stop(event):
-        ...     if event.kind == "step" and event.step == 3:
-        ...         os.kill(os.getpid(), signal.SIGTERM)
-        >>> state = px.TrainState.create({"w": jnp.zeros(3)}, optax.sgd(0.1))
-        >>> step = px.train_step(lambda params, batch: (batch @ params["w"] - 1) ** 2)
-        >>> try:
-        ...     fitted = px.fit(state, step, [jnp.ones((8, 3))], steps=1000, callbacks=stop, progress=False)
-        ... except px.TrainingStopped as stopped:
-        ...     print(int(stopped.state.step) < 1000)
-        True
-    """
-
-    __module__ = "paraxis"  # as a traceback names it
-
-    def __init__(self, state: Any, history: History, *, is_saved: bool = True) -> None:
-        super().__init__(0 if is_saved else 1)
-        self.state = state
-        self.history = history
+from paraxis.train._history import Record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,78 +38,31 @@ class StopEarly:
 
     def __post_init__(self) -> None:
         check.count("px.train.StopEarly", "patience", self.patience, write="patience=3", error=DataError)
-        check.number(
-            "px.train.StopEarly", "min_change", self.min_change, least=0, write="min_change=0", error=DataError
-        )
-        if not isinstance(self.metric, str) or not self.metric:
-            got = check.described(self.metric)
-            raise DataError(f"px.train.StopEarly: metric must be a name such as 'test/loss', got {got}")
+        check.number("px.train.StopEarly", "min_change", self.min_change, least=0, error=DataError)
         if self.mode is None and any(word in self.metric.rpartition("/")[2] for word in ("loss", "error")):
             object.__setattr__(self, "mode", "min")
-        if not isinstance(self.mode, str) or self.mode not in ("min", "max"):
-            got = check.described(self.mode)
+        if self.mode not in ("min", "max"):
             raise DataError(
-                f"px.train.StopEarly: mode must be 'min' or 'max', got {got} for {self.metric!r}; write mode='max' "
-                f"if more is better, as of accuracy"
+                f"px.train.StopEarly: mode must be 'min' or 'max', got {self.mode!r} for {self.metric!r}; write "
+                "mode='max' if more is better, as of accuracy"
             )
 
-
-class Watch:
-    """A watch on whether a metric still becomes better."""
-
-    def __init__(self, rule: StopEarly | None, saved: Mapping[str, Any] | None = None) -> None:
-        self._rule = rule
-        self.best: Record | None = None
-        self._since = 0
-        if rule is not None and saved and (saved["metric"], saved["mode"]) == (rule.metric, rule.mode):
-            self.best = None if saved["best"] is None else Record(*saved["best"])
-            self._since = saved["since"]
-
-    def saved(self) -> dict[str, Any] | None:
-        """Return all of it, as JSON values."""
-        if self._rule is None:
-            return None
-        best = None if self.best is None else dataclasses.astuple(self.best)
-        return {"metric": self._rule.metric, "mode": self._rule.mode, "best": best, "since": self._since}
-
-    @property
-    def sees_epochs(self) -> bool:
-        """Return whether the metric is one of training."""
-        return self._rule is not None and not source_of(self._rule.metric)
-
-    def see(self, record: Record, source: str = "") -> None:
-        """Look at new averages, of training or of an evaluation with this name."""
-        rule = self._rule
-        if rule is None or source != source_of(rule.metric):
-            return
-        value, sign = record.metrics[rule.metric], -1 if rule.mode == "max" else 1
-        best = math.inf if self.best is None else sign * self.best.metrics[rule.metric]
-        if sign * value < best - (0 if self.best is None else rule.min_change):
-            self.best, self._since = record, 0
-        else:
-            self._since += 1
-
-    @property
-    def reason(self) -> str | None:
-        """Return why to stop; ``None``: go on."""
-        rule = self._rule
-        if rule is None or self._since < rule.patience:
-            return None
-        if self.best is None:
-            return f"{rule.metric} was not a number {self._since} times"
-        return (
-            f"{rule.metric} was not better than {self.best.metrics[rule.metric]:.6g}, its best, of step "
-            f"{self.best.step}, {self._since} times in a row"
+    def judge(self, records: Iterable[Record]) -> tuple[Record | None, str | None]:
+        """Return the best of the averages so far, and why to stop; ``None``: go on."""
+        best, since, sign = None, 0, -1 if self.mode == "max" else 1
+        for record in records:
+            bound = math.inf if best is None else sign * best.metrics[self.metric] - self.min_change
+            best, since = (record, 0) if sign * record.metrics[self.metric] < bound else (best, since + 1)
+        if since < self.patience:
+            return best, None
+        if best is None:
+            return None, f"{self.metric} was not a number {since} times"
+        return best, (
+            f"{self.metric} was not better than {best.metrics[self.metric]:.6g}, its best, of step {best.step}, "
+            f"{since} times in a row"
         )
 
 
 def source_of(metric: str) -> str:
     """Return the name of the evaluation whose metric it is; empty: it is one of training."""
     return metric.rpartition("/")[0]
-
-
-def require_metric(argument: str, metric: str, there: Mapping[str, float]) -> None:
-    """Check that a metric that an argument names is there."""
-    if metric not in there:
-        names = ", ".join(map(repr, there)) or "none"
-        raise DataError(f"px.fit: {argument} names the metric {metric!r}, but there is {names}; write one of these")

@@ -2,13 +2,15 @@
 
 import collections
 import contextlib
-from typing import Any, Literal, overload
+from collections.abc import Callable
+from typing import Any, Literal
 
 from paraxis._core import check
 from paraxis._host import processes
 from paraxis.errors import DataError
-from paraxis.train._data import data_of
-from paraxis.train._history import Metrics, added, exact, fetched, means_of, send
+from paraxis.train._history import added, fetched, means_of, send
+from paraxis.train._loader import data_of
+from paraxis.train._loss import Metrics
 from paraxis.train._step import TrainStep
 
 AHEAD = 4
@@ -42,47 +44,44 @@ class Evaluate:
             raise DataError(f"px.Evaluate: name must be a word without '/', got {check.described(name)}")
         if every != "epoch":
             check.count("px.Evaluate", "every", every, write="every=100, or every='epoch'", error=DataError)
-        self.name = name
-        self._every = every
-        self._step = step
+        self.name, self._every, self._step = name, every, step
         self._data = data_of("px.Evaluate: data", data)
 
     def is_due(self, step: int, ends_epoch: bool) -> bool:
         """Return whether it is time, after so many steps."""
         return ends_epoch if isinstance(self._every, str) else step % self._every == 0
 
-    @overload
-    def __call__(self, state: Any) -> dict[str, float]: ...
-
-    @overload
-    def __call__(self, state: Any, stop: processes.StopSignal) -> dict[str, float] | None: ...
-
-    def __call__(self, state: Any, stop: processes.StopSignal | None = None) -> dict[str, float] | None:
+    def __call__(self, state: Any) -> dict[str, float]:
         """Return the averages over all data, by names that begin with its own.
 
         Args:
             state: is left as it is.
-            stop: asked before each batch. If it says so, the evaluation is given up: ``None``.
 
         Raises:
             DataError: if there are no batches, or no metrics.
 
         Communicates: what the step does; waits for the devices at the end.
         """
+        found = self.until(lambda: None, state)
+        assert found is not None
+        return found
+
+    def until(self, asked: Callable[[], Any], state: Any) -> dict[str, float] | None:
+        """Return the averages; ``None`` if it was ``asked``, before a batch, to give up."""
         sums: Metrics = {}
         pending: collections.deque[Any] = collections.deque()
         count = 0
         with contextlib.closing(self._data.epoch(0)) as batches:
             for batch in batches:
-                if stop is not None and stop.asked():
+                if asked():
                     return None
                 pending.append(send(self._step(state, batch)))
                 if len(pending) > AHEAD:
-                    sums = added(sums, exact(fetched(pending.popleft())))
+                    sums = added(sums, fetched(pending.popleft()))
                 processes.note_progress()
                 count += 1
         for metrics in pending:
-            sums = added(sums, exact(fetched(metrics)))
+            sums = added(sums, fetched(metrics))
         if not sums:
             raise DataError(f"px.fit: evaluation {self.name!r} has {'no metrics' if count else 'no batches'}")
         return {f"{self.name}/{name}": value for name, value in means_of(sums).items()}

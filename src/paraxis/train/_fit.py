@@ -16,11 +16,11 @@ from paraxis._host.progress import print_line
 from paraxis.errors import DataError, StateError
 from paraxis.train import _resume
 from paraxis.train._callbacks import Callbacks, Reporter
-from paraxis.train._data import Data, data_of
 from paraxis.train._display import RunDisplay
-from paraxis.train._early_stopping import StopEarly, TrainingStopped, source_of
+from paraxis.train._early_stopping import StopEarly, source_of
 from paraxis.train._evaluate import evaluations_of
 from paraxis.train._history import History, Record
+from paraxis.train._loader import data_of
 from paraxis.train._logs import Log, TensorBoard
 from paraxis.train._loop import Loop, Plan
 from paraxis.train._state import TrainState, require_arrays
@@ -56,6 +56,38 @@ class Fitted(Generic[_State]):
         )
         told = {"state": repr(self.state), "stopped": self.stopped, "best": best}
         return html.titled("Fitted", html.facts(told), self.history._repr_html_())
+
+
+class TrainingStopped(SystemExit):
+    """Raised when Ctrl-C or SIGTERM has ended a run after a step. Uncaught, it ends the program.
+
+    The exit status is 0, or 1 if ``checkpoint=`` was given and the last step could not be saved.
+
+    Attributes:
+        state: the state after the last step.
+        history: the history up to that step.
+
+    Example:
+        >>> import os, signal
+        >>> import jax.numpy as jnp, optax, paraxis as px
+        >>> def stop(event):
+        ...     if event.kind == "step" and event.step == 3:
+        ...         os.kill(os.getpid(), signal.SIGTERM)
+        >>> state = px.TrainState.create({"w": jnp.zeros(3)}, optax.sgd(0.1))
+        >>> step = px.train_step(lambda params, batch: (batch @ params["w"] - 1) ** 2)
+        >>> try:
+        ...     fitted = px.fit(state, step, [jnp.ones((8, 3))], steps=1000, callbacks=stop, progress=False)
+        ... except px.TrainingStopped as stopped:
+        ...     print(int(stopped.state.step) < 1000)
+        True
+    """
+
+    __module__ = "paraxis"  # as a traceback names it
+
+    def __init__(self, state: Any, history: History, *, is_saved: bool = True) -> None:
+        super().__init__(0 if is_saved else 1)
+        self.state = state
+        self.history = history
 
 
 def fit(
@@ -151,14 +183,14 @@ def fit(
     processes.require_joined("px.fit")
     check.function("px.fit", "step", step, "px.fit(state, px.train_step(loss), data)")
     _require_trainable(state, step)
-    found, listeners = data_of("px.fit: data", data), Callbacks(callbacks)
+    found, callbacks = data_of("px.fit: data", data), Callbacks(callbacks)
     plan = _plan(epochs, steps, evaluate, stop_early, checkpoint, log)
     processes.require_same("px.fit", found.arrays(), "give each process the same data: px.fit divides them")
     is_first = processes.is_first()
     with contextlib.ExitStack() as stack:
         if plan.checkpoints is not None:
             stack.enter_context(plan.checkpoints).claim()
-        run, said = _resume.begin(state, found, plan.checkpoints, stop_early, list(plan.evaluations))
+        run, said = _resume.begin(state, found, plan.checkpoints, plan.evaluations)
         before = run.next.number
         total = steps if steps is not None or found.length is None else found.length * (epochs or 0)
         reporters: list[Reporter] = []
@@ -170,28 +202,44 @@ def fit(
             if is_first and tensorboard is not None:
                 reporters.append(TensorBoard(Path(tensorboard).expanduser(), before))
             if is_first and log is not None:
-                reporters.append(Log(Path(log).expanduser(), before, _facts(state, found, epochs, steps)))
+                params = jax.tree.leaves(getattr(state, "params", state))
+                facts = {
+                    **_resume.environment(),
+                    "parameters": sum(int(x.size) for x in params if hasattr(x, "size")),
+                    "batches of an epoch": found.length,
+                    "epochs": epochs,
+                    "steps": steps,
+                    "data": found.describe(),
+                }
+                reporters.append(Log(Path(log).expanduser(), before, facts))
         for reporter in reporters:
             stack.enter_context(contextlib.closing(reporter))
-        loop = Loop(step, found, plan, run, reporters, listeners, say)
+        loop = Loop(step, found, plan, run, reporters, callbacks, say)
         is_idle = loop.is_over and not run.due
         if is_idle:
             of = "" if total is None else f" of {total}"
-            reached = "it was ended before" if run.watch.reason else f"step {before}{of} was reached before"
+            reached = "it was ended before" if loop.reason else f"step {before}{of} was reached before"
             said.append(f"nothing left to do: {reached}; for more, raise epochs= or steps=")
         if said and is_first and (progress or is_idle):
             say(f"px.fit: {'; '.join(said)}")
         stack.callback(processes.end_progress)
         with processes.StopSignal() as stop:
             signal = loop.until(stop)
-        if run.watch.reason is not None and progress and is_first:
-            say(f"px.fit: ended after step {loop.num_steps}: {run.watch.reason}")
+        if loop.reason is not None and progress and is_first:
+            say(f"px.fit: ended after step {loop.num_steps}: {loop.reason}")
     history = run.recorder.history()
-    if signal is not None:
-        if is_first:
-            print_line(_farewell(signal, loop, plan.checkpoints))
-        raise TrainingStopped(run.state, history, is_saved=loop.is_saved or plan.checkpoints is None)
-    return Fitted(run.state, history, run.watch.reason, run.watch.best)
+    if signal is None:
+        return Fitted(run.state, history, loop.reason, loop.best)
+    checkpoints = plan.checkpoints
+    place = "" if checkpoints is None else f"{checkpoints.path / str(loop.num_steps)}"
+    told = f"saved in {place}; the same command resumes from there"
+    if not place or not loop.is_saved:
+        why = f"{place} cannot be written" if place else "there is no checkpoint="
+        told = f"which is not saved: {why}. The state is in the exception: except px.TrainingStopped as stopped"
+    if is_first:
+        name = "Ctrl-C" if signal == "SIGINT" else signal
+        print_line(f"px.fit: {name}: stopped after step {loop.num_steps}, {told}")
+    raise TrainingStopped(run.state, history, is_saved=loop.is_saved or checkpoints is None)
 
 
 def _require_trainable(state: Any, step: Any) -> None:
@@ -232,26 +280,3 @@ def _plan(epochs: Any, steps: Any, evaluate: Any, stop_early: Any, checkpoint: A
                 f"write evaluate=px.Evaluate(px.eval_step(loss), data, name={source!r})"
             )
     return plan
-
-
-def _facts(state: Any, data: Data, epochs: int | None, steps: int | None) -> dict[str, Any]:
-    params = jax.tree.leaves(getattr(state, "params", state))
-    return {
-        **_resume.environment(),
-        "parameters": sum(int(x.size) for x in params if hasattr(x, "size")),
-        "batches of an epoch": data.length,
-        "epochs": epochs,
-        "steps": steps,
-        "data": data.describe(),
-    }
-
-
-def _farewell(signal: str, loop: Loop, checkpoints: "Checkpoints | None") -> str:
-    stopped = f"px.fit: {'Ctrl-C' if signal == 'SIGINT' else signal}: stopped after step {loop.num_steps}, "
-    if checkpoints is not None and loop.is_saved:
-        return f"{stopped}saved in {checkpoints.path / str(loop.num_steps)}; the same command resumes from there"
-    why = "there is no checkpoint=" if checkpoints is None else f"{checkpoints.path} cannot be written to"
-    return (
-        f"{stopped}which is not saved: {why}. The state is in the exception: except px.TrainingStopped as stopped: "
-        "stopped.state"
-    )

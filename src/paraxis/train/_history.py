@@ -15,10 +15,7 @@ from paraxis._core import check
 from paraxis._core.check import needed
 from paraxis._host import files
 from paraxis.errors import DataError, ShapeError
-from paraxis.train._mean import Mean
-
-Metrics = dict[str, Mean]
-"""Means of Python floats, by name."""
+from paraxis.train._loss import Mean, Metrics
 
 MOST_POINTS = 512
 
@@ -168,30 +165,26 @@ def send(metrics: Any) -> Any:
 
 
 def fetched(metrics: Mapping[str, Any]) -> Metrics:
-    """Return metrics of one batch as Python floats. What is no ``Mean`` counts once."""
+    """Return metrics of one batch as sums in float64. What is no ``Mean`` counts once."""
     found = {}
     for name, x in metrics.items():
         mean = x if isinstance(x, Mean) else Mean(x, 1.0)
         try:
-            total, weight = _number(mean.total), _number(mean.weight)
-            found[name] = Mean(total, weight, None if mean.value is None else _number(mean.value))
+            weight = _number(mean.weight)
+            # The mean itself has the rounding of one division; its product with the weight has nearly none.
+            total = _number(mean.total) if mean.value is None else _number(mean.value) * weight
         except (TypeError, ValueError) as error:
             raise ShapeError(
                 f"px.fit: metric {name!r} is {check.described(x)}, not a number; let the step return a scalar, or "
                 "px.Mean(total, weight)"
             ) from error
+        found[name] = Mean(total, weight)
     return found
 
 
 def _number(value: Any) -> float:
     # A third of what value.item() takes.
     return np.asarray(value).item() if isinstance(value, jax.Array) else float(value)
-
-
-def exact(metrics: Metrics) -> Metrics:
-    """Return metrics that were fetched as sums in float64."""
-    # The mean itself has the rounding of one division; its product with the weight, in float64, has nearly none.
-    return {k: Mean(m.total if m.value is None else m.value * m.weight, m.weight) for k, m in metrics.items()}
 
 
 def means_of(sums: Metrics) -> dict[str, float]:
@@ -205,47 +198,36 @@ def added(before: Metrics, more: Metrics) -> Metrics:
 
 
 class Recorder:
-    """The averages of a run under way."""
+    """The averages of a run under way. Its values are JSON's, but for means; floats come back bit for bit."""
 
     def __init__(self, saved: Mapping[str, Any] | None = None) -> None:
-        nothing = {
-            "running": {},
-            "window": {},
-            "in_window": 0,
-            "points": [],
-            "stride": 1,
-            "epochs": [],
-            "evaluations": [],
-        }
-        saved = saved or nothing
-        self._running, self._window = _from_json(saved["running"]), _from_json(saved["window"])
-        self._in_window = saved["in_window"]
+        saved = saved or {"points": [], "in window": 0, "stride": 1, "epochs": [], "evaluations": []}
+        self._running, self._window = (_from_json(saved.get(name, {})) for name in ("running", "window"))
+        self._in_window, self._stride = saved["in window"], saved["stride"]
         self._points = [(step, epoch, _from_json(sums)) for step, epoch, sums in saved["points"]]
-        self._stride = saved["stride"]
-        self._epochs = [Record(*record) for record in saved["epochs"]]
-        self._evaluations = [Record(*record) for record in saved["evaluations"]]
+        self.epochs = [Record(*record) for record in saved["epochs"]]
+        self.evaluations = [Record(*record) for record in saved["evaluations"]]
 
     def saved(self) -> dict[str, Any]:
-        """Return all of it, as JSON values. Floats come back bit for bit."""
+        """Return all of it, as JSON values."""
         return {
             "running": _to_json(self._running),
             "window": _to_json(self._window),
-            "in_window": self._in_window,
+            "in window": self._in_window,
             "points": [(step, epoch, _to_json(sums)) for step, epoch, sums in self._points],
             "stride": self._stride,
-            "epochs": [dataclasses.astuple(record) for record in self._epochs],
-            "evaluations": [dataclasses.astuple(record) for record in self._evaluations],
+            "epochs": [dataclasses.astuple(record) for record in self.epochs],
+            "evaluations": [dataclasses.astuple(record) for record in self.evaluations],
         }
 
     def history(self) -> History:
         """Return the history so far."""
         points = tuple(Record(step, epoch, means_of(sums)) for step, epoch, sums in self._points)
-        return History(points, self._stride, tuple(self._epochs), tuple(self._evaluations))
+        return History(points, self._stride, tuple(self.epochs), tuple(self.evaluations))
 
     def add_step(self, step: int, epoch: int, sums: Metrics) -> None:
         """Add a step that was done."""
-        self._running = added(self._running, sums)
-        self._window = added(self._window, sums)
+        self._running, self._window = added(self._running, sums), added(self._window, sums)
         self._in_window += 1
         if self._in_window == self._stride:
             self._points.append((step, epoch, self._window))
@@ -257,22 +239,15 @@ class Recorder:
 
     def end_epoch(self, step: int, epoch: int) -> Record:
         """Return the averages of the epoch, which is over."""
-        record = Record(step, epoch, means_of(self._running))
-        self._epochs.append(record)
-        self._running = {}
+        record, self._running = Record(step, epoch, means_of(self._running)), {}
+        self.epochs.append(record)
         return record
-
-    def add_evaluation(self, record: Record) -> None:
-        """Add an evaluation that was done."""
-        self._evaluations.append(record)
 
     def latest(self, step: int) -> dict[str, float]:
         """Metrics after a step: of training, averages over the epoch under way, or else the last; evaluations of it."""
-        found = dict(self._epochs[-1].metrics) if self._epochs else {}
-        found |= means_of(self._running)
-        for record in self._evaluations:
-            if record.step == step:
-                found |= record.metrics
+        found = (self.epochs[-1].metrics if self.epochs else {}) | means_of(self._running)
+        for record in self.evaluations:
+            found |= record.metrics if record.step == step else {}
         return found
 
 

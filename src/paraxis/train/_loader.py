@@ -1,21 +1,22 @@
 """Batches out of a source: in an order that the seed decides, read ahead, and laid out over the devices."""
 
 import contextlib
+import inspect
 import itertools
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import check, dtypes, placing
+from paraxis._core import check, dtypes, placing, tree
 from paraxis._core.axis import Axis
 from paraxis._host import reading
-from paraxis.errors import DataError
+from paraxis.errors import DataError, ShapeError
 from paraxis.train import _batches
-from paraxis.train._order import Order, Position
-from paraxis.train._sources import Arrays, Batches, Dataset, common_rows, for_devices, naming, source_of, to_host
-from paraxis.train._transform import Transform
+from paraxis.train._order import Order, Position, RowGenerators
+from paraxis.train._sources import Arrays, Batches, Dataset, naming, source_of, to_host
 
 _Part = tuple[Position, np.ndarray, Callable[[np.ndarray], Any]]
 """A batch to be made: its position, what the randomness of each row is keyed by, and a reader of some of its rows."""
@@ -85,32 +86,25 @@ def loader(
         >>> bool((np.sort(np.concatenate([data.rows(k) for k in range(3)])) == np.arange(10)).all())
         True
     """
-    found = source_of(source)
+    found, order = source_of(source), None
     check.count("px.loader", "seed", seed, least=0, most=2**64 - 1, write="seed=0", error=DataError)
     check.count("px.loader", "read_ahead", read_ahead, least=0, write="read_ahead=2", error=DataError)
     if transform is not None:
         check.function("px.loader", "transform", transform, "transform=lambda batch: batch | {'x': batch['x'] / 255}")
-    order = _order(found, batch_size, shuffle, drop_last, seed)
-    return Loader(found, order, _batches.axis_of("px.loader", axis), seed, read_ahead, transform)
-
-
-def _order(
-    source: Arrays | Dataset | Batches, batch_size: int | None, shuffle: bool | None, drop_last: bool, seed: int
-) -> Order | None:
-    """Return how the rows are put in batches; ``None``: the source does that."""
-    if isinstance(source, Batches):
-        if batch_size is not None or shuffle or drop_last:
+    if not isinstance(found, Batches):
+        size = check.count("px.loader", "batch_size", batch_size, write="px.loader(source, 32)", error=DataError)
+        order = Order(found.num_rows, size, shuffle is not False, bool(drop_last), seed)
+        if not len(order):
             raise DataError(
-                "px.loader: source gives batches, of its own size and in its own order; leave batch_size, shuffle and "
-                "drop_last out, or pass what gives its rows by number: px.loader(data_loader.dataset, 32)"
+                f"px.loader: with drop_last and batch_size {size} there is no batch, as source has {found.num_rows} "
+                "rows"
             )
-        return None
-    size = check.count("px.loader", "batch_size", batch_size, write="px.loader(source, 32)", error=DataError)
-    if drop_last and size > source.num_rows:
+    elif batch_size is not None or shuffle or drop_last:
         raise DataError(
-            f"px.loader: with drop_last and batch_size {size} there is no batch, as source has {source.num_rows} rows"
+            "px.loader: source gives batches, of its own size and in its own order; leave batch_size, shuffle and "
+            "drop_last out, or pass what gives its rows by number: px.loader(data_loader.dataset, 32)"
         )
-    return Order(source.num_rows, size, True if shuffle is None else bool(shuffle), bool(drop_last), seed)
+    return Loader(found, order, _batches.axis_of("px.loader", axis), seed, read_ahead, transform)
 
 
 class Loader:
@@ -125,12 +119,10 @@ class Loader:
         read_ahead: int,
         transform: Callable[..., Any] | None,
     ) -> None:
-        self._source = source
-        self._order = order
-        self._axis = axis
-        self._seed = seed
-        self._read_ahead = read_ahead
-        self._transform = Transform(transform, seed) if transform is not None else None
+        self._source, self._order, self._axis, self._seed = source, order, axis, seed
+        self._read_ahead, self._transform = read_ahead, transform
+        self._draws = transform is not None and "random" in inspect.signature(transform).parameters
+        self._is_tried = jax.process_count() == 1
 
     def __len__(self) -> int:
         """Batches of an epoch.
@@ -152,9 +144,8 @@ class Loader:
         )
 
     def __repr__(self) -> str:
-        return (
-            f"Loader({', '.join(f'{name}={value!r}' for name, value in self.describe().items() if name != 'leaves')})"
-        )
+        told = {name: value for name, value in self.describe().items() if name != "leaves"}
+        return f"Loader({', '.join(f'{name}={value!r}' for name, value in told.items())})"
 
     @property
     def length(self) -> int | None:
@@ -178,7 +169,12 @@ class Loader:
     def epoch(self, number: int) -> Generator[Any, None, None]:
         """Return the batches of one epoch; for a source of batches that has no epochs, those of its next pass."""
         check.count("px.loader", "number", number, least=0, error=DataError)
-        return _only_batches(self._laid_out(self._one_epoch(number)))
+        source = self._source
+        if isinstance(source, Batches):
+            parts = (_part(Position(k, number, k), batch) for k, batch in enumerate(source.epoch(number)))
+        else:
+            parts = itertools.islice(self._parts(Position(number * len(self), number, 0)), len(self))
+        return _only_batches(self._laid_out(parts))
 
     def steps(self, start: Position) -> Generator[tuple[Position, Any], None, None]:
         """Yield batches without end with their positions, from one on."""
@@ -204,13 +200,7 @@ class Loader:
 
     def arrays(self) -> dict[str, Any]:
         """Return the arrays on the host that batches are made of, by their places in the source."""
-        return {} if isinstance(self._source, Dataset) else self._source.arrays()
-
-    def _one_epoch(self, number: int) -> Iterator[_Part]:
-        source = self._source
-        if isinstance(source, Batches):
-            return (_part(Position(k, number, k), batch) for k, batch in enumerate(source.epoch(number)))
-        return itertools.islice(self._parts(Position(number * len(self), number, 0)), len(self))
+        return self._source.arrays()
 
     def _parts(self, start: Position) -> Iterator[_Part]:
         source, order = self._source, self._order
@@ -234,21 +224,73 @@ class Loader:
             with jax.enable_x64(wide), naming("px.loader", position):
                 devices = _batches.devices_of(axis)
                 at = devices.local_rows(len(ids))
-                found = read(at)
-                if self._transform is not None:
-                    found = self._transform(found, position.epoch, ids[at])
+                found = self._transformed(read(at), position.epoch, ids[at])
                 is_new = self._transform is None and not isinstance(self._source, Batches)
-                batch = devices.assemble(for_devices(found, len(at), copy=not is_new), len(ids))
+                batch = devices.assemble(_numbers(found, len(at), copy=not is_new), len(ids))
             yield position, batch
             del batch, found, read  # no more of them stays in memory than asked for
+
+    def _transformed(self, rows: Any, epoch: int, ids: np.ndarray) -> Any:
+        """Apply the user's transform; with several processes, try on the first rows whether it takes each alone."""
+        if self._transform is None:
+            return rows
+        is_tried = self._is_tried or len(ids) < 2
+        self._is_tried = self._is_tried or not is_tried
+        first = None if is_tried else jax.tree.map(lambda x: to_host(x)[:1].copy(), rows)  # it may write into its rows
+
+        def call(rows: Any, ids: np.ndarray) -> Any:
+            assert self._transform is not None
+            made = self._transform(rows, **({"random": RowGenerators(self._seed, epoch, ids)} if self._draws else {}))
+            if made is None:
+                raise DataError("transform returned None; end it with the line `return batch`")
+            return made
+
+        made = call(rows, ids)
+        for (path, x), one in (
+            ()
+            if is_tried
+            else zip(jax.tree_util.tree_leaves_with_path(made), jax.tree.leaves(call(first, ids[:1])), strict=True)
+        ):
+            x, one = to_host(x)[:1], to_host(one)
+            if not (np.allclose(x, one, 1e-3, 1e-5, equal_nan=True) if x.dtype.kind in "fc" else np.all(x == one)):
+                raise DataError(
+                    f"transform gives another {tree.name('batch', path)} for a row alone than for the same row among "
+                    "others. With several processes, each of which reads other rows, it must treat each row by itself, "
+                    "and draw random numbers from its generator: def transform(batch, random): … random[i].normal()"
+                )
+        return made
+
+
+def data_of(what: str, data: Any) -> Loader | Batches:
+    """Return what gives the batches of a run: a loader, or whatever else gives batches epoch after epoch."""
+    if isinstance(data, tuple) or hasattr(data, "dtype"):
+        raise DataError(f"{what} is one {type(data).__name__}, not batches; write px.loader(data, 32), or [data]")
+    return data if isinstance(data, Loader) else Batches(what, data)
 
 
 def _part(position: Position, batch: Any) -> _Part:
     """Return a whole batch as what is read of it."""
     with naming("px.loader", position):
-        size = common_rows("the batch", batch)
+        size = _batches.num_rows("px.loader", "batch", batch)
     ids = position.within * 2**32 + np.arange(size)
     return position, ids, lambda at: jax.tree.map(lambda x: to_host(x) if len(at) == size else to_host(x)[at], batch)
+
+
+def _numbers(batch: Any, num_rows: int, *, copy: bool) -> Any:
+    """Return a batch's leaves as arrays of dtypes that devices have."""
+
+    def one(path: Any, leaf: Any) -> np.ndarray:
+        name, array = tree.name("batch", path), to_host(leaf)
+        if array.ndim == 0 or len(array) != num_rows:
+            raise ShapeError(f"{name} has shape {array.shape}, but each leaf must start with the {num_rows} rows")
+        if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == np.bool_):
+            raise DataError(f"{name} is of {array.dtype}, not of numbers; leave it out, or encode it in transform=")
+        if (reason := check.why_cut(array)) is not None:
+            raise DataError(f"{name} {reason}")
+        array = dtypes.native(array)
+        return np.array(array, jax.dtypes.canonicalize_dtype(array.dtype), copy=copy or None)
+
+    return jax.tree_util.tree_map_with_path(one, batch)
 
 
 def _only_batches(steps: Generator[tuple[Position, Any], None, None]) -> Generator[Any, None, None]:

@@ -6,7 +6,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,7 @@ class _Written(Reporter):
     """A log whose first failure to be written, say on a full disk, is a warning: training continues."""
 
     def __init__(self, argument: str, path: Path) -> None:
-        self._argument, self._path = argument, path
-        self._has_failed = False
+        self._where, self._has_failed = f"{argument}: {path}", False
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -31,12 +30,9 @@ class _Written(Reporter):
             yield
         except OSError as error:
             if not self._has_failed:
-                self._has_failed = True
-                warnings.warn(
-                    f"px.fit: {self._argument}: {self._path} cannot be written: {error}; training continues, and the "
-                    "log ends here",
-                    stacklevel=4,
-                )
+                words = "training continues, and the log ends here"
+                warnings.warn(f"px.fit: {self._where} cannot be written: {error}; {words}", stacklevel=4)
+            self._has_failed = True
 
 
 class Log(_Written):
@@ -46,11 +42,15 @@ class Log(_Written):
         super().__init__("log", path)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)  # each line is the system's at once, and stays after a kill
-        with path.open("rb") as old:
-            if not _MARK.startswith(old.read(len(_MARK))):
-                raise DataError(f"px.fit: log: {path} is not a log of px.fit, so it was not touched; give another path")
-            old.seek(0)
-            kept = _length(old, start) if start else 0
+        content = path.read_bytes()
+        if not _MARK.startswith(content[: len(_MARK)]):
+            raise DataError(f"px.fit: log: {path} is not a log of px.fit, so it was not touched; give another path")
+        kept = 0
+        with contextlib.suppress(ValueError):  # of the last line, half written
+            for line in content.splitlines(keepends=True) if start else ():
+                if json.loads(line).get("step", 0) > start or not line.endswith(b"\n"):
+                    break
+                kept += len(line)
         self._file.truncate(kept)
         if not kept:
             self._add({"event": "start", **facts})
@@ -71,21 +71,6 @@ class Log(_Written):
         with self._writing():
             if not self._has_failed and self._file.write(content) < len(content):
                 raise OSError("the disk is full")
-
-
-def _length(lines: Iterable[bytes], step: int) -> int:
-    """Return the length in bytes of the lines up to this step: those before the first that is later, or not whole."""
-    length = 0
-    for line in lines:
-        try:
-            found = json.loads(line)
-            is_later = found["event"] != "start" and found["step"] > step
-        except (ValueError, KeyError, TypeError):  # the last one, half written
-            break
-        if is_later or not line.endswith(b"\n"):
-            break
-        length += len(line)
-    return length
 
 
 class TensorBoard(_Written):

@@ -12,16 +12,17 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._host import processes
-from paraxis.errors import CheckpointError, NonFiniteError, StateError
+from paraxis.errors import CheckpointError, DataError, NonFiniteError, StateError
 from paraxis.train import _nonfinite
 from paraxis.train._callbacks import Callbacks, Event, Kind, Reporter
-from paraxis.train._data import Data, num_rows
-from paraxis.train._early_stopping import StopEarly, require_metric, source_of
+from paraxis.train._early_stopping import StopEarly, source_of
 from paraxis.train._evaluate import AHEAD, Evaluate
-from paraxis.train._history import Record, exact, fetched, means_of, send
-from paraxis.train._mean import Mean
+from paraxis.train._history import Record, fetched, means_of, send
+from paraxis.train._loader import Loader
+from paraxis.train._loss import Metrics
 from paraxis.train._order import Position
-from paraxis.train._resume import Run
+from paraxis.train._resume import Run, num_rows
+from paraxis.train._sources import Batches
 from paraxis.train._state import TrainState
 
 if TYPE_CHECKING:  # it loads Orbax
@@ -53,16 +54,15 @@ class Plan:
         return following.number >= self.steps if self.steps is not None else following.epoch >= (self.epochs or 0)
 
     @property
-    def named_metrics(self) -> dict[str, str]:
-        """The metrics that arguments name, by argument."""
-        found = {} if self.stop_early is None else {"stop_early": self.stop_early.metric}
-        best_by = None if self.checkpoints is None else self.checkpoints.best_by
-        return found if best_by is None else found | {"best= of checkpoint": best_by}
+    def best_by(self) -> str | None:
+        """The metric that says which checkpoint is the best."""
+        return None if self.checkpoints is None else self.checkpoints.best_by
 
     @property
-    def best_source(self) -> str | None:
-        """The evaluation that says which checkpoint is the best; it is saved after each of these."""
-        return (source_of(self.checkpoints.best_by or "") if self.checkpoints is not None else "") or None
+    def named_metrics(self) -> dict[str, str]:
+        """The metrics that arguments name, by argument."""
+        found = {"stop_early": self.stop_early and self.stop_early.metric, "best= of checkpoint": self.best_by}
+        return {argument: metric for argument, metric in found.items() if metric}
 
     def saves(self, position: Position) -> bool:
         """Return whether a checkpoint is due after a batch: as was said, or else after each epoch."""
@@ -71,26 +71,29 @@ class Plan:
         return position.is_last if self.checkpoints.every is None else self.checkpoints.is_due(position.number + 1)
 
 
+@dataclasses.dataclass
 class Loop:
-    """The steps of a run."""
+    """The steps of a run.
 
-    def __init__(
-        self,
-        step: Callable[[Any, Any], Any],
-        data: Data,
-        plan: Plan,
-        run: Run,
-        reporters: Sequence[Reporter],
-        callbacks: Callbacks,
-        say: Callable[[str], None],
-    ) -> None:
-        self._step, self._data, self._plan = step, data, plan
-        self._reporters, self._callbacks, self._say = reporters, callbacks, say
+    Attributes:
+        best: the record with the best value of the metric that stops the run early, so far.
+        reason: why the run stops early; ``None``: it goes on.
+    """
+
+    step: Callable[[Any, Any], Any]
+    data: Loader | Batches
+    plan: Plan
+    run: Run
+    reporters: Sequence[Reporter]
+    callbacks: Callbacks
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self._pending: collections.deque[tuple[Position, Any, Any]] = collections.deque()
         self._saved: int | None = None
-        self._checked: set[int] = set()  # numbers of rows for which the step's program is noted
+        self._noted: set[int] = set()  # numbers of rows for which the step's program is noted
         self._is_told = False
-        self.run = run
+        self._judge()
 
     @property
     def num_steps(self) -> int:
@@ -100,7 +103,7 @@ class Loop:
     @property
     def is_over(self) -> bool:
         """Return whether there are no steps left to do."""
-        return self.run.watch.reason is not None or self._plan.is_done(self.run.next)
+        return self.reason is not None or self.plan.is_done(self.run.next)
 
     @property
     def is_saved(self) -> bool:
@@ -125,7 +128,7 @@ class Loop:
             if not self.run.is_owned:
                 copied = jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, self.run.state)
                 self.run.state, self.run.is_owned = copied, True
-            with contextlib.closing(self._data.steps(self.run.next)) as batches:
+            with contextlib.closing(self.data.steps(self.run.next)) as batches:
                 while signal is None and not self.is_over:
                     self._between(self._advance(batches), stop)
                     signal = stop.asked()
@@ -140,9 +143,9 @@ class Loop:
         """Make one step; the metrics of an earlier one are fetched."""
         run, (position, batch) = self.run, next(batches)
         try:
-            if self._plan.checkpoints is not None:
+            if self.plan.checkpoints is not None:
                 self._note_program(batch)
-            run.state, metrics = _checked(self._step(run.state, batch), run.state)
+            run.state, metrics = _checked(self.step(run.state, batch), run.state)
         except Exception as error:
             error.add_note(f"px.fit: raised by step {position.number + 1} ({position})")
             raise
@@ -156,28 +159,28 @@ class Loop:
     def _note_program(self, batch: Any) -> None:
         """Say so, once, if the step is another program than when the run was saved."""
         size = num_rows(batch)
-        if size in self._checked:
+        if size in self._noted:
             return
-        self._checked.add(size)
-        if self.run.is_other_program(self._step, batch, size) and not self._is_told and processes.is_first():
+        self._noted.add(size)
+        if self.run.is_other_program(self.step, batch) and not self._is_told and processes.is_first():
             self._is_told = True
-            self._say(
+            self.say(
                 "px.fit: the training step is another program than the one that was saved: an option, the optimiser, "
                 "the model or the loss has changed"
             )
 
     def _between(self, position: Position, stop: processes.StopSignal) -> None:
         """Do what is due after a step. The devices are waited for only if something is."""
-        ends, evaluations = self._plan.is_done(self.run.next), self._plan.evaluations
-        due = [name for name, one in evaluations.items() if ends or one.is_due(self.num_steps, position.is_last)]
-        saves = self._plan.saves(position) or self._plan.best_source in due
-        is_heard = position.is_last and (self._callbacks.hear("epoch") or self.run.watch.sees_epochs)
-        if not (ends or due or saves or is_heard):
-            return
-        self._drain()
-        self.run.due = due
-        self._finish(stop, saves=saves)
-        processes.note_progress()
+        ends, rule = self.plan.is_done(self.run.next), self.plan.stop_early
+        evaluations = self.plan.evaluations.items()
+        due = [name for name, one in evaluations if ends or one.is_due(self.num_steps, position.is_last)]
+        saves = self.plan.saves(position) or source_of(self.plan.best_by or "") in due
+        sees_epochs = rule is not None and not source_of(rule.metric)
+        if ends or due or saves or (position.is_last and (sees_epochs or self.callbacks.hear("epoch"))):
+            self._drain()
+            self.run.due = due
+            self._finish(stop, saves=saves)
+            processes.note_progress()
 
     def _finish(self, stop: processes.StopSignal, *, saves: bool) -> None:
         """Do evaluations that are due, and a checkpoint. What a signal leaves of them is done when the run goes on."""
@@ -185,7 +188,7 @@ class Loop:
         while due or self.is_over:
             if not due:  # the run is over: what else there is to evaluate is due too
                 done = {source_of(name) for name in self.run.recorder.latest(self.num_steps)}
-                due += [name for name in self._plan.evaluations if name not in done]
+                due += [name for name in self.plan.evaluations if name not in done]
                 if not due:
                     break
             if not self._evaluate(due[0], stop):
@@ -197,23 +200,33 @@ class Loop:
     def _evaluate(self, name: str, stop: processes.StopSignal) -> bool:
         """Return whether it was done, and not given up because of a signal."""
         try:
-            metrics = self._plan.evaluations[name](self.run.state, stop)
+            metrics = self.plan.evaluations[name].until(stop.asked, self.run.state)
         except Exception as error:
             error.add_note(f"px.fit: raised by evaluation {name!r}, after step {self.num_steps}")
             raise
         if metrics is None:
             return False
         self._require_named(metrics, name)
-        record = Record(self.num_steps, self._epoch, metrics)
-        self.run.recorder.add_evaluation(record)
-        self.run.watch.see(record, name)
+        self.run.recorder.evaluations.append(Record(self.num_steps, self._epoch, metrics))
+        self._judge()
         self._tell("evaluate", metrics)
         return True
 
     def _require_named(self, metrics: Mapping[str, Any], source: str = "") -> None:
-        for argument, metric in self._plan.named_metrics.items():
-            if source_of(metric) == source:
-                require_metric(argument, metric, metrics)
+        for argument, metric in self.plan.named_metrics.items():
+            if source_of(metric) == source and metric not in metrics:
+                names = ", ".join(map(repr, metrics)) or "none"
+                raise DataError(
+                    f"px.fit: {argument} names the metric {metric!r}, but there is {names}; write one of these"
+                )
+
+    def _judge(self) -> None:
+        """Look at whether the metric of the rule still becomes better."""
+        self.best, self.reason, rule = None, None, self.plan.stop_early
+        if rule is not None:
+            recorder = self.run.recorder
+            records = recorder.evaluations if source_of(rule.metric) else recorder.epochs
+            self.best, self.reason = rule.judge(record for record in records if rule.metric in record.metrics)
 
     def _drain(self) -> None:
         while self._pending:
@@ -222,63 +235,59 @@ class Loop:
     def _take(self) -> None:
         """Fetch the metrics of the step that was done longest ago."""
         position, batch, waiting = self._pending.popleft()
-        metrics = fetched(waiting)
+        sums = fetched(waiting)
         processes.note_progress()  # not when the step is only under way: others may still be compiling theirs
-        if _nonfinite.is_nonfinite(metrics, self.run.state):
-            raise self._failed(position, batch, metrics)
-        self._require_named(metrics)
-        step, sums = position.number + 1, exact(metrics)
+        if _nonfinite.is_nonfinite(sums):
+            raise self._failed(position, batch, sums)
+        self._require_named(sums)
+        step = position.number + 1
         self.run.recorder.add_step(step, position.epoch, sums)
         self._report(Event("step", step, position.epoch, means_of(sums), num_rows(batch)))
         if position.is_last:
             record = self.run.recorder.end_epoch(step, position.epoch)
-            self.run.watch.see(record)
+            self._judge()
             state = None if self._pending else self.run.state
             self._report(Event("epoch", step, position.epoch, record.metrics, 0, state))
 
-    def _failed(self, position: Position, batch: Any, metrics: Mapping[str, Mean]) -> NonFiniteError:
+    def _failed(self, position: Position, batch: Any, metrics: Metrics) -> NonFiniteError:
         """Save what there is to save of a step that met what is not finite: nothing after it counts."""
         self._pending.clear()
-        said, checkpoints = [], self._plan.checkpoints
-        rows = _nonfinite.rows_of(self._data, position)
-        if self._plan.beside is not None:
-            try:
-                path = _nonfinite.save_batch(self._plan.beside, position.number + 1, batch, rows)
-                said.append(f"The batch is saved: np.load({str(path)!r}).")
-            except OSError as error:
-                said.append(f"The batch could not be saved in {self._plan.beside}: {error}.")
-        before = _nonfinite.state_before(self.run.state)
-        if before is not None:
+        rows = self.data.rows(position.number) if isinstance(self.data, Loader) and self.data.has_rows else None
+        done, state, checkpoints = "", None, self.plan.checkpoints
+        if self.plan.beside is not None:
+            done = _nonfinite.save_batch(self.plan.beside, position.number + 1, batch, rows)
+        ok = getattr(self.run.state, "ok", None)
+        if ok is not None and not bool(ok):  # steps have left the state as it was, and it may go on
+            state = self.run.state.replace(ok=ok | True)
             which = f"after step {position.number}" if position.number else "with which the run began"
             where = ""
             if checkpoints is not None:
-                self.run.state, self.run.next = before, position._replace(is_last=False)
+                self.run.state, self.run.next = state, position._replace(is_last=False)
                 self._save()
                 self._wait_for_checkpoint()
-                where = (
-                    f", and saved in {checkpoints.path / str(position.number)}" if self.is_saved else ", and not saved"
-                )
-            said.append(f"The state {which} is error.state{where}.")
-        return _nonfinite.error_of(position, metrics, batch, rows, said, before)
+                place = checkpoints.path / str(position.number)
+                where = f", and saved in {place}" if self.is_saved else ", and not saved"
+            done += f"The state {which} is error.state{where}. "
+        return _nonfinite.error_of(position, metrics, batch, rows, state, done)
 
     def _save(self) -> None:
         """Save the run as it is, once."""
-        checkpoints = self._plan.checkpoints
+        checkpoints = self.plan.checkpoints
         if checkpoints is None or self.is_saved:
             return
-        for reporter in self._reporters:
+        for reporter in self.reporters:
             reporter.flush()
         self._wait_for_checkpoint()
         with self._going_on():
-            checkpoints.save(self.num_steps, self.run.state, self.run.notes(self._data, checkpoints.best_by))
+            checkpoints.save(self.num_steps, self.run.state, self.run.notes(self.data, self.plan.best_by))
             self._saved = self.num_steps
             self._tell("checkpoint")
 
     def _wait_for_checkpoint(self) -> None:
         """Wait for the checkpoint that is being written."""
-        if self._plan.checkpoints is not None:
+        if self.plan.checkpoints is not None:
             with self._going_on():
-                self._plan.checkpoints.wait()
+                self.plan.checkpoints.wait()
 
     @contextlib.contextmanager
     def _going_on(self) -> Iterator[None]:
@@ -289,7 +298,7 @@ class Loop:
         try:
             yield
         except CheckpointError as error:
-            if processes.count() > 1:
+            if jax.process_count() > 1:
                 raise
             self._saved = None
             warnings.warn(f"px.fit: {error}; later steps are in memory, and in what px.fit returns", stacklevel=4)
@@ -298,9 +307,8 @@ class Loop:
         self._report(Event(kind, self.num_steps, self._epoch, metrics or {}, 0, self.run.state))
 
     def _report(self, event: Event) -> None:
-        for reporter in self._reporters:
+        for reporter in (*self.reporters, self.callbacks):
             reporter(event)
-        self._callbacks(event)
 
 
 def _checked(result: Any, before: Any) -> tuple[Any, Mapping[str, Any]]:

@@ -1,85 +1,124 @@
-"""Calling a loss function: what it is given by name, and what its results mean."""
+"""Loss functions: what they are given by name, and their results as means that stay exact when parts are added."""
 
-import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 
 from paraxis._core import check
 from paraxis.errors import ShapeError
-from paraxis.train._mean import Mean
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Mean:
+    """A weighted mean as two sums: of values times weights, and of weights.
+
+    The sum of the means of several batches, or of parts of one, is the mean of all rows, whatever the batches' sizes.
+
+    Args:
+        total: ``()``, sum of values times weights.
+        weight: ``()``, sum of the weights: for example the number of rows, or tokens.
+        value: ``()``, the mean itself, if it is known without the rounding of a product and a quotient.
+
+    Raises:
+        ValueError: by ``float(mean)``, if the sum of the weights is negative or not finite.
+
+    Communicates: nothing; ``float(mean)`` waits for the devices.
+
+    Example:
+        >>> import paraxis as px
+        >>> float(px.Mean(6.0, 3.0) + px.Mean(2.0, 1.0))
+        2.0
+    """
+
+    total: Any
+    weight: Any
+    value: Any = None
+
+    def __add__(self, other: "Mean") -> "Mean":
+        return Mean(self.total + other.total, self.weight + other.weight)
+
+    def __float__(self) -> float:
+        weight = float(self.weight)
+        if not 0 <= weight < math.inf:
+            raise ValueError(
+                f"px.Mean: weight must be the sum of the weights, at least 0, got {weight}; write px.Mean(6.0, 3.0)"
+            )
+        if self.value is not None:
+            return float(self.value)
+        return float(self.total) / weight if weight else math.nan
+
+    def __repr__(self) -> str:
+        try:
+            return f"Mean({float(self):.6g}, of {float(self.weight):.6g})"
+        except (TypeError, ValueError):  # traced, or shapes, or no mean
+            return f"Mean(total={self.total!r}, weight={self.weight!r}, value={self.value!r})"
+
+    def __format__(self, spec: str) -> str:
+        return format(float(self), spec)
+
+
+Metrics = dict[str, Mean]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The results of a loss function."""
+    """The results of a loss function; no loss, of a function that returns metrics alone."""
 
-    loss: Mean
-    metrics: dict[str, Mean]
+    loss: Mean | None
+    metrics: Metrics
     mutable: Any
 
 
 class LossFunction:
-    """A function of a model and a batch, and of what else it asks for by name."""
+    """A function of a model and a batch, and of ``key`` and ``mutable`` if it has parameters of these names."""
 
     def __init__(self, what: str, fn: Callable[..., Any]) -> None:
         check.function(what, "fn", fn, f"{what}(lambda model, batch: jnp.mean((model(batch['x']) - batch['y']) ** 2))")
-        self.what = what
-        self._fn = fn
-        self.name = getattr(fn, "__name__", type(fn).__name__)
-        self.wants = self._wants()
-
-    def _wants(self) -> frozenset[str]:
+        self._what, self._fn, self._name = what, fn, getattr(fn, "__name__", type(fn).__name__)
         try:
-            return frozenset({"key", "mutable"} & set(list(inspect.signature(self._fn).parameters)[2:]))
+            parameters = list(inspect.signature(fn).parameters)[2:]
         except (TypeError, ValueError):  # written in C: it takes what it takes
-            return frozenset()
+            parameters = []
+        self.wants = frozenset({"key", "mutable"} & set(parameters))
 
-    def outcome(self, model: Any, rows: Any, size: int, key: Any, mutable: Any) -> Outcome:
-        """Return what it says of some rows, as a loss."""
-        loss, metrics, mutable = self._split(self._call(model, rows, key, mutable), mutable)
-        mean = self._mean("the loss", loss, size)
-        if not all(jnp.issubdtype(jnp.result_type(x), jnp.floating) for x in jax.tree.leaves(loss)[:1]):
-            raise ShapeError(f"{self.what}: {self.name!r} returned a loss of {jnp.result_type(loss)}; return floats")
-        return Outcome(mean, self._means(metrics, size), mutable)
-
-    def metrics(self, model: Any, rows: Any, size: int, key: Any, mutable: Any) -> dict[str, Mean]:
-        """Return what it says of some rows, as metrics; a loss is one of them."""
-        returned = self._call(model, rows, key, mutable)
-        if isinstance(returned, Mapping):
-            return self._means(returned, size)
-        loss, metrics, _ = self._split(returned, mutable)
-        return {"loss": self._mean("the loss", loss, size), **self._means(metrics, size)}
-
-    def _call(self, model: Any, rows: Any, key: Any, mutable: Any) -> Any:
+    def __call__(self, model: Any, rows: Any, size: int, key: Any, mutable: Any, *, trains: bool) -> Outcome:
+        """Call it with some rows of a batch, so many of them. If it ``trains``, it must give a loss."""
         given = {name: x for name, x in {"key": key, "mutable": mutable}.items() if name in self.wants}
-        with _explaining(self.what, self.name):
-            return self._fn(model, rows, **given)
+        try:
+            returned = self._fn(model, rows, **given)
+        except NameError as error:
+            if "axis name" in str(error):  # whoever comes from jax.pmap
+                error.add_note(
+                    f"{self._what}: {self._name!r} is a function of the whole batch, which the compiler divides; leave "
+                    "lax.pmean out"
+                )
+            raise
+        loss, metrics = None, returned
+        if trains or not isinstance(returned, Mapping):
+            parts = list(returned) if type(returned) is tuple else [returned]
+            if "mutable" in self.wants:
+                mutable = parts.pop() if len(parts) > 1 else self._refuse(returned)
+            loss, metrics = parts if len(parts) == 2 else (parts[0], {})
+            if loss is None or isinstance(loss, Mapping) or len(parts) > 2 or not isinstance(metrics, Mapping):
+                self._refuse(returned)
+        if trains and not jnp.issubdtype(jnp.result_type(*jax.tree.leaves(loss)[:1]), jnp.floating):
+            raise ShapeError(f"{self._what}: {self._name!r} returned a loss of {jnp.result_type(loss)}; return floats")
+        means = {str(name): self._mean(f"metric {name!r}", x, size) for name, x in metrics.items()}
+        return Outcome(None if loss is None else self._mean("the loss", loss, size), means, mutable)
 
-    def _split(self, returned: Any, mutable: Any) -> tuple[Any, Mapping[str, Any], Any]:
-        """(loss, metrics, mutable) of what may be fewer."""
-        parts = list(returned) if type(returned) is tuple else [returned]
-        if "mutable" in self.wants:
-            mutable = parts.pop() if len(parts) > 1 else self._refuse(returned)
-        loss, metrics = parts if len(parts) == 2 else (parts[0], {})
-        if len(parts) > 2 or not isinstance(metrics, Mapping):
-            self._refuse(returned)
-        return loss, metrics, mutable
-
-    def _refuse(self, returned: Any) -> Any:
+    def _refuse(self, returned: Any) -> NoReturn:
         right = "loss, or loss, {'accuracy': correct}"
         if "mutable" in self.wants:
             right = "loss, mutable, or loss, {'accuracy': correct}, mutable, since it takes mutable"
-        kinds = [type(x).__name__ for x in returned] if type(returned) is tuple else [type(returned).__name__]
-        raise ShapeError(f"{self.what}: {self.name!r} returned {', '.join(kinds)}; write return {right}")
-
-    def _means(self, metrics: Mapping[str, Any], size: int) -> dict[str, Mean]:
-        return {str(name): self._mean(f"metric {name!r}", value, size) for name, value in metrics.items()}
+        kinds = [type(x).__name__ for x in (returned if type(returned) is tuple else (returned,))]
+        raise ShapeError(f"{self._what}: {self._name!r} returned {', '.join(kinds)}; write return {right}")
 
     def _mean(self, which: str, value: Any, size: int) -> Mean:
         """Return the mean: a scalar is that of the rows at hand; rows are averaged; a Mean says what it is of."""
@@ -87,34 +126,23 @@ class LossFunction:
             total, weight = _wide(value.total), jax.lax.stop_gradient(_wide(value.weight))
             if total.shape or weight.shape:
                 raise ShapeError(
-                    f"{self.what}: {which} is a Mean of shapes {total.shape} and {weight.shape}; both are sums: write "
+                    f"{self._what}: {which} is a Mean of shapes {total.shape} and {weight.shape}; both are sums: write "
                     "px.Mean(jnp.sum(losses * weights), jnp.sum(weights))"
                 )
             return Mean(total, weight)
-        try:
-            x = _wide(value)
-        except (TypeError, ValueError):
-            return self._refuse(value)
+        x = _wide(value)
         if x.shape and x.shape[0] != size:
             raise ShapeError(
-                f"{self.what}: {which} has shape {x.shape}, but there are {size} rows; return a scalar, the mean over "
+                f"{self._what}: {which} has shape {x.shape}, but there are {size} rows; return a scalar, the mean over "
                 f"the rows given, or one value per row, ({size}, ...), or px.Mean(total, weight)"
             )
         mean = jnp.mean(x) if x.shape else x
         return Mean(mean * size, jnp.asarray(size, mean.dtype), mean)
 
 
-@contextlib.contextmanager
-def _explaining(what: str, name: str) -> Iterator[None]:
-    """Tell whoever comes from ``jax.pmap`` why no axis is there."""
-    try:
-        yield
-    except NameError as error:
-        if "axis name" in str(error):
-            error.add_note(
-                f"{what}: {name!r} is a function of the whole batch, which the compiler divides; leave lax.pmean out"
-            )
-        raise
+def value_of(loss: Mean) -> jax.Array:
+    """Return the mean inside a program; zero if nothing counts, so that its gradient is zero too."""
+    return loss.total / jnp.where(loss.weight == 0, 1, loss.weight) if loss.value is None else loss.value
 
 
 def _wide(x: Any) -> jax.Array:

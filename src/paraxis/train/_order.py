@@ -48,19 +48,16 @@ class Order:
 
     def describe(self) -> dict[str, Any]:
         """Describe it for JSON. The name of the order is for another one, should there ever be one."""
-        wishes = dataclasses.asdict(self)
-        return {"order": "philox-argsort" if self.shuffle else "as they come", **wishes}
+        return {"order": "philox-argsort" if self.shuffle else "as they come", **dataclasses.asdict(self)}
 
     @functools.cached_property
     def _epoch_order(self) -> Any:
+        def order(epoch: int) -> np.ndarray:
+            bits = np.random.Philox(key=_words(self.seed, epoch)).random_raw(self.num_rows)
+            return np.argsort(bits, kind="stable")
+
         # Of the epoch under way and of one more: the thread that reads ahead may be there already.
-        return functools.lru_cache(maxsize=2)(functools.partial(epoch_order, self.num_rows, self.seed))
-
-
-def epoch_order(num_rows: int, seed: int, epoch: int) -> np.ndarray:
-    """Return the rows of an epoch, each once, in an order of its own: ``(num_rows,)``, int64."""
-    bits = np.random.Philox(key=_words(seed, epoch)).random_raw(num_rows)
-    return np.argsort(bits, kind="stable")
+        return functools.lru_cache(maxsize=2)(order)
 
 
 class RowGenerators(Sequence[np.random.Generator]):
@@ -71,9 +68,7 @@ class RowGenerators(Sequence[np.random.Generator]):
     """
 
     def __init__(self, seed: int, epoch: int, rows: np.ndarray) -> None:
-        self._seed = seed
-        self._epoch = epoch
-        self._rows = rows
+        self._seed, self._epoch, self._rows = seed, epoch, rows
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -5,21 +5,21 @@ import importlib.metadata
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from paraxis._host import digests
 from paraxis.errors import DataError, StateError
-from paraxis.train._data import Data, start_of
-from paraxis.train._early_stopping import StopEarly, Watch
 from paraxis.train._history import Recorder
+from paraxis.train._loader import Loader
 from paraxis.train._order import Position
+from paraxis.train._sources import Batches
 from paraxis.train._state import TrainState
 
 if TYPE_CHECKING:  # it loads Orbax
-    from paraxis.train._checkpoints import Checkpoints, Restored
+    from paraxis.train._checkpoints import Checkpoints
 
 _NAME = "fit"
 
@@ -32,7 +32,6 @@ class Run:
         state: after the steps that were done.
         next: the position of the next batch.
         recorder: the metrics so far.
-        watch: what was seen of the metric that stops it early.
         due: evaluations after the last step that are still to be done.
         programs: digests of the step's programs, by what else they depend on.
         is_owned: whether the state's arrays are nobody else's.
@@ -40,63 +39,77 @@ class Run:
 
     state: Any
     next: Position
-    recorder: Recorder
-    watch: Watch
+    recorder: Recorder = dataclasses.field(default_factory=Recorder)
     due: list[str] = dataclasses.field(default_factory=list)
     programs: dict[str, Any] = dataclasses.field(default_factory=dict)
     is_owned: bool = False
 
-    def notes(self, data: Data, best_by: str | None) -> dict[str, Any]:
+    def notes(self, data: Loader | Batches, best_by: str | None) -> dict[str, Any]:
         """Return what is saved: JSON values, the metrics after this step by their names among them."""
         note = {
             "next": self.next,
             "due": self.due,
             "data": data.describe(),
             "metrics": self.recorder.saved(),
-            "stop early": self.watch.saved(),
             "on": environment(),
             "programs": self.programs,
         }
         unknown = {} if best_by is None else {best_by: math.nan}  # unless it was evaluated after this step
         return unknown | self.recorder.latest(self.next.number) | {_NAME: note}
 
-    def is_other_program(self, step: Any, batch: Any, num_rows: int) -> bool:
-        """Return whether the step is another program than before, for batches of this size; note which it is now."""
+    def is_other_program(self, step: Any, batch: Any) -> bool:
+        """Return whether the step is another program than before, for batches of this size; note which it is now.
+
+        A program is known by a digest of its jaxpr and constants: learning rate, clip, dropout and all code that
+        matters. It holds no text of the user's. A step that is not compiled as a whole has none.
+        """
         devices = getattr(step, "num_devices", jax.device_count())
-        key = f"{num_rows} rows, {devices} devices, jax {jax.__version__}"
+        key = f"{num_rows(batch)} rows, {devices} devices, jax {jax.__version__}"
         before = self.programs.get(key)
-        self.programs[key] = _program(step, self.state, batch)
-        return before is not None and before != self.programs[key]
+        if (trace := getattr(step, "trace", None)) is not None:
+            jaxpr = trace(self.state, batch).jaxpr
+            text = re.sub(r"0x[0-9a-f]+", "", str(jaxpr))  # the addresses of functions
+            self.programs[key] = digests.of_bytes("\n".join([text, *map(digests.of_array, jaxpr.consts)]).encode())
+        return before not in (None, self.programs.get(key))
 
 
 def begin(
-    state: Any, data: Data, checkpoints: "Checkpoints | None", rule: StopEarly | None, evaluations: Sequence[str]
+    state: Any, data: Loader | Batches, checkpoints: "Checkpoints | None", evaluations: Collection[str]
 ) -> tuple[Run, list[str]]:
     """Begin from the last checkpoint, if there is one, else from the state. Return lines about it, too."""
     if checkpoints is None or checkpoints.latest is None:
-        return Run(state, start_of(data, steps_of(state) or 0), Recorder(), Watch(rule)), []
-    restored = _restored(state, checkpoints)
+        return Run(state, _start_of(data, _steps_of(state) or 0)), []
+    try:
+        restored = checkpoints.restore(state)
+    except StateError as error:
+        advice = "restore(state, partial=True).tree"
+        if isinstance(state, TrainState):
+            advice += ".replace(step=state.step, opt_state=state.opt_state)"
+        error.add_note(
+            "px.fit: a run resumes with the state that it saved. If you have changed the model or the optimiser, start "
+            f"elsewhere: checkpoint='{checkpoints.path}-2'; to start there with the leaves that agree, first write: "
+            f"state = px.Checkpoints('{checkpoints.path}').{advice}"
+        )
+        raise
     said = [f"resumes from {checkpoints.path / str(restored.step)}"]
     note = restored.notes.get(_NAME)
     if note is None:  # saved by hand
-        steps = steps_of(restored.tree)
-        start = start_of(data, restored.step if steps is None else steps)
-        return Run(restored.tree, start, Recorder(), Watch(rule), is_owned=True), said
-    _check_data(note["data"], data, f"the checkpoint of step {restored.step} in {checkpoints.path}")
+        steps = _steps_of(restored.tree)
+        return Run(restored.tree, _start_of(data, restored.step if steps is None else steps), is_owned=True), said
+    saved, given = note["data"], json.loads(json.dumps(data.describe()))
+    if changed := [name for name in {**saved, **given} if saved.get(name) != given.get(name)]:
+        differences = "; ".join(f"{name} was {saved.get(name)!r} and is {given.get(name)!r}" for name in changed)
+        raise DataError(
+            f"px.fit: data is not what the checkpoint of step {restored.step} in {checkpoints.path} was trained on: "
+            f"{differences}. Give the same data to resume the run, or another checkpoint= to start a new one"
+        )
     now = environment()
     said += [
         f"{name}: {was} when it was saved, {now[name]} now" for name, was in note["on"].items() if was != now[name]
     ]
-    run = Run(
-        restored.tree,
-        Position(*note["next"]),
-        Recorder(note["metrics"]),
-        Watch(rule, note["stop early"]),
-        [name for name in note["due"] if name in evaluations],
-        note["programs"],
-        is_owned=True,
-    )
-    return run, said
+    due = [name for name in note["due"] if name in evaluations]
+    recorder = Recorder(note["metrics"])
+    return Run(restored.tree, Position(*note["next"]), recorder, due, note["programs"], is_owned=True), said
 
 
 def environment() -> dict[str, Any]:
@@ -110,46 +123,22 @@ def environment() -> dict[str, Any]:
     }
 
 
-def steps_of(state: Any) -> int | None:
+def num_rows(batch: Any) -> int:
+    """Return the rows of a batch, of which nothing is checked: the step does."""
+    return next((int(leaf.shape[0]) for leaf in jax.tree.leaves(batch) if getattr(leaf, "ndim", 0)), 0)
+
+
+def _steps_of(state: Any) -> int | None:
     """Return the steps that a state says it has done; ``None`` if it does not say."""
     step = getattr(state, "step", None)
     return None if step is None or callable(step) else int(step)
 
 
-def _program(step: Any, state: Any, batch: Any) -> str | None:
-    """Return a digest of a step's jaxpr and its constants: learning rate, clip, dropout and all code that matters.
-
-    It holds no text of the user's. ``None``: of a step that is not compiled as a whole.
-    """
-    trace = getattr(step, "trace", None)
-    if trace is None:
-        return None
-    jaxpr = trace(state, batch).jaxpr
-    text = re.sub(r"0x[0-9a-f]+", "", str(jaxpr))  # the addresses of functions
-    return digests.of_bytes("\n".join([text, *map(digests.of_array, jaxpr.consts)]).encode())
-
-
-def _restored(state: Any, checkpoints: "Checkpoints") -> "Restored[Any]":
-    try:
-        return checkpoints.restore(state)
-    except StateError as error:
-        advice = "restore(state, partial=True).tree"
-        if isinstance(state, TrainState):
-            advice += ".replace(step=state.step, opt_state=state.opt_state)"
-        error.add_note(
-            "px.fit: a run resumes with the state that it saved. If you have changed the model or the optimiser, start "
-            f"elsewhere: checkpoint='{checkpoints.path}-2'; to start there with the leaves that agree, first write: "
-            f"state = px.Checkpoints('{checkpoints.path}').{advice}"
-        )
-        raise
-
-
-def _check_data(saved: dict[str, Any], data: Data, where: str) -> None:
-    now = json.loads(json.dumps(data.describe()))
-    names = [name for name in {**saved, **now} if saved.get(name) != now.get(name)]
-    if names:
-        differences = "; ".join(f"{name} was {saved.get(name)!r} and is {now.get(name)!r}" for name in names)
+def _start_of(data: Loader | Batches, number: int) -> Position:
+    """Return the position of a batch by its number."""
+    if number and data.length is None:
         raise DataError(
-            f"px.fit: data is not what {where} was trained on: {differences}. Give the same data to resume the run, or "
-            "another checkpoint= to start a new one"
+            f"px.fit: data does not say how many batches an epoch has, so it is not known with which one a state after "
+            f"{number} steps continues; give px.loader(arrays, 32), a list, or checkpoint="
         )
+    return Position(number, *divmod(number, data.length or 1))

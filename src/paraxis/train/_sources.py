@@ -8,15 +8,15 @@ import dataclasses
 import inspect
 import itertools
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import check, dtypes, tree
+from paraxis._core import tree
 from paraxis.errors import DataError, ShapeError
+from paraxis.train._batches import num_rows
 from paraxis.train._order import Position
 
 
@@ -28,26 +28,21 @@ class Arrays:
     num_rows: int
 
     def read(self, rows: np.ndarray, epoch: int) -> Any:
-        return jax.tree.map(lambda leaf: _taken(leaf, rows), self.tree)
+        def taken(leaf: Any) -> np.ndarray:
+            if type(leaf) is np.ndarray:
+                return leaf[rows]
+            order = np.argsort(rows)  # a file is read forwards, and HDF5 takes no other order
+            return to_host(leaf[rows[order]])[np.argsort(order)]
+
+        return jax.tree.map(taken, self.tree)
 
     def arrays(self) -> dict[str, Any]:
-        leaves = jax.tree_util.tree_leaves_with_path(self.tree)
-        return {jax.tree_util.keystr(path): x for path, x in leaves if isinstance(x, np.ndarray)}
+        return host_arrays(self.tree)
 
     def describe(self) -> dict[str, Any]:
         leaves = jax.tree_util.tree_leaves_with_path(self.tree)
         shapes = {tree.name("rows", path): [str(leaf.dtype), *map(int, leaf.shape[1:])] for path, leaf in leaves}
         return {"num_rows": self.num_rows, "leaves": shapes}
-
-
-def _taken(leaf: Any, rows: np.ndarray) -> np.ndarray:
-    if type(leaf) is np.ndarray:
-        return leaf[rows]
-    order = np.argsort(rows)  # a file is read forwards, and HDF5 takes no other order
-    found = to_host(leaf[rows[order]])
-    taken = np.empty_like(found)
-    taken[order] = found
-    return taken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,21 +52,40 @@ class Dataset:
     In epoch ``k``, a Grain dataset is asked for ``k * len + row``: so its own random steps draw anew in each epoch.
     """
 
-    rows: Any
+    data: Any
     num_rows: int
 
     def read(self, rows: np.ndarray, epoch: int) -> Any:
-        if several := getattr(self.rows, "__getitems__", None):
-            return _stacked(list(several(rows.tolist())), rows)
-        shift = epoch * self.num_rows if hasattr(self.rows, "to_iter_dataset") else 0  # a Grain MapDataset
-        return _stacked([self._row(row, row + shift) for row in rows.tolist()], rows)
+        if several := getattr(self.data, "__getitems__", None):
+            found = list(several(rows.tolist()))
+        else:
+            shift = epoch * self.num_rows if hasattr(self.data, "to_iter_dataset") else 0  # a Grain MapDataset
+            found = [self._row(row, row + shift) for row in rows.tolist()]
+
+        def column(*values: Any) -> np.ndarray:
+            if isinstance(values[0], (str, bytes)):  # for a transform to make numbers of
+                return np.array(values, object)
+            arrays = [to_host(value) for value in values]
+            kinds = [f"{x.dtype}{x.shape}" for x in arrays]
+            for row, kind in zip(rows, kinds, strict=True):
+                if kind != kinds[0]:
+                    raise ShapeError(
+                        f"row {row} of the source has {kind} where row {rows[0]} has {kinds[0]}; make all rows alike: "
+                        "np.pad(row, (0, length - len(row)))"
+                    )
+            return np.stack(arrays)
+
+        return jax.tree.map(column, *found)
 
     def _row(self, row: int, number: int) -> Any:
         try:
-            return self.rows[number]
+            return self.data[number]
         except Exception as error:
             error.add_note(f"px.loader: raised by row {row} of the source")
             raise
+
+    def arrays(self) -> dict[str, Any]:
+        return {}
 
     def describe(self) -> dict[str, Any]:
         return {"num_rows": self.num_rows}
@@ -82,32 +96,28 @@ class Batches:
 
     Attributes:
         length: number of batches of an epoch, if it is known.
-        by_epoch: whether an epoch's batches depend on its number only, so that it need not be reached through those
-            before.
     """
 
     def __init__(self, what: str, data: Any) -> None:
-        is_function = callable(data) and not isinstance(data, Iterable)
-        if isinstance(data, (Iterator, Mapping)) or not (isinstance(data, Iterable) or is_function):
+        is_iterable = isinstance(data, Iterable)
+        if isinstance(data, (Iterator, Mapping)) or not (is_iterable or callable(data)):
             raise DataError(
                 f"{what} is a {type(data).__name__}, which does not give batches anew for each epoch; pass arrays, "
                 "px.loader({'x': x, 'y': y}, 32), or a function that makes them: lambda epoch: read_batches(epoch)"
             )
         self._what = what
         self._data: Any = data
-        self._is_function = is_function
-        self._takes_epoch = is_function and _takes_epoch(self._data)
-        self.by_epoch = self._takes_epoch or isinstance(data, (list, tuple))
+        self._is_function = not is_iterable
+        self._takes_epoch = self._is_function and _takes_epoch(data)
+        # An epoch's batches depend on its number only, so that it need not be reached through those before.
+        self._by_epoch = self._takes_epoch or isinstance(data, (list, tuple))
         self.length = _length(self._data(0) if self._takes_epoch else data)
+
+    def arrays(self) -> dict[str, Any]:
+        return host_arrays(list(self._data)) if isinstance(self._data, (list, tuple)) else {}
 
     def describe(self) -> dict[str, Any]:
         return {"num_batches": self.length}
-
-    def arrays(self) -> dict[str, Any]:
-        """Return the arrays on the host of a list of batches, by their places in it."""
-        batches = self._data if isinstance(self._data, (list, tuple)) else []
-        leaves = jax.tree_util.tree_leaves_with_path(list(batches))
-        return {jax.tree_util.keystr(path): x for path, x in leaves if isinstance(x, np.ndarray)}
 
     def epoch(self, number: int) -> Generator[Any, None, None]:
         """Yield the batches of one pass, as the source gives them. Errors name them."""
@@ -128,7 +138,7 @@ class Batches:
     def steps(self, start: Position) -> Generator[tuple[Position, Any], None, None]:
         """Yield batches without end from a position on; those before are read where there is no other way."""
         number, skip = start.number, start.within
-        for epoch in itertools.count(start.epoch if self.by_epoch else 0):
+        for epoch in itertools.count(start.epoch if self._by_epoch else 0):
             count = 0
             with contextlib.closing(self.epoch(epoch)) as found:
                 for is_last, batch in _marked(found):
@@ -163,7 +173,7 @@ def _marked(batches: Iterator[Any]) -> Iterator[tuple[bool, Any]]:
         raise error
 
 
-def _takes_epoch(function: Callable[..., Any]) -> bool:
+def _takes_epoch(function: Any) -> bool:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # of a built-in function
@@ -186,21 +196,21 @@ def source_of(source: Any) -> Arrays | Dataset | Batches:
             f"px.loader: source is a {type(source).__name__}; pass arrays of its rows: "
             "px.loader(np.load('rows.npy', mmap_mode='r'), 32), or px.loader({'x': frame[['a', 'b']].to_numpy()}, 32)"
         )
-    if is_array(source) or (not isinstance(source, Iterator) and jax.tree.structure(source) != jax.tree.structure(0)):
+    if _is_array(source) or (not isinstance(source, Iterator) and jax.tree.structure(source) != jax.tree.structure(0)):
         for path, leaf in jax.tree_util.tree_leaves_with_path(source):
-            if not is_array(leaf):
+            if not _is_array(leaf):
                 raise DataError(
                     f"px.loader: {tree.name('source', path)} is a {type(leaf).__name__}, not an array (num_rows, ...); "
                     "in a tree each leaf has all rows: px.loader((np.stack(images), np.array(labels)), 32)"
                 )
         on_host = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, source)  # once for all
-        return Arrays(on_host, common_rows("px.loader: source", source))
+        return Arrays(on_host, num_rows("px.loader", "source", source))
     if hasattr(source, "__getitem__") and not isinstance(source, Mapping) and (size := _length(source)):
         return Dataset(source, size)
     return Batches("px.loader: source", source)
 
 
-def is_array(x: Any) -> bool:
+def _is_array(x: Any) -> bool:
     """Return whether it has rows that can be taken by number: an array of NumPy, JAX or PyTorch, or one in a file."""
     return hasattr(x, "dtype") and hasattr(x, "__getitem__") and len(getattr(x, "shape", ())) > 0
 
@@ -210,52 +220,10 @@ def to_host(x: Any) -> np.ndarray:
     return np.asarray(x.detach().cpu().numpy() if hasattr(x, "detach") else x)
 
 
-def _stacked(found: Sequence[Any], rows: np.ndarray) -> Any:
-    """Stack single rows, trees alike, to one tree with leaves ``(len(rows), ...)``; ``rows``: numbers, for errors."""
-    return jax.tree.map(lambda *values: _column(values, rows), *found)
-
-
-def _column(values: Sequence[Any], rows: np.ndarray) -> np.ndarray:
-    if isinstance(values[0], (str, bytes)):  # for a transform to make numbers of
-        column = np.empty(len(values), object)
-        column[:] = values
-        return column
-    arrays = [to_host(value) for value in values]
-    for row, array in zip(rows, arrays, strict=True):
-        if (array.shape, array.dtype) != (arrays[0].shape, arrays[0].dtype):
-            raise ShapeError(
-                f"row {row} of the source has {array.dtype}{array.shape} where row {rows[0]} has "
-                f"{arrays[0].dtype}{arrays[0].shape}; make all rows alike: np.pad(row, (0, length - len(row)))"
-            )
-    return np.stack(arrays)
-
-
-def common_rows(what: str, given: Any) -> int:
-    """Return the number of rows that all leaves of a tree have."""
-    leaves = jax.tree_util.tree_leaves_with_path(given)
-    shapes = {jax.tree_util.keystr(path): tuple(getattr(leaf, "shape", ()) or np.shape(leaf)) for path, leaf in leaves}
-    sizes = {path: shape[0] if shape else None for path, shape in shapes.items()}
-    number = next(iter(sizes.values()), None)
-    if not number or set(sizes.values()) != {number}:
-        raise ShapeError(f"{what} must be a tree of arrays that start with the same rows, got {sizes} rows")
-    return number
-
-
-def for_devices(batch: Any, num_rows: int, *, copy: bool) -> Any:
-    """Return a batch's leaves as arrays of dtypes that devices have."""
-
-    def one(path: Any, leaf: Any) -> np.ndarray:
-        name, array = tree.name("batch", path), to_host(leaf)
-        if array.ndim == 0 or len(array) != num_rows:
-            raise ShapeError(f"{name} has shape {array.shape}, but each leaf must start with the {num_rows} rows")
-        if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == np.bool_):
-            raise DataError(f"{name} is of {array.dtype}, not of numbers; leave it out, or encode it in transform=")
-        if (reason := check.why_cut(array)) is not None:
-            raise DataError(f"{name} {reason}")
-        array = dtypes.native(array)
-        return np.array(array, jax.dtypes.canonicalize_dtype(array.dtype), copy=copy or None)
-
-    return jax.tree_util.tree_map_with_path(one, batch)
+def host_arrays(values: Any) -> dict[str, Any]:
+    """Return the NumPy arrays in a tree by their paths."""
+    leaves = jax.tree_util.tree_leaves_with_path(values)
+    return {jax.tree_util.keystr(path): x for path, x in leaves if isinstance(x, np.ndarray)}
 
 
 @contextlib.contextmanager

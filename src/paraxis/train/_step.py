@@ -8,28 +8,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arrays, check, jax_api, placing, tree
+from paraxis._core import arrays, check, jax_api, placing
 from paraxis._core.axis import Axis
-from paraxis.errors import ShapeError, StateError
+from paraxis.errors import StateError
 from paraxis.train import _batches, _sharding
 from paraxis.train._batches import Devices
-from paraxis.train._loss import LossFunction, Outcome
-from paraxis.train._mean import Mean
+from paraxis.train._loss import LossFunction, Mean, Metrics, Outcome, value_of
 from paraxis.train._state import TrainState, require_arrays
-from paraxis.train._update import Metrics, updated
+from paraxis.train._update import updated
 
 
 class _Step(abc.ABC):
     """A function of a state and a batch, compiled by one ``jax.jit``, which tells states, sizes and devices apart."""
 
-    def __init__(
-        self, what: str, fn: Callable[..., Any], *, axis: Any, microbatches: Any, precision: Any, donate: bool
-    ) -> None:
+    def __init__(self, what: str, fn: Any, *, axis: Any, microbatches: Any, precision: Any, donate: bool) -> None:
         check.one_of(what, "precision", precision, (None, "bfloat16"), StateError)
         number = 1 if microbatches is None else microbatches
-        self._what = what
-        self._fn = LossFunction(what, fn)
-        self._axis = _batches.axis_of(what, axis)
+        self._what, self._fn, self._axis = what, LossFunction(what, fn), _batches.axis_of(what, axis)
         self._microbatches = check.count(what, "microbatches", number, write="microbatches=4", error=StateError)
         self._dtype = None if precision is None else jnp.dtype(precision)
         self._jitted = jax.jit(self._body, static_argnums=(2, 3), donate_argnums=(0,) if donate else ())
@@ -76,16 +71,19 @@ class _Step(abc.ABC):
         with placing.without_context():
             return function(state, padded, size, devices)
 
-    def _cast(self, params: Any) -> Any:
-        """Return the parameters in the precision of the step; their derivative is in their own."""
-        if self._dtype is None:
-            return params
-        return jax.tree.map(lambda x: x.astype(self._dtype) if x.dtype.itemsize > 2 else x, params)
+    def _call(self, state: TrainState, params: Any, mutable: Any, rows: Any, size: int, key: Any) -> Outcome:
+        """Call the function with the model of these values, in the precision of the step."""
+        if self._dtype is not None:  # the derivative is in the parameters' own
+            params = jax.tree.map(lambda x: x.astype(self._dtype) if x.dtype.itemsize > 2 else x, params)
+        trains = isinstance(self, TrainStep)
+        model, after = state.recipe.form.make(params, mutable, key, "train" if trains else "eval")
+        found = self._fn(model, rows, size, key, mutable, trains=trains)
+        return found if "mutable" in self._fn.wants else dataclasses.replace(found, mutable=after())
 
     def _key(self, state: TrainState) -> Any:
         if "key" in self._fn.wants and state.key is None:
             raise StateError(
-                f"{self._what}: {self._fn.name!r} takes a random key, but the state has none; write "
+                f"{self._what}: the function takes a random key, but the state has none; write "
                 "px.TrainState.create(…, key=jax.random.key(0))"
             )
         return None if state.key is None else jax.random.fold_in(state.key, state.step)
@@ -123,8 +121,7 @@ class TrainStep(_Step):
         super().__init__("px.train_step", fn, **options)
         if clip is not None:
             check.number("px.train_step", "clip", clip, above=0, write="clip=1.0", error=StateError)
-        self._clip, self._guard = clip, guard
-        self._shard = shard
+        self._clip, self._guard, self._shard = clip, guard, shard
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
         """Take one step.
@@ -136,7 +133,7 @@ class TrainStep(_Step):
 
         Raises:
             ShapeError: if the arrays of the batch differ in their rows, or the loss is not a mean over them.
-            DataError: if the batch has no rows.
+            DataError: if the batch has no rows, or integers that JAX would cut.
             StateError: if the state does not fit the loss function, or an earlier step has consumed it; or inside
                 ``jit``, ``grad`` or ``vmap``.
         """
@@ -151,7 +148,7 @@ class TrainStep(_Step):
         key = self._key(state)
         if min(self._microbatches, size) == 1:
             rows = _batches.rows(padded, size)
-            gradient, found = self._gradient(state, state.mutable, rows, size, key, _mean_loss)
+            gradient, found = self._gradient(state, state.mutable, rows, size, key, value_of)
         else:
             gradient, found = self._in_microbatches(state, padded, size, key)
         new, metrics = updated(state, gradient, found, self._clip, guard=self._guard)
@@ -161,15 +158,13 @@ class TrainStep(_Step):
         return new, metrics
 
     def _gradient(
-        self, state: TrainState, mutable: Any, rows: Any, size: int, key: Any, objective: Callable[[Mean], jax.Array]
+        self, state: TrainState, mutable: Any, rows: Any, size: int, key: Any, objective: Callable[[Any], jax.Array]
     ) -> tuple[Any, Outcome]:
         """Return the gradient of the loss of some rows, and what the loss function gave."""
 
         def loss(params: Any) -> tuple[jax.Array, Outcome]:
-            model, after = state.recipe.form.make(self._cast(params), mutable, key, "train")
-            found = self._fn.outcome(model, rows, size, key, mutable)
-            new = found.mutable if "mutable" in self._fn.wants else after()
-            return objective(found.loss), dataclasses.replace(found, mutable=_kept(new, mutable))
+            found = self._call(state, params, mutable, rows, size, key)
+            return objective(found.loss), dataclasses.replace(found, mutable=_kept(found.mutable, mutable))
 
         return jax.grad(loss, has_aux=True)(state.params)
 
@@ -178,18 +173,17 @@ class TrainStep(_Step):
 
         def part(rows: Any, size: int, key: Any, mutable: Any) -> tuple[Any, Any]:
             gradient, found = self._gradient(state, mutable, rows, size, key, lambda loss: loss.total)
-            return found.mutable, (gradient, _sums({"loss": found.loss}), _sums(found.metrics))
+            return found.mutable, (gradient, _sums(found))
 
-        mutable, (gradient, loss, metrics) = self._scan(part, state.mutable, padded, size, key)
-        weight = jnp.where(loss["loss"].weight == 0, 1, loss["loss"].weight)
-        gradient = jax.tree.map(lambda g: g / weight.astype(g.dtype), gradient)
-        return gradient, Outcome(loss["loss"], metrics, mutable)
+        mutable, (gradient, sums) = self._scan(part, state.mutable, padded, size, key)
+        weight = jnp.where(sums[0].weight == 0, 1, sums[0].weight)
+        return jax.tree.map(lambda g: g / weight.astype(g.dtype), gradient), Outcome(sums[0], sums[1], mutable)
 
 
 class EvalStep(_Step):
     """A function that computes metrics of a batch, made and described by :func:`eval_step`."""
 
-    def __call__(self, state: TrainState, batch: Any) -> dict[str, Mean]:
+    def __call__(self, state: TrainState, batch: Any) -> Metrics:
         """Return the metrics of a batch; the state does not change.
 
         Raises:
@@ -208,16 +202,17 @@ class EvalStep(_Step):
             return used
         return arrays.send(used, jax.tree.map(lambda _: devices.whole, used))
 
-    def _body(self, state: TrainState, padded: Any, size: int, devices: Devices) -> dict[str, Mean]:
+    def _body(self, state: TrainState, padded: Any, size: int, devices: Devices) -> Metrics:
+        def part(rows: Any, size: int, key: Any, _: Any) -> tuple[None, Any]:
+            return None, _sums(self._call(state, state.params, state.mutable, rows, size, key))
+
         key = self._key(state)
-
-        def metrics(rows: Any, size: int, key: Any) -> dict[str, Mean]:
-            model, _ = state.recipe.form.make(self._cast(state.params), state.mutable, key, "eval")
-            return self._fn.metrics(model, rows, size, key, state.mutable)
-
         if min(self._microbatches, size) == 1:
-            return metrics(_batches.rows(padded, size), size, key)
-        return self._scan(lambda rows, n, key, _: (None, _sums(metrics(rows, n, key))), None, padded, size, key)[1]
+            found = self._call(state, state.params, state.mutable, _batches.rows(padded, size), size, key)
+            loss, metrics = found.loss, found.metrics
+        else:
+            _, (loss, metrics) = self._scan(part, None, padded, size, key)
+        return metrics if loss is None else {"loss": loss, **metrics}
 
 
 def train_step(
@@ -287,16 +282,8 @@ def train_step(
         >>> float(metrics["loss"])
         1.0
     """
-    return TrainStep(
-        loss_fn,
-        axis=axis,
-        microbatches=microbatches,
-        precision=precision,
-        clip=clip,
-        guard=guard,
-        shard=shard,
-        donate=donate,
-    )
+    options = {"axis": axis, "microbatches": microbatches, "precision": precision, "donate": donate}
+    return TrainStep(loss_fn, clip=clip, guard=guard, shard=shard, **options)
 
 
 def eval_step(
@@ -338,28 +325,18 @@ def eval_step(
     return EvalStep("px.eval_step", fn, axis=axis, microbatches=microbatches, precision=precision, donate=False)
 
 
-def _mean_loss(loss: Mean) -> jax.Array:
-    """Return the loss itself; zero if nothing counts, so that the gradient is zero too."""
-    return loss.total / jnp.where(loss.weight == 0, 1, loss.weight) if loss.value is None else loss.value
-
-
-def _sums(metrics: dict[str, Mean]) -> dict[str, Mean]:
-    return {name: Mean(mean.total, mean.weight) for name, mean in metrics.items()}
+def _sums(found: Outcome) -> tuple[Mean | None, Metrics]:
+    """Return the loss and the metrics as sums, which can be added."""
+    means = (found.loss, found.metrics)
+    return jax.tree.map(lambda m: Mean(m.total, m.weight), means, is_leaf=lambda x: isinstance(x, Mean))
 
 
 def _kept(new: Any, old: Any) -> Any:
     """Return the new mutable state, in the dtypes of the old one; it must have its structure and shapes."""
-    if jax.tree.structure(new) != jax.tree.structure(old):
+    shapes, before = (list(map(jnp.shape, jax.tree.leaves(x))) for x in (new, old))
+    if jax.tree.structure(new) != jax.tree.structure(old) or shapes != before:
         raise StateError(
-            f"px.train_step: the mutable state changed its structure, from {jax.tree.structure(old)} to "
-            f"{jax.tree.structure(new)}; make all of it when the state is made"
+            f"px.train_step: the mutable state changed its structure, from {jax.tree.structure(old)} of {before} to "
+            f"{jax.tree.structure(new)} of {shapes}; make all of it when the state is made"
         )
-
-    def one(path: Any, x: Any, before: jax.Array) -> jax.Array:
-        if jnp.shape(x) != before.shape:
-            raise ShapeError(
-                f"px.train_step: {tree.name('mutable', path)} changed its shape from {before.shape} to {jnp.shape(x)}"
-            )
-        return x if x.dtype == before.dtype else jnp.asarray(x, before.dtype)
-
-    return jax.tree_util.tree_map_with_path(one, new, old)
+    return jax.tree.map(lambda x, y: x if x.dtype == y.dtype else jnp.asarray(x, y.dtype), new, old)

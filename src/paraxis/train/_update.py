@@ -10,59 +10,46 @@ import jax.numpy as jnp
 
 from paraxis._core.check import needed
 from paraxis.errors import StateError
-from paraxis.train._loss import Outcome
-from paraxis.train._mean import Mean
+from paraxis.train._loss import Mean, Metrics, Outcome, value_of
 from paraxis.train._state import TrainState
-
-Metrics = dict[str, Mean]
 
 
 def updated(
     state: TrainState, gradient: Any, found: Outcome, clip: float | None, *, guard: bool
 ) -> tuple[TrainState, Metrics]:
     """Return the state after a step, and its metrics."""
-    taken = sorted({"loss", "grad_norm"} & set(found.metrics))
-    if taken:
-        raise StateError(f"px.train_step: metric {taken[0]!r} has a name that the step uses; give yours another")
-    metrics = {"loss": found.loss, **found.metrics}
-    if clip is None and not guard:
-        return _optimized(gradient, found, state), metrics
     with needed("px.train_step", "train"):
         import optax
+    if taken := sorted({"loss", "grad_norm"} & set(found.metrics)):
+        raise StateError(f"px.train_step: metric {taken[0]!r} has a name that the step uses; give yours another")
+    loss = found.loss
+    assert loss is not None
+    metrics = {"loss": loss, **found.metrics}
     norm = optax.tree.norm(gradient)
-    metrics["grad_norm"] = Mean(norm, jnp.ones_like(norm))
+    if clip is not None or guard:
+        metrics["grad_norm"] = Mean(norm, jnp.ones_like(norm))
     if clip is not None:
         gradient = jax.tree.map(lambda g: jax.lax.select(norm < clip, g, (g / norm.astype(g.dtype)) * clip), gradient)
-    update = functools.partial(_optimized, gradient, found)
+
+    def optimized(state: TrainState) -> TrainState:
+        optimizer, decay = state.recipe.optimizer, state.recipe.ema_decay
+        try:  # with the loss, which Polyak's step and reduce_on_plateau need
+            update = optax.with_extra_args_support(optimizer).update
+            updates, opt_state = update(gradient, state.opt_state, state.params, value=value_of(loss))
+        except TypeError:  # SAM, or a chain with it, takes none
+            updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        ema = state.ema if decay is None else optax.incremental_update(params, state.ema, 1 - decay)
+        return state.replace(step=state.step + 1, params=params, opt_state=opt_state, mutable=found.mutable, ema=ema)
+
     if not guard:
-        return update(state), metrics
-    metrics["loss"] = _with_mean(found.loss)
+        return optimized(state), metrics
+    # A total of no weight, or of less, has no mean.
+    total = jnp.where((loss.weight > 0) | (loss.total == 0), loss.total, jnp.nan)
+    metrics["loss"] = dataclasses.replace(loss, total=total)
     metrics = {name: _unless_stopped(state.ok, mean) for name, mean in metrics.items()}
-    ok = jnp.isfinite(metrics["loss"].total) & jnp.isfinite(metrics["grad_norm"].total)
-    return _guarded(ok, state, update), metrics
-
-
-def _with_mean(loss: Mean) -> Mean:
-    """NaN for a total of nothing, or of less: it has no mean."""
-    return dataclasses.replace(loss, total=jnp.where((loss.weight > 0) | (loss.total == 0), loss.total, jnp.nan))
-
-
-def _optimized(gradient: Any, found: Outcome, state: TrainState) -> TrainState:
-    with needed("px.train_step", "train"):
-        import optax
-
-    optimizer, decay, loss = state.recipe.optimizer, state.recipe.ema_decay, found.loss
-    value = loss.total / jnp.where(loss.weight == 0, 1, loss.weight) if loss.value is None else loss.value
-    try:  # with the loss, which Polyak's step and reduce_on_plateau need
-        with_loss = optax.with_extra_args_support(optimizer).update
-        updates, opt_state = with_loss(gradient, state.opt_state, state.params, value=value)
-    except TypeError:  # SAM, or a chain with it, takes none
-        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
-    ema = state.ema if decay is None else optax.incremental_update(params, state.ema, 1 - decay)
-    return dataclasses.replace(
-        state, step=state.step + 1, params=params, opt_state=opt_state, mutable=found.mutable, ema=ema
-    )
+    ok = jnp.isfinite(value_of(metrics["loss"])) & jnp.isfinite(metrics["grad_norm"].total)
+    return _guarded(ok, state, optimized), metrics
 
 
 def _guarded(ok: jax.Array, state: TrainState, update: Callable[[TrainState], TrainState]) -> TrainState:
@@ -72,7 +59,7 @@ def _guarded(ok: jax.Array, state: TrainState, update: Callable[[TrainState], Tr
     both would be there at once, and be read and written once more. Elsewhere the choice is made element by element, as
     it is fused with the update there, and a branch would make the host wait for the gradient.
     """
-    changed = dataclasses.replace(state, key=None, extra=None, ok=None)
+    changed = state.replace(key=None, extra=None, ok=None)
 
     def by_branch(before: TrainState) -> TrainState:
         return jax.lax.cond(ok, update, lambda same: same, before)
@@ -81,7 +68,7 @@ def _guarded(ok: jax.Array, state: TrainState, update: Callable[[TrainState], Tr
         return jax.tree.map(functools.partial(jnp.where, ok), update(before), before)
 
     after = jax.lax.platform_dependent(changed, cpu=by_branch, default=by_element)
-    return dataclasses.replace(after, key=state.key, extra=state.extra, ok=ok)
+    return after.replace(key=state.key, extra=state.extra, ok=ok)
 
 
 def _unless_stopped(ok: jax.Array, mean: Mean) -> Mean:
