@@ -183,10 +183,10 @@ def test_a_line_is_the_function_along_it(loss: LossName, case: str) -> None:
 
     @jax.jit
     def look(stepsize: jax.Array) -> Any:
-        line = problem.line(problem.start(params), direction, problem.ahead(direction))
+        line = problem.line(problem.start(params), direction, problem.matvec(direction))
         trial = line.at(stepsize)
         end = problem.end(line, stepsize, trial)
-        found = line.origin[:2], trial[:3], end.params, (end.value, end.grad), problem.ahead(end.params)
+        found = line.origin[:2], trial[:3], end.params, (end.value, end.grad), problem.matvec(end.params)
         at_zero = value(jnp.array(0.0)), jax.grad(value)(0.0)
         derivatives = value(stepsize), jax.grad(value)(stepsize), jax.grad(jax.grad(value))(stepsize)
         there = along(stepsize)

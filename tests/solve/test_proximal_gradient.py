@@ -46,7 +46,27 @@ def test_the_lasso_is_that_of_scikit_learn(fun: Callable[..., Any], acceleration
     expected = _lasso(0.05)
     np.testing.assert_allclose(params, expected, atol=1e-8)
     np.testing.assert_array_equal(params == 0, expected == 0)
-    np.testing.assert_allclose(state.value, 0.5 * np.mean((X @ params - Y) ** 2), rtol=1e-10)
+
+
+VALUES: dict[str, tuple[prox.Prox, Any, Callable[[np.ndarray], Any]]] = {
+    "l1": (prox.l1, 0.05, lambda w: 0.05 * np.abs(w).sum()),
+    "elastic net": (prox.elastic_net, (0.05, 0.3), lambda w: 0.05 * np.abs(w).sum() + 0.15 * (w**2).sum()),
+    "group": (prox.group, np.full((NUM_FEATURES, 1), 0.1), lambda w: 0.1 * np.sqrt((w**2).sum(1)).sum()),
+    "box": (prox.box, (-0.5, 0.5), lambda w: 0.0),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+@in_float64
+def test_what_is_told_is_what_is_minimised_the_penalty_included(name: str) -> None:
+    operator, hyper, penalty = VALUES[name]
+    seen: list[px.solve.Iteration] = []
+    targets = np.stack([Y, -Y], 1)
+    solver = ProximalGradient(objective.glm("squared", intercept=True), prox.first(operator), verbose=seen.append)
+    (coef, bias), state = solver.run((jnp.zeros((NUM_FEATURES, 2)), jnp.ones(2)), hyper, (X, targets))
+    expected = 0.5 * np.mean((X @ coef + bias - targets) ** 2) + penalty(np.asarray(coef))
+    np.testing.assert_allclose((seen[-1].value, state.value), expected, rtol=1e-9)
+    assert seen[0].value > seen[-1].value
 
 
 @in_float64

@@ -15,17 +15,8 @@ import jax.numpy as jnp
 from paraxis.solve import _trees as trees
 
 
-def change(condition: Callable[[Any, Any], Any], params: Any, arguments: Any, moved: Any) -> Any:
-    """Return the tangent of ``params``, at which ``condition(params, arguments)`` is zero, by those of the arguments.
-
-    The condition's derivative by the parameters is symmetric.
-    """
-    right = right_side(condition, params, arguments, moved)
-    return solved(jax.linearize(lambda p: condition(p, arguments), params)[1], right)
-
-
 def right_side(condition: Callable[[Any, Any], Any], params: Any, arguments: Any, moved: Any) -> Any:
-    """Return what the derivative of the condition by the parameters takes their tangent to."""
+    """Return what a condition's derivative by the parameters takes their tangent to; ``moved`` is the arguments'."""
     return trees.scaled(-1, jax.jvp(lambda a: condition(params, a), (arguments,), (moved,))[1])
 
 

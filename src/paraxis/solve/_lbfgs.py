@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from paraxis._core import check
 from paraxis.solve import _gram as gram, _implicit as implicit, _run as runs, _stopping as stopping, _trees as trees
-from paraxis.solve._problem import Line, LinearLine, Point
+from paraxis.solve._problem import FunctionLine, LinearLine, Point
 from paraxis.solve._run import OptStep
-from paraxis.solve._search import Found, search
+from paraxis.solve._search import Found, noise, search
 from paraxis.solve._solver import Solver
 from paraxis.solve._stopping import Progress
 from paraxis.solve._streaming import compiled
@@ -19,6 +19,8 @@ from paraxis.solve._streaming import compiled
 _AT_ONCE = 2  # pairs; on an H100, a loop of steps one by one takes three times as long
 _SLOPE_OF_LINEAR, _SLOPE = 0.2, 0.9  # of the first slope, what a step may leave; trials of linear models read no rows
 _LONGEST_FIRST = 2.0  # a step to be tried first
+_PATIENCE = 10  # iterations without progress
+_PROMISE = 100  # times what rounding hides: a slope that promises so much, and does not keep it, is wrong
 
 
 class LBFGSState(NamedTuple):
@@ -132,9 +134,10 @@ class LBFGS(Solver):
         return self._problem(params, arguments).start(params).grad
 
     def _tangent(self, params: Any, arguments: Any, moved: Any) -> Any:
-        return implicit.change(self._residual, params, arguments, moved)
+        right = implicit.right_side(self._residual, params, arguments, moved)
+        return implicit.solved(jax.linearize(lambda p: self._residual(p, arguments), params)[1], right)
 
-    def _prepared(self, params: Any, arguments: Any) -> gram.Inverse | None:
+    def _preconditioner(self, params: Any, arguments: Any) -> gram.Inverse | None:
         """Return the inverse of the initial Hessian. A fixed step is one along L-BFGS' own direction."""
         if self.stepsize and self.precondition == "auto":
             return None
@@ -148,34 +151,27 @@ class LBFGS(Solver):
         state = step.state._replace(preconditioner=found)
         return OptStep(step.params, _forgotten(state, jnp.ones_like(state.gamma)))
 
-    def _refreshed(self, step: OptStep, arguments: Any) -> OptStep:
-        params, state = step
-        problem = self._problem(params, arguments)
-        cache = state.cache._replace(z=problem.ahead(params))
-        return OptStep(params, state._replace(cache=cache, data_passes=state.data_passes + problem.passes.line))
-
-    def _judged(self, step: OptStep, arguments: Any) -> OptStep:
+    def _rechecked(self, step: OptStep, arguments: Any) -> OptStep:
         problem = self._problem(step.params, arguments)
-        point = problem.start(step.params)
-        judged = stopping.judged_anew(step.state, problem.passes.start, point, trees.norm(point.grad), self)
-        return OptStep(step.params, judged)
+        point, passes = problem.start(step.params), 1 if problem.is_table else 2
+        return OptStep(step.params, stopping.recheck(step.state, passes, point, trees.norm(point.grad), self))
 
-    def _start(self, params: Any, arguments: Any, prepared: gram.Inverse | None) -> OptStep:
+    def _start(self, params: Any, arguments: Any, preconditioner: gram.Inverse | None) -> OptStep:
         problem = self._problem(params, arguments)
         point = problem.start(params)
         error = trees.norm(point.grad)
-        zero, count, size = jnp.zeros((), point.value.dtype), jnp.zeros((), jnp.int32), self.history_size
-        begun, status = stopping.begin(point, error, self.tol)
+        count, size = jnp.zeros((), jnp.int32), self.history_size
+        progress, status = stopping.begin(point, error, self.tol)
         state = LBFGSState(
             iter_num=count,
             value=point.value,
             grad=point.grad,
-            stepsize=zero,
+            stepsize=jnp.zeros_like(point.value),
             error=error,
             s_history=trees.zeros(params, size),
             y_history=trees.zeros(params, size),
-            rho_history=jnp.zeros((size,), zero.dtype),
-            gamma=self._first_scale(prepared, error),
+            rho_history=jnp.zeros((size,), point.value.dtype),
+            gamma=self._first_scale(preconditioner, error),
             num_pairs=count,
             aux=point.aux,
             failed_linesearch=jnp.array(False),
@@ -183,10 +179,10 @@ class LBFGS(Solver):
             num_grad_eval=count + 1,
             num_linesearch_iter=count,
             status=status,
-            data_passes=count + problem.passes.start,
-            progress=begun,
+            data_passes=count + (1 if problem.is_table else 2),
+            progress=progress,
             cache=point.cache,
-            preconditioner=prepared,
+            preconditioner=preconditioner,
         )
         return OptStep(params, state)
 
@@ -195,18 +191,14 @@ class LBFGS(Solver):
         problem = self._problem(params, arguments)
         point = Point(params, state.value, state.grad, state.aux, state.cache)
         direction, gamma = _descent(None, state._replace(cache=(), aux=None))
-        line = problem.line(point, direction, problem.ahead(direction))
+        line = problem.line(point, direction, problem.matvec(direction))
         found = _searched(self, line, state.iter_num, state.stepsize)
         new = problem.end(line, found.stepsize, found.trial)
         slope = line.origin.slope
         state = _advanced(self, state._replace(gamma=gamma), found, new._replace(params=()), direction, slope)
-        passes = problem.passes
-        num_grads = found.num_trials if passes.trial else 1
-        read = passes.line + passes.end + passes.trial * found.num_trials
-        state = state._replace(
-            num_grad_eval=state.num_grad_eval + num_grads, data_passes=state.data_passes + read
-        )  # fmt: skip
-        return OptStep(new.params, state)
+        num_grads = 1 if problem.is_linear else found.num_trials  # and so many times rows are read twice
+        num_evals, passes = state.num_grad_eval + num_grads, state.data_passes + 2 * num_grads
+        return OptStep(new.params, state._replace(num_grad_eval=num_evals, data_passes=passes))
 
     def _first_scale(self, preconditioner: gram.Inverse | None, error: jax.Array) -> jax.Array:
         """Return the scale of a first direction: no longer than 1, unless its length is right, or steps are given."""
@@ -216,7 +208,7 @@ class LBFGS(Solver):
 
 
 @compiled
-def _searched(solver: LBFGS, line: Line, iter_num: jax.Array, last: jax.Array) -> Found:
+def _searched(solver: LBFGS, line: FunctionLine | LinearLine, iter_num: jax.Array, last: jax.Array) -> Found:
     if solver.stepsize:
         given = solver.stepsize(iter_num) if callable(solver.stepsize) else solver.stepsize
         stepsize = jnp.asarray(given, last.dtype)
@@ -234,15 +226,18 @@ def _advanced(
 ) -> LBFGSState:
     """Return the state after a step; if no step was found, without what is remembered."""
     error = trees.norm(new.grad)
+    # Where terms cancel, rounding is that of the terms, which the value at the start tells better than a value of 0.
+    rounding = jnp.maximum(noise(new.value), noise(state.progress.first_value))
     progress, status = stopping.advance(
-        state.progress,
-        new,
+        state,
+        new.value,
         error,
-        tol=solver.tol,
-        iter_num=state.iter_num + 1,
-        maxiter=solver.maxiter,
+        solver,
+        patience=_PATIENCE,
+        counts=1,
+        promised=jnp.abs(slope) > _PROMISE * rounding,
         hopeless=found.failed & (state.num_pairs == 0),
-        slope=slope,
+        finite=jnp.isfinite(new.value) & jnp.isfinite(error),
     )
     remembering = _remembered(state, trees.scaled(found.stepsize, direction), trees.minus(new.grad, state.grad))
     forgetting = _forgotten(state, solver._first_scale(state.preconditioner, state.error))

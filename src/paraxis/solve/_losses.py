@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Loss:
     """A row's loss and its curvature.

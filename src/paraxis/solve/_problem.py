@@ -1,22 +1,19 @@
-"""A function as a solver asks about it: its value at a point, and its course along a line.
+"""A function as a solver asks about it: its value and gradient at a point, and its course along a line.
 
-A solver never calls the function itself. It asks a *problem* for a point, and for the line through that point along a
-direction. A trial on the line gives value, slope and, where it costs nothing, curvature. What a trial computes and the
-next point needs, it keeps: for most functions the gradient (:class:`Function`), for a generalised linear model its
-predictions (:class:`Linear`).
+A trial on a line gives value, slope and, where it costs nothing, curvature. What a trial computes and the next point
+needs, it keeps: for most functions the gradient (:class:`Function`), for a generalised linear model its predictions
+(:class:`Linear`).
 
 An objective of ``X @ W`` never reads X to try a step. Along a direction D, the predictions are ``Z + stepsize * (X @
 D)``. With both parts at hand, a trial costs as much as its rows have outputs, and X is read twice per step, for ``X @
-D`` and for the gradient, however many steps are tried. LIBLINEAR does this for two classes on one machine (Fan et al.
-2008); no solver in JAX did. Rows may lie over any number of devices: the compiler divides the products, and adds the
-devices' parts of a gradient.
+D`` and for the gradient, however many steps are tried (as LIBLINEAR does: Fan et al. 2008). Rows may lie over any
+number of devices: the compiler divides the products, and adds the devices' parts of a gradient.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,31 +44,8 @@ class Trial(NamedTuple):
     kept: Any
 
 
-class Line(Protocol):
-    """The function along ``params + stepsize * direction``."""
-
-    @property
-    def origin(self) -> Trial:
-        """Return the trial at step size 0, known without looking."""
-        ...
-
-    def at(self, stepsize: jax.Array) -> Trial:
-        """Return the trial at a step size."""
-        ...
-
-
-class Passes(NamedTuple):
-    """The number of times something reads all the data."""
-
-    start: int
-    line: int
-    trial: int
-    end: int
-
-
-@dataclasses.dataclass(frozen=True)
-class FunctionLine:
-    """Any function along a line."""
+class FunctionLine(NamedTuple):
+    """Any function along a direction."""
 
     value_and_grad: Callable[[Any], tuple[tuple[jax.Array, Any], Any]]
     point: Point
@@ -79,11 +53,13 @@ class FunctionLine:
 
     @property
     def origin(self) -> Trial:
-        slope = trees.dot(self.point.grad, self.direction)
-        return Trial(self.point.value, slope, jnp.full_like(slope, jnp.nan), (self.point.grad, self.point.aux))
+        return self._trial(self.point.value, self.point.grad, self.point.aux)
 
     def at(self, stepsize: jax.Array) -> Trial:
         (value, aux), grad = self.value_and_grad(trees.along(self.point.params, stepsize, self.direction))
+        return self._trial(value, grad, aux)
+
+    def _trial(self, value: jax.Array, grad: Any, aux: Any) -> Trial:
         slope = trees.dot(grad, self.direction)
         return Trial(value, slope, jnp.full_like(slope, jnp.nan), (grad, aux))
 
@@ -95,19 +71,18 @@ class Function:
     value_and_grad: Callable[[Any], tuple[tuple[jax.Array, Any], Any]]
     is_linear = False  # whether trials read no data, and what a point keeps is added up from step to step
     is_table = False  # whether loops around it are Python's
-    passes = Passes(start=2, line=0, trial=2, end=0)
 
     def start(self, params: Any) -> Point:
         """Return the point at these parameters."""
         (value, aux), grad = self.value_and_grad(params)
         return Point(params, value, grad, aux, ())
 
-    def ahead(self, direction: Any) -> Any:
+    def matvec(self, direction: Any) -> Any:
         """Return what a line along this direction uses instead of the data; linear in the direction."""
         return ()
 
-    def line(self, point: Point, direction: Any, ahead: Any) -> Line:
-        """Return the line from a point; ``ahead`` is that of the direction."""
+    def line(self, point: Point, direction: Any, product: Any) -> FunctionLine:
+        """Return the line from a point; ``product`` is the direction's :meth:`matvec`."""
         return FunctionLine(self.value_and_grad, point, direction)
 
     def end(self, line: Any, stepsize: jax.Array, trial: Trial) -> Point:
@@ -123,14 +98,8 @@ class Cache(NamedTuple):
     shares: Any  # each row's part of the mean, (n,); None: equal. Kept, since a sum of weights is an exchange
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["point", "direction", "dz", "targets", "l2", "penalty", "slope"],
-    meta_fields=["loss"],
-)
-@dataclasses.dataclass(frozen=True)
-class LinearLine:
-    """A linear model along a line, without its rows; ``penalty`` has the products of coefficients and direction."""
+class LinearLine(NamedTuple):
+    """A linear model along a direction, without its rows."""
 
     loss: Loss
     point: Point
@@ -138,7 +107,7 @@ class LinearLine:
     dz: jax.Array
     targets: jax.Array
     l2: jax.Array
-    penalty: tuple[jax.Array, jax.Array, jax.Array]
+    penalty: tuple[jax.Array, jax.Array, jax.Array]  # products of coefficients and direction
     slope: jax.Array
 
     @property
@@ -155,19 +124,11 @@ class LinearLine:
         (value, slope), (_, curvature) = jax.jvp(lambda a: jax.jvp(along, (a,), (one,)), (stepsize,), (one,))
         value, slope, curvature = _mean(jnp.stack([value, slope, curvature]), shares)  # one sum: one exchange
         zero, half, whole = self.penalty
-        return Trial(
-            value + 0.5 * self.l2 * (zero + 2 * stepsize * half + stepsize**2 * whole),
-            slope + self.l2 * (half + stepsize * whole),
-            curvature + self.l2 * whole,
-            (),
-        )
+        value = value + 0.5 * self.l2 * (zero + 2 * stepsize * half + stepsize**2 * whole)
+        return Trial(value, slope + self.l2 * (half + stepsize * whole), curvature + self.l2 * whole, ())
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["design", "targets", "weight", "l2"],
-    meta_fields=["loss", "intercept"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Linear:
     """The mean cost of rows, plus ``l2 / 2`` times the squared norm of the coefficients; an intercept is not penalised.
@@ -178,9 +139,8 @@ class Linear:
         loss: the loss of a row.
         design: the rows, ``(n, d)``, also of a table.
         targets: ``(n,)``, or ``(n, k)`` for several outputs that are no classes.
-        weight: ``(n,)``, or ``None`` for equal weights; the mean is over the sum of the weights. A row of weight zero
-            does not count, as long as it is finite.
-        l2: scalar.
+        weight: ``(n,)``, over whose sum the mean is, or ``None``. A finite row of weight zero does not count.
+        l2: scalar, or ``None``.
         intercept: whether parameters are a pair of coefficients and intercept.
     """
 
@@ -189,17 +149,12 @@ class Linear:
     targets: jax.Array
     weight: jax.Array | None
     l2: Any
-    intercept: bool
+    intercept: bool = dataclasses.field(metadata={"static": True})
     is_linear = True
 
     @property
     def is_table(self) -> bool:
         return isinstance(self.design, TableRows)
-
-    @property
-    def passes(self) -> Passes:
-        """Rows of a table are read once where others are read forwards and backwards."""
-        return Passes(start=1 if self.is_table else 2, line=1, trial=0, end=1)
 
     def value(self, params: Any) -> jax.Array:
         """Return the objective, as a plain function that JAX can differentiate in whatever way."""
@@ -207,24 +162,24 @@ class Linear:
 
     def start(self, params: Any) -> Point:
         shares = self.shares(params)
-        z, (cost, grad) = self.read(_begun, params, shares)
+        z, (cost, grad) = self.read(_cost_and_grad, params, shares)
         return Point(params, cost + self._penalty(params), self._with_penalty(grad, params), None, Cache(z, shares))
 
-    def ahead(self, direction: Any) -> jax.Array:
-        return self.read(_predicted, direction, ())[0]
+    def matvec(self, direction: Any) -> jax.Array:
+        return self.read(_predictions, direction, ())[0]
 
-    def line(self, point: Point, direction: Any, ahead: Any) -> LinearLine:
-        l2 = jnp.asarray(0 if self.l2 is None else self.l2, ahead.dtype)
+    def line(self, point: Point, direction: Any, product: Any) -> LinearLine:
+        l2 = jnp.asarray(0 if self.l2 is None else self.l2, product.dtype)
         own, step = self.coef(point.params), self.coef(direction)
         penalty = trees.dot(own, own), trees.dot(own, step), trees.dot(step, step)
         slope = trees.dot(point.grad, direction)
-        return LinearLine(self.loss, point, direction, ahead, self.targets, l2, penalty, slope)
+        return LinearLine(self.loss, point, direction, product, self.targets, l2, penalty, slope)
 
     def end(self, line: Any, stepsize: jax.Array, trial: Trial) -> Point:
         params = trees.along(line.point.params, stepsize, line.direction)
         z, shares = line.point.cache
         z = z + stepsize * line.dz
-        grad = self.read(_slopes, params, (z, shares))[1]
+        grad = self.read(_grad, params, (z, shares))[1]
         return Point(params, trial.value, self._with_penalty(grad, params), None, Cache(z, shares))
 
     def shares(self, params: Any) -> jax.Array | None:
@@ -286,7 +241,7 @@ class Linear:
     def _with_penalty(self, grad: Any, params: Any) -> Any:
         if self.l2 is None:
             return grad
-        coef = self.coef(grad) + jnp.asarray(self.l2, self.coef(grad).dtype) * self.coef(params)
+        coef = trees.along(self.coef(grad), self.l2, self.coef(params))
         return (coef, grad[1]) if self.intercept else coef
 
 
@@ -298,9 +253,8 @@ def _mean(costs: jax.Array, shares: Any) -> jax.Array:
 def _num_pieces(design: jax.Array) -> int:
     """Return into how many pieces rows are divided for a product of one vector that adds over them.
 
-    XLA's CPU products of a vector with rows go through all of these for some columns at a time: of rows that stay in a
-    cache they take half the time. Their number divides that of the rows, and is a multiple of that of the devices over
-    which these may lie: else they would be exchanged.
+    XLA's CPU products of a vector with rows take half the time if these stay in a cache. The number of pieces divides
+    that of the rows, and is a multiple of that of the devices over which these may lie: else they would be exchanged.
     """
     size = design.size * design.dtype.itemsize
     if jax.default_backend() != "cpu" or size < 2 * _PIECE:
@@ -315,21 +269,18 @@ def _cost(rows: Linear, params: Any, shares: Any) -> Any:
     return (), rows.cost(rows.predict(params), shares)
 
 
-def _predicted(rows: Linear, params: Any, _: Any) -> Any:
+def _predictions(rows: Linear, params: Any, _: Any) -> Any:
     return rows.predict(params), ()
 
 
-def _begun(rows: Linear, params: Any, shares: Any) -> Any:
+def _cost_and_grad(rows: Linear, params: Any, shares: Any) -> Any:
     z = rows.predict(params)
     return z, (rows.cost(z, shares), rows.grad(z, shares, params))
 
 
-def _slopes(rows: Linear, params: Any, values: Any) -> Any:
-    z, shares = values
-    return (), rows.grad(z, shares, params)
+def _grad(rows: Linear, params: Any, cache: tuple[Any, Any]) -> Any:
+    return (), rows.grad(*cache, params)
 
 
-def _of_chunk(
-    fn: Any, loss: Loss, intercept: bool, design: jax.Array, targets: jax.Array, shared: Any, rows: Any
-) -> Any:
+def _of_chunk(fn: Any, loss: Loss, intercept: bool, design: Any, targets: Any, shared: Any, rows: Any) -> Any:
     return fn(Linear(loss, design, targets, None, None, intercept), shared, rows)

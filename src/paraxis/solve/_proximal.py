@@ -25,11 +25,11 @@ from paraxis.solve._problem import Function, Linear, Point
 from paraxis.solve._run import OptStep
 from paraxis.solve._search import noise
 from paraxis.solve._solver import Solver
-from paraxis.solve._stopping import Progress, Status
+from paraxis.solve._stopping import Progress
 from paraxis.solve._streaming import while_loop
 from paraxis.solve.objective import LinearObjective
 
-_PATIENCE = 100  # iterations without progress that rounding may hide: the error of an accelerated method goes in waves
+_PATIENCE = 100  # iterations without progress: the error of an accelerated method goes in waves
 _MAX_TRIALS = 30
 _SHORTER = 0.5  # the least factor by which a step that is too long is shortened at once
 _GROWTH = (4.0, 1.1)  # of a step: until the first that was too long, and from then on
@@ -39,7 +39,8 @@ class ProximalGradientState(NamedTuple):
     """The state of a proximal gradient run. A pytree; names as in JAXopt.
 
     Args:
-        value: ``fun`` at the parameters, without the penalty.
+        value: what is minimised, at the parameters: ``fun``, and the penalty of an operator of
+            :mod:`paraxis.solve.prox`; with one of your own, ``fun`` alone.
         stepsize: the step that the next iteration tries first.
         error: Euclidean norm of the last step from the velocity to the parameters, divided by the step size, or of a
             step of size 1 if that is larger; without a penalty, the norm of the gradient. Infinite at first.
@@ -84,8 +85,8 @@ class _Step(NamedTuple):
     following: jax.Array  # the step to try next, in this search or at the next iteration
     params: Any
     direction: Any  # from the velocity
-    ahead: Any  # what the problem knows of the direction
-    value: jax.Array
+    product: Any  # what the problem knows of the direction
+    value: jax.Array  # of ``fun``
     aux: Any
     accepted: jax.Array
     num_trials: jax.Array
@@ -172,16 +173,16 @@ class ProximalGradient(Solver):
         operators.require_sensible(who, self.prox, params, hyper)
         return params, ((hyper, *args), kwargs)
 
-    def _without_closures(self, params: Any, arguments: Any) -> tuple[Solver, Any]:
-        """Return a solver whose ``prox`` has traced values that it closes over among its hyperparameters, too."""
+    def _without_closures(self, params: Any, arguments: Any) -> tuple[Solver, Any, Any]:
+        """Move also traced values that ``prox`` closes over, to its hyperparameters."""
         solver, ((hyper, *args), kwargs) = self, arguments
         if jax_api.is_tracing():
             pure, closed = jax.closure_convert(self.prox, params, hyper, jnp.ones((), _dtype(params)))
             if closed:
                 hyper = hyper, closed
                 solver = dataclasses.replace(self, prox=lambda x, hyper, scaling: pure(x, hyper[0], scaling, *hyper[1]))
-        solver, (args, kwargs) = super(ProximalGradient, solver)._without_closures(params, (args, kwargs))
-        return solver, ((hyper, *args), kwargs)
+        solver, params, (args, kwargs) = super(ProximalGradient, solver)._without_closures(params, (args, kwargs))
+        return solver, params, ((hyper, *args), kwargs)
 
     def _problem(self, params: Any, arguments: Any) -> Linear | Function:
         (_, *args), kwargs = arguments
@@ -195,19 +196,32 @@ class ProximalGradient(Solver):
         # A step that fails leads back to the parameters: the next one starts there.
         stay = ~step.accepted
         direction = trees.choose(stay, trees.scaled(-1, lag), step.direction)
-        ahead = trees.choose(stay, trees.scaled(-1, state.lag), step.ahead)
+        product = trees.choose(stay, trees.scaled(-1, state.lag), step.product)
         change = trees.along(lag, 1, direction)
         uphill = stay | (trees.dot(direction, change) < 0)
         t, weight = self._momentum(state, step, uphill)
-        new_lag = trees.scaled(weight, trees.along(state.lag, 1, ahead))
-        line = problem.line(point, trees.along(direction, weight, change), jax.tree.map(jnp.add, ahead, new_lag))
+        new_lag = trees.scaled(weight, trees.along(state.lag, 1, product))
+        line = problem.line(point, trees.along(direction, weight, change), jax.tree.map(jnp.add, product, new_lag))
         one = jnp.ones_like(t)
         new = problem.end(line, one, line.at(one))
         error = jnp.where(stay, state.error, self._error(point, step.direction, step.stepsize, hyper))
-        value = jnp.where(stay, state.value, step.value)
-        progress, status = self._advanced(state, step, value, error, new, jnp.all(weight == 0))
-        passes, by_value = problem.passes, problem.passes.trial // 2
-        read = (passes.line + by_value) * step.num_trials + (passes.trial - by_value) * step.num_grads
+        value = jnp.where(stay, state.value, self._with_penalty(step.value, step.params, hyper))
+        rounding = error**2 * step.stepsize <= noise(value)  # what the step promised
+        stuck = stay & (state.t == 1)
+        # A point that was extrapolated is given up; where a step itself leads out of the domain, there is no way on.
+        finite = (jnp.isfinite(new.value) & trees.all_finite(new.grad)) | jnp.any(weight != 0)
+        progress, status = stopping.advance(
+            state,
+            value,
+            error,
+            self,
+            patience=_PATIENCE,
+            counts=rounding,
+            promised=~rounding,
+            hopeless=stuck,
+            finite=finite & ~(stuck & bool(self.stepsize)),
+        )
+        read = step.num_trials + (1 if problem.is_linear else 2 + step.num_grads)
         state = ProximalGradientState(
             iter_num=state.iter_num + 1,
             value=value,
@@ -219,10 +233,10 @@ class ProximalGradient(Solver):
             grad=new.grad,
             failed_linesearch=stay,
             num_fun_eval=state.num_fun_eval + step.num_trials + 1,
-            num_grad_eval=state.num_grad_eval + (step.num_grads if passes.trial else 0) + 1,
+            num_grad_eval=state.num_grad_eval + (0 if problem.is_linear else step.num_grads) + 1,
             num_linesearch_iter=state.num_linesearch_iter + step.num_trials,
             status=status,
-            data_passes=state.data_passes + read + passes.trial + passes.end,
+            data_passes=state.data_passes + read,
             progress=progress,
             velocity_value=new.value,
             cache=new.cache,
@@ -242,39 +256,37 @@ class ProximalGradient(Solver):
         _, prox = jax.linearize(lambda p: self._moved(p, arguments[0][0], one), trees.minus(params, grad))
         return implicit.through_prox(prox, hessian, right)
 
-    def _refreshed(self, step: OptStep, arguments: Any) -> OptStep:
-        params, state = step
-        problem = self._problem(params, arguments)
-        lag, cache = problem.ahead(trees.minus(state.velocity, params)), problem.ahead(state.velocity)
-        passes = state.data_passes + 2 * problem.passes.line
-        return OptStep(params, state._replace(lag=lag, cache=state.cache._replace(z=cache), data_passes=passes))
-
-    def _judged(self, step: OptStep, arguments: Any) -> OptStep:
+    def _rechecked(self, step: OptStep, arguments: Any) -> OptStep:
         """If it is no solution, the run begins again from there."""
         params, state = step
         problem, hyper = self._problem(params, arguments), arguments[0][0]
-        point = problem.start(params)
+        point, passes = problem.start(params), 1 if problem.is_table else 2
         moved = self._moved(trees.along(params, -state.stepsize, point.grad), hyper, state.stepsize)
         error = self._error(point, trees.minus(moved, params), state.stepsize, hyper)
-        judged = stopping.judged_anew(state, problem.passes.start, point, error, self)
+        whole = point._replace(value=self._with_penalty(point.value, params, hyper))
+        state = stopping.recheck(state, passes, whole, error, self)
         lag, one = jnp.zeros_like(state.lag), jnp.ones_like(state.t)
-        return OptStep(params, judged._replace(velocity=params, t=one, velocity_value=point.value, lag=lag))
+        return OptStep(params, state._replace(velocity=params, t=one, velocity_value=point.value, lag=lag))
+
+    def _with_penalty(self, value: jax.Array, params: Any, hyper: Any) -> jax.Array:
+        return (value + operators.penalty(self.prox, params, hyper)).astype(value.dtype)
 
     def _moved(self, x: Any, hyperparams_prox: Any, stepsize: jax.Array) -> Any:
         """``prox``, in the dtypes of ``x``."""
         return jax.tree.map(lambda old, new: new.astype(old.dtype), x, self.prox(x, hyperparams_prox, stepsize))
 
-    def _start(self, params: Any, arguments: Any, prepared: None) -> OptStep:
+    def _start(self, params: Any, arguments: Any, preconditioner: None) -> OptStep:
         problem = self._problem(params, arguments)
         point = problem.start(params)
+        whole = point._replace(value=self._with_penalty(point.value, params, arguments[0][0]))
         one, count = jnp.ones((), point.value.dtype), jnp.zeros((), jnp.int32)
-        unknown = jnp.full((), jnp.inf, point.value.dtype)
-        begun, status = stopping.begin(point, unknown, self.tol)
+        error = jnp.full_like(one, jnp.inf)  # not known
+        progress, status = stopping.begin(whole, error, self.tol)
         state = ProximalGradientState(
             iter_num=count,
-            value=point.value,
+            value=whole.value,
             stepsize=one * (self._given_stepsize(count) if self.stepsize else 1),
-            error=unknown,
+            error=error,
             aux=point.aux,
             velocity=params,
             t=one,
@@ -284,8 +296,8 @@ class ProximalGradient(Solver):
             num_grad_eval=count + 1,
             num_linesearch_iter=count,
             status=status,
-            data_passes=count + problem.passes.start,
-            progress=begun,
+            data_passes=count + (1 if problem.is_table else 2),
+            progress=progress,
             velocity_value=point.value,
             cache=point.cache,
             lag=jnp.zeros_like(point.cache.z) if problem.is_linear else (),
@@ -294,38 +306,36 @@ class ProximalGradient(Solver):
 
     def _stepped(self, problem: Linear | Function, point: Point, state: ProximalGradientState, hyper: Any) -> _Step:
         """Return the step to take, which is not accepted if there is none."""
-        fresh = state.num_linesearch_iter == state.iter_num  # no step has ever been too long
-        growth = jnp.where(fresh, *_GROWTH).astype(state.value.dtype)
+        never_too_long = state.num_linesearch_iter == state.iter_num
+        growth = jnp.where(never_too_long, *_GROWTH).astype(state.value.dtype)
         known = jnp.isfinite(point.value) & trees.all_finite(point.grad)
 
         def tried(before: _Step) -> _Step:
             stepsize = before.following
             params = self._moved(trees.along(point.params, -stepsize, point.grad), hyper, stepsize)
             direction = trees.minus(params, point.params)
-            ahead = problem.ahead(direction)
-            line = problem.line(point, direction, ahead)
+            product = problem.matvec(direction)
+            line = problem.line(point, direction, product)
             square = trees.dot(direction, direction)
             value, curvature, aux, by_slope = _curvature(problem, line, square / stepsize)
-            of_slope = 8 * jnp.finfo(curvature.dtype).eps * jnp.abs(line.origin.slope)
-            rounding = jnp.where(by_slope, of_slope, noise(value) / 8)
-            solved = jnp.sqrt(square) <= self.tol * stepsize  # then its curvature may be rounding
-            short_enough = solved | (curvature <= square / stepsize + rounding)
-            accepted = short_enough & jnp.isfinite(value) & jnp.isfinite(square)
-            first = before.num_trials == 0
-            allowed = jnp.where(curvature > 0, square / jnp.where(curvature > 0, curvature, 1), jnp.inf)
-            grown = jnp.where(first, jnp.clip(allowed, stepsize, growth * stepsize), stepsize)
-            shorter = jnp.clip(allowed, _SHORTER * stepsize, 0.95 * stepsize)
-            shorter = jnp.where(jnp.isfinite(curvature), shorter, _SHORTER * stepsize)
             if self.stepsize:
                 accepted = jnp.isfinite(square)
-                grown = jnp.asarray(self._given_stepsize(state.iter_num + 1), stepsize.dtype)
-            num_trials = before.num_trials + 1
-            num_grads = before.num_grads + by_slope
-            following = jnp.where(accepted, grown, shorter)
-            return _Step(stepsize, following, params, direction, ahead, value, aux, accepted, num_trials, num_grads)
+                following = jnp.asarray(self._given_stepsize(state.iter_num + 1), stepsize.dtype)
+            else:
+                of_slope = 8 * jnp.finfo(curvature.dtype).eps * jnp.abs(line.origin.slope)
+                rounding = jnp.where(by_slope, of_slope, noise(value) / 8)
+                solved = jnp.sqrt(square) <= self.tol * stepsize  # then its curvature may be rounding
+                short_enough = solved | (curvature <= square / stepsize + rounding)
+                accepted = short_enough & jnp.isfinite(value) & jnp.isfinite(square)
+                allowed = jnp.where(curvature > 0, square / jnp.where(curvature > 0, curvature, 1), jnp.inf)
+                grown = jnp.clip(allowed, stepsize, jnp.where(before.num_trials == 0, growth, 1) * stepsize)
+                shorter = jnp.clip(allowed, _SHORTER * stepsize, 0.95 * stepsize)
+                shorter = jnp.where(jnp.isfinite(curvature), shorter, _SHORTER * stepsize)
+                following = jnp.where(accepted, grown, shorter)
+            num_trials, num_grads = before.num_trials + 1, before.num_grads + by_slope
+            return _Step(stepsize, following, params, direction, product, value, aux, accepted, num_trials, num_grads)
 
-        zero = jnp.zeros((), jnp.int32)
-        none = trees.zeros(point.params)
+        zero, none = jnp.zeros((), jnp.int32), trees.zeros(point.params)
         begin = _Step(state.stepsize, state.stepsize, point.params, none, state.lag, point.value, point.aux,
                       jnp.array(False), zero, zero)  # fmt: skip
         if self.stepsize:
@@ -354,32 +364,6 @@ class ProximalGradient(Solver):
         t = jnp.where(uphill, 1, t)
         next_t = _root(t**2 * step.stepsize / step.following)
         return jnp.where(uphill, 1, next_t), (t - 1) / next_t
-
-    def _advanced(
-        self, state: ProximalGradientState, step: _Step, value: Any, error: Any, new: Point, at_rest: jax.Array
-    ) -> tuple[Progress, jax.Array]:
-        """Return what is known of the progress after an iteration, and the status.
-
-        The value may rise while a penalty falls, so a value that does not fall says nothing by itself.
-        """
-        before = state.progress
-        lower = value < before.best_value - noise(before.best_value) / 8
-        rounding = error**2 * step.stepsize <= noise(value)
-        stalled = rounding & ~lower & ~(error < 0.9 * before.best_error)
-        better = lower | (error < 0.9 * before.best_error)
-        num_stalled = jnp.where(better, 0, before.num_stalled + stalled)
-        hopeless = ~step.accepted & (state.t == 1)
-        status = jnp.where(state.iter_num + 1 >= self.maxiter, Status.ITERATION_LIMIT, Status.RUNNING)
-        status = jnp.where(num_stalled >= _PATIENCE, Status.PRECISION, status)
-        failed = jnp.where(rounding, Status.PRECISION, Status.LINE_SEARCH_FAILED)
-        status = jnp.where(hopeless, Status.NOT_FINITE if self.stepsize else failed, status)
-        # A point that was extrapolated is given up; where a step itself leads out of the domain, there is no way on.
-        finite = jnp.isfinite(new.value) & trees.all_finite(new.grad)
-        status = jnp.where(step.accepted & (error <= self.tol), Status.CONVERGED, status)
-        status = jnp.where(finite | ~at_rest, status, Status.NOT_FINITE).astype(jnp.int32)
-        best = jnp.fmin(before.best_value, value), jnp.fmin(before.best_error, error)
-        found = before._replace(best_value=best[0], best_error=best[1], num_stalled=num_stalled.astype(jnp.int32))
-        return found, status
 
 
 def _curvature(problem: Linear | Function, line: Any, scale: jax.Array) -> tuple[jax.Array, jax.Array, Any, jax.Array]:

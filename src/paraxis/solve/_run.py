@@ -33,8 +33,6 @@ class Interrupted(KeyboardInterrupt):
         ...     params, state = solver.run(jnp.zeros(3))
         ... except px.solve.Interrupted as stopped:
         ...     params, state = stopped.params, stopped.state
-        >>> state.reason
-        'the error is as small as tol asks'
     """
 
     __module__ = "paraxis.solve"  # as a traceback names it
@@ -50,7 +48,7 @@ class Iteration(NamedTuple):
 
     Args:
         iter_num: iterations so far, this one included.
-        value: the objective; for a proximal solver, its smooth part.
+        value: what is minimised; with an operator of your own, ``ProximalGradient`` does not know its penalty.
         error: the error that is compared with ``tol``.
         stepsize: the step size.
         data_passes: how often all data were read so far.
@@ -105,7 +103,7 @@ def shown(self: Any) -> str:
 
 
 def beginning(who: str, fun: Callable[..., Any], params: Any, args: Any, kwargs: Any) -> Any:
-    """Return the initial parameters as arrays, without weak types, on the data's mesh if their types say it.
+    """Return the initial parameters as arrays, on the data's mesh if their types say it.
 
     Raises:
         ShapeError: if there are none, or one is not of real numbers.
@@ -118,7 +116,7 @@ def beginning(who: str, fun: Callable[..., Any], params: Any, args: Any, kwargs:
     if not isinstance(fun, LinearObjective):
         return params
     problem = fun.check_targets(params, *args, **kwargs)
-    dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(params)}
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(params)}
     if len(dtypes) > 1 or jnp.result_type(*dtypes, problem.design.dtype) not in dtypes:
         raise ShapeError(
             f"{who}: init_params are {', '.join(sorted(d.name for d in dtypes))}, and X is {problem.design.dtype}: "
@@ -128,11 +126,7 @@ def beginning(who: str, fun: Callable[..., Any], params: Any, args: Any, kwargs:
 
 
 def floating(who: str, params: Any) -> Any:
-    """Parameters as arrays, without weak types.
-
-    Raises:
-        ShapeError: if there are none, or one is not of real numbers.
-    """
+    """Return parameters as arrays without weak types; a ShapeError if one is not of real numbers, or there are none."""
     params = jax.tree.map(jnp.asarray, params)
     dtypes = {x.dtype for x in jax.tree.leaves(params)}
     if not dtypes or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from paraxis.solve import _trees as trees
-from paraxis.solve._problem import Line, Trial
+from paraxis.solve._problem import FunctionLine, LinearLine, Trial
 
 _DECREASE = 1e-4  # of what the first slope promises: c1 of the Wolfe conditions
 _MAX_TRIALS = 30
@@ -55,7 +55,7 @@ def noise(value: jax.Array) -> jax.Array:
     return _NOISE * jnp.finfo(value.dtype).eps * jnp.abs(value)
 
 
-def search(line: Line, first: jax.Array, slope_left: float) -> Found:
+def search(line: FunctionLine | LinearLine, first: jax.Array, slope_left: float) -> Found:
     """Search for a step, ``first`` being tried first; of the first slope, it may leave a part (c2)."""
     origin = line.origin
     dtype = origin.value.dtype

@@ -1,8 +1,7 @@
 """What all solvers have in common: one compiled function that iterates, and a loop in Python around it.
 
-The compiled function makes iterations up to a number, as many at once as take a moment. Between two calls, Python may
-be interrupted, tell of the iteration, or save the run. Inside ``jit``, ``vmap`` and ``grad``, the same function makes
-all iterations, and Python takes no part.
+The compiled function makes as many iterations as take a moment. Between two calls, Python may be interrupted, tell of
+the iteration, or save the run. Inside ``jit``, ``vmap`` and ``grad``, the same function makes all iterations.
 """
 
 import abc
@@ -11,6 +10,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -25,8 +25,7 @@ from paraxis.solve._streaming import TableRows, while_loop
 from paraxis.solve.objective import LinearObjective
 
 _PART = 0.5  # seconds that Ctrl-C waits, about; and at least an iteration
-_REFRESH = 50  # iterations after which predictions are computed anew: steps added up leave rounding behind
-_RENEWALS = 16, 128, 1024  # iterations after which a preconditioner is computed anew
+_RENEWAL = 16  # iterations after which a preconditioner is computed anew
 
 
 class Solver(abc.ABC):
@@ -60,7 +59,7 @@ class Solver(abc.ABC):
         """
         step, arguments = OptStep(params, state), self._in_order(args, kwargs)
         is_traced = _is_traced((step, arguments))
-        new = (self._iteration if is_traced or _tables(arguments) else self._compiled_iteration)(step, arguments)
+        new = (self._iteration if is_traced or _tables(arguments) else self._compiled.iteration)(step, arguments)
         if self.verbose:
             self._tell(new.state, is_traced)
         return new
@@ -77,9 +76,11 @@ class Solver(abc.ABC):
 
         Returns:
             ``(params, state)``; ``state.status`` says whether this is a solution.
+
+        Raises:
+            Interrupted: after Ctrl-C, with the result so far.
         """
-        params, arguments = self._given("run", init_params, args, kwargs)
-        solver, arguments = self._without_closures(params, arguments)
+        solver, params, arguments = self._without_closures(*self._given("run", init_params, args, kwargs))
         # Where nothing is traced, nobody differentiates: what JAX does to find that out takes as long as a small fit.
         if _is_traced((params, arguments)):
             return _solution(solver, params, arguments)
@@ -96,29 +97,27 @@ class Solver(abc.ABC):
         """Return checked parameters and arguments of a call."""
         return beginning(f"{type(self).__name__}.{call}", self.fun, init_params, args, kwargs), (args, kwargs)
 
-    def _without_closures(self, params: Any, arguments: Any) -> tuple["Solver", Any]:
-        """Return a solver whose function has values that it closes over as arguments; and its arguments, with these.
-
-        Only values that JAX is tracing, by which a solution can be differentiated, are moved so.
-        """
+    def _without_closures(self, params: Any, arguments: Any) -> tuple["Solver", Any, Any]:
+        """Move traced values that the function closes over to the arguments, by which JAX differentiates."""
         fun, (args, kwargs) = self.fun, arguments
         if isinstance(fun, LinearObjective) or not jax_api.is_tracing():
-            return self, arguments
+            return self, params, arguments
         pure, closed = jax.closure_convert(lambda p, args, kwargs: fun(p, *args, **kwargs), params, args, kwargs)
         if not closed:
-            return self, arguments
+            return self, params, arguments
 
         def opened(params: Any, arguments: Any, closed: Any) -> Any:
             return pure(params, *arguments, *closed)
 
-        return dataclasses.replace(self, fun=opened), ((arguments, closed), {})  # pyright: ignore[reportArgumentType]
+        solver: Any = dataclasses.replace(self, fun=opened)  # pyright: ignore[reportArgumentType]
+        return solver, params, ((arguments, closed), {})
 
     @abc.abstractmethod
     def _residual(self, params: Any, arguments: Any) -> Any:
         """Return what is zero at a solution."""
 
     @abc.abstractmethod
-    def _start(self, params: Any, arguments: Any, prepared: Any) -> OptStep:
+    def _start(self, params: Any, arguments: Any, preconditioner: Any) -> OptStep:
         """Return the parameters, and the state before the first iteration."""
 
     @abc.abstractmethod
@@ -126,58 +125,44 @@ class Solver(abc.ABC):
         """Make one iteration."""
 
     @abc.abstractmethod
-    def _refreshed(self, step: OptStep, arguments: Any) -> OptStep:
-        """Return the same step of a linear model, with its predictions computed anew."""
-
-    @abc.abstractmethod
-    def _judged(self, step: OptStep, arguments: Any) -> OptStep:
+    def _rechecked(self, step: OptStep, arguments: Any) -> OptStep:
         """Return a step at which a run of a linear model may end, with value, gradient and status computed anew."""
 
     @abc.abstractmethod
     def _tangent(self, params: Any, arguments: Any, moved: Any) -> Any:
         """Return the tangent of a solution by those of the arguments."""
 
-    def _prepared(self, params: Any, arguments: Any) -> Any:
+    def _preconditioner(self, params: Any, arguments: Any) -> Any:
         """Return what is computed once, before the first iteration."""
         return None
 
     def _renewed(self, step: OptStep, arguments: Any) -> OptStep:
-        """Return the same place, with what is prepared as it is right there."""
+        """Return the same place, with the preconditioner that is right there."""
         return step
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if not name.startswith("_compiled")}
+        return {name: value for name, value in vars(self).items() if name != "_compiled"}
+
+    @functools.cached_property
+    def _compiled(self) -> Any:
+        """Return the solver's programs, which go when it goes."""
+        start, iteration, steps = jax.jit(self._start), jax.jit(self._iteration), jax.jit(self._steps)
+        return SimpleNamespace(start=start, iteration=iteration, steps=steps, tangent=jax.jit(self._tangent))
 
     def _begun(self, params: Any, arguments: Any) -> OptStep:
         """Return where a run begins."""
-        prepared = self._prepared(params, arguments)
+        preconditioner = self._preconditioner(params, arguments)
         if _is_traced((params, arguments)):
-            return self._start(params, arguments, prepared)
-        start = self._start if _tables(arguments) else self._compiled_start
-        params, state = start(params, arguments, prepared)
+            return self._start(params, arguments, preconditioner)
+        start = self._start if _tables(arguments) else self._compiled.start
+        params, state = start(params, arguments, preconditioner)
         # Later parameters lie where the state does: with others, iterations would be compiled once more.
         return OptStep(jax.tree.map(lambda x: arrays.whole_beside(x, state.error), params), state)
-
-    @functools.cached_property
-    def _compiled_start(self) -> Callable[..., OptStep]:
-        return jax.jit(self._start)
-
-    @functools.cached_property
-    def _compiled_iteration(self) -> Callable[..., OptStep]:
-        return jax.jit(self._iteration)
-
-    @functools.cached_property
-    def _compiled_steps(self) -> Callable[..., OptStep]:
-        return jax.jit(self._steps)
-
-    @functools.cached_property
-    def _compiled_tangent(self) -> Callable[..., Any]:
-        return jax.jit(self._tangent)
 
     def _steps(self, step: OptStep, arguments: Any, until: Any, *, tells: bool = False) -> OptStep:
         """Iterate until the solver stops, or has made so many iterations in all.
 
-        Where it would stop, a linear model's place is judged anew; if it is no solution, the run goes on.
+        Where it would stop, a linear model's predictions are computed anew; if it is no solution, the run goes on.
         """
         problem = self._problem(step.params, arguments)
 
@@ -190,18 +175,16 @@ class Solver(abc.ABC):
         def go_on(step: OptStep) -> jax.Array:
             return (step.state.status == Status.RUNNING) & (step.state.iter_num < until)
 
-        def iterate_and_look(step: OptStep) -> OptStep:
-            due = (step.state.iter_num // _REFRESH + 1) * _REFRESH
-            step = while_loop(problem.is_table, lambda s: go_on(s) & (s.state.iter_num < due), iterate, step)
-            status = step.state.status
-            may_end = (status != Status.RUNNING) & (status != Status.NOT_FINITE)
-            which = jnp.where(may_end, 1, jnp.where((status == Status.RUNNING) & (step.state.iter_num == due), 2, 0))
-            looks = [lambda s: s, *(functools.partial(f, arguments=arguments) for f in (self._judged, self._refreshed))]
-            return looks[int(which)](step) if problem.is_table else jax.lax.switch(which, looks, step)
+        def iterate_and_recheck(step: OptStep) -> OptStep:
+            step = while_loop(problem.is_table, go_on, iterate, step)
+            may_end = (step.state.status != Status.RUNNING) & (step.state.status != Status.NOT_FINITE)
+            if problem.is_table:
+                return self._rechecked(step, arguments) if may_end else step
+            return jax.lax.cond(may_end, lambda step: self._rechecked(step, arguments), lambda step: step, step)
 
         if not problem.is_linear:
             return while_loop(False, go_on, iterate, step)
-        return while_loop(problem.is_table, go_on, iterate_and_look, step)
+        return while_loop(problem.is_table, go_on, iterate_and_recheck, step)
 
     def _tell(self, state: Any, is_traced: bool) -> None:
         numbers = state.iter_num, state.value, state.error, state.stepsize, state.data_passes
@@ -227,52 +210,46 @@ class Solver(abc.ABC):
         return Function(evaluate)
 
     def _solved_by_host(self, params: Any, arguments: Any) -> OptStep:
-        tables, one_process = _tables(arguments), jax.process_count() == 1
-        steps = self._steps if tables else self._compiled_steps
+        tables, is_alone = _tables(arguments), jax.process_count() == 1
+        steps = self._steps if tables else self._compiled.steps
         with contextlib.ExitStack() as stack:
             for table in tables:
                 stack.enter_context(table.shown())
-            step, stage, journal = arrays.ready(self._begun(params, arguments)), 0, None
-            limits = [*self._renewals(step), self.maxiter]
+            step, journal = arrays.ready(self._begun(params, arguments)), None
             if tables:
                 options = {name: value for name, value in self.__getstate__().items() if name != "verbose"}
-                saved = tables[0].saved(f"{type(self).__name__}({options})", step, arguments)
-                journal = stack.enter_context(saved)
+                journal = stack.enter_context(tables[0].saved(f"{type(self).__name__}({options})", step, arguments))
             if journal is not None and (found := journal.state()) is not None:
-                (stage,), leaves = found
-                step = _laid_as(step, leaves)
-            at_once = 1 if one_process else self.maxiter
+                step = _laid_as(step, found[1])
+            at_once = 1 if is_alone else self.maxiter
             try:
                 while int(step.state.status) == Status.RUNNING:
                     before, began = int(step.state.iter_num), time.perf_counter()
-                    if before >= limits[stage]:
-                        step, stage = self._renewed(step, arguments), stage + 1
-                    until = min(limits[stage], before + (1 if tables or self.verbose else at_once))
+                    if before == _RENEWAL:
+                        step = self._renewed(step, arguments)
+                    until = min(before + (1 if tables or self.verbose else at_once), self.maxiter)
+                    until = min(until, _RENEWAL) if before < _RENEWAL else until
                     step = jax.block_until_ready(steps(step, arguments, np.int32(until)))
                     each = (time.perf_counter() - began) / max(1, int(step.state.iter_num) - before)
-                    at_once = max(1, int(_PART / each)) if one_process else at_once
+                    at_once = max(1, int(_PART / each)) if is_alone else at_once
                     if self.verbose:
                         self._tell(step.state, False)
                     if journal is not None:
-                        journal.save_state([stage], jax.tree.leaves(step))
+                        journal.save_state([], jax.tree.leaves(step))
             except KeyboardInterrupt as error:
                 if journal is not None:
-                    journal.save_state([stage], jax.tree.leaves(step), now=True)
+                    journal.save_state([], jax.tree.leaves(step), now=True)
                 status = jnp.where(step.state.status == Status.RUNNING, Status.INTERRUPTED, step.state.status)
                 raise Interrupted(step.params, step.state._replace(status=status.astype(jnp.int32))) from error
             return step
 
     def _solved_in_program(self, params: Any, arguments: Any) -> OptStep:
         step, tells = self._begun(params, arguments), bool(self.verbose)
-        for pause in self._renewals(step)[:1]:  # the program has one matrix more, not many
-            step = self._steps(step, arguments, pause, tells=tells)
+        if getattr(step.state, "preconditioner", None) is not None and self.maxiter > _RENEWAL:
+            step = self._steps(step, arguments, _RENEWAL, tells=tells)
             is_running = step.state.status == Status.RUNNING
             step = jax.lax.cond(is_running, lambda step: self._renewed(step, arguments), lambda step: step, step)
         return self._steps(step, arguments, self.maxiter, tells=tells)
-
-    def _renewals(self, step: OptStep) -> list[int]:
-        has_matrix = getattr(step.state, "preconditioner", None) is not None
-        return [count for count in _RENEWALS if has_matrix and count < self.maxiter]
 
 
 def _tables(arguments: Any) -> list[TableRows]:
@@ -304,7 +281,7 @@ def _solution(solver: Solver, params: Any, arguments: Any) -> OptStep:
 @_solution.defjvp
 def _derivative(solver: Solver, primals: Any, tangents: Any) -> Any:
     step = _solution(solver, *primals)
-    moved = solver._compiled_tangent(arrays.ready(step.params), primals[1], tangents[1])
+    moved = solver._compiled.tangent(arrays.ready(step.params), primals[1], tangents[1])
     return step, OptStep(moved, jax.tree.map(_no_tangent, step.state))
 
 

@@ -10,8 +10,6 @@ from paraxis.solve import _trees as trees
 from paraxis.solve._problem import Point
 from paraxis.solve._search import noise
 
-_PATIENCE = 10  # iterations without progress, or a quarter of all if that is more, before rounding is blamed
-_PROMISE = 100  # times what rounding hides: a slope that promises so much, and does not keep it, is wrong
 _CONFIRMATIONS = 3  # of a solution, that may fail
 
 
@@ -78,7 +76,7 @@ def begin(point: Point, error: jax.Array, tol: float) -> tuple[Progress, jax.Arr
     return Progress(point.value, error, zero, point.value, zero), status
 
 
-def judged_anew(state: Any, passes: int, point: Point, error: jax.Array, options: Any) -> Any:
+def recheck(state: Any, passes: int, point: Point, error: jax.Array, options: Any) -> Any:
     """Return a state at a point that was computed anew in so many passes, with its status by the error there.
 
     If a solution is none after all, the run goes on; if that does not help, rounding allows none. Where no step helped
@@ -92,55 +90,53 @@ def judged_anew(state: Any, passes: int, point: Point, error: jax.Array, options
     status = jnp.where(refuted & (state.progress.num_refuted >= _CONFIRMATIONS), Status.PRECISION, status)
     is_stuck = (before == Status.PRECISION) | (before == Status.LINE_SEARCH_FAILED)
     status = jnp.where(is_stuck & unsolved, before, status).astype(jnp.int32)
-    kept = {"first_value": state.progress.first_value, "num_refuted": state.progress.num_refuted + refuted}
+    first, num_refuted = state.progress.first_value, state.progress.num_refuted + refuted
     return state._replace(
         value=point.value,
         grad=point.grad,
         error=error,
         cache=point.cache,
         status=status,
-        progress=begun._replace(**kept),
+        progress=begun._replace(first_value=first, num_refuted=num_refuted),
         data_passes=state.data_passes + passes,
     )
 
 
 def advance(
-    progress: Progress,
-    point: Point,
+    state: Any,
+    value: jax.Array,
     error: jax.Array,
+    options: Any,
     *,
-    tol: float,
-    iter_num: jax.Array,
-    maxiter: int,
+    patience: int,
+    counts: Any,
+    promised: jax.Array,
     hopeless: jax.Array,
-    slope: jax.Array,
+    finite: jax.Array,
 ) -> tuple[Progress, jax.Array]:
     """After an iteration, and the status.
 
     Args:
-        progress: before it.
-        point: after it.
-        error: what ``tol`` is compared with, after it.
-        tol: the error of a solution.
-        iter_num: iterations, this one included.
-        maxiter: how many are allowed.
+        state: before it.
+        value: the objective after it.
+        error: what ``options.tol`` is compared with, after it.
+        options: the solver's.
+        patience: iterations without progress, or a quarter of all if that is more, before rounding is blamed.
+        counts: whether an iteration without progress counts as one.
+        promised: whether the step promised more than rounding can hide: then it is not to blame.
         hopeless: whether no step was found, and there is no other direction to try.
-        slope: along its direction.
+        finite: whether everything is.
     """
-    lower = point.value < progress.best_value - noise(progress.best_value) / 8
+    progress, iter_num = state.progress, state.iter_num + 1
+    lower = value < progress.best_value - noise(progress.best_value) / 8
     flatter = error < 0.9 * progress.best_error
-    num_stalled = jnp.where(lower | flatter, 0, progress.num_stalled + 1)
-    patience = jnp.maximum(_PATIENCE, iter_num // 4)
-    # Where terms cancel, rounding is that of the terms, which the value at the start tells better than a value of 0.
-    rounding = jnp.maximum(noise(point.value), noise(progress.first_value))
-    promised = jnp.abs(slope) > _PROMISE * rounding
-    stuck = jnp.where(promised, Status.LINE_SEARCH_FAILED, Status.PRECISION)
-    status = jnp.where(iter_num >= maxiter, Status.ITERATION_LIMIT, Status.RUNNING)
-    status = jnp.where(hopeless | (num_stalled >= patience), stuck, status)
-    status = jnp.where(error <= tol, Status.CONVERGED, status)
-    finite = jnp.isfinite(point.value) & jnp.isfinite(error)
+    num_stalled = jnp.where(lower | flatter, 0, progress.num_stalled + counts).astype(jnp.int32)
+    stuck = hopeless | (num_stalled >= jnp.maximum(patience, iter_num // 4))
+    status = jnp.where(iter_num >= options.maxiter, Status.ITERATION_LIMIT, Status.RUNNING)
+    status = jnp.where(stuck, jnp.where(promised, Status.LINE_SEARCH_FAILED, Status.PRECISION), status)
+    status = jnp.where(error <= options.tol, Status.CONVERGED, status)
     status = jnp.where(finite, status, Status.NOT_FINITE).astype(jnp.int32)
     # Only what counts as progress is the new best: many small steps must add up.
-    best_value = jnp.where(lower, point.value, progress.best_value)
+    best_value = jnp.where(lower, value, progress.best_value)
     best_error = jnp.where(flatter, error, progress.best_error)
     return progress._replace(best_value=best_value, best_error=best_error, num_stalled=num_stalled), status

@@ -17,14 +17,6 @@ def dot(a: Any, b: Any) -> jax.Array:
     return functools.reduce(operator.add, jax.tree.leaves(products))
 
 
-def of_columns(x: jax.Array) -> jax.Array:
-    """Return the transpose ``(d, n)`` of rows, in memory too where that makes its products with rows faster.
-
-    XLA's CPU products of float64 that add over the first dimension of both operands take up to twice the time.
-    """
-    return jax.lax.optimization_barrier(x.T) if x.dtype == jnp.float64 else x.T
-
-
 def norm(a: Any) -> jax.Array:
     """Euclidean norm over all leaves, a scalar."""
     return jnp.sqrt(dot(a, a))

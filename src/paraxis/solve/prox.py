@@ -103,10 +103,8 @@ def group(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     """
 
     def leaf(x: jax.Array, strength: jax.Array, scaling: Any) -> jax.Array:
-        axes = tuple(range(1 if x.ndim > 1 else 0, x.ndim))
-        square = jnp.sum(x**2, axes, keepdims=True)
-        size = jnp.sqrt(jnp.where(square > 0, square, 1))  # the derivative at zero is finite
-        return jnp.where(square > 0, jnp.maximum(1 - strength * scaling / size, 0), 0) * x
+        norm = _group_norms(x)
+        return jnp.maximum(1 - strength * scaling / norm, 0) * x
 
     return _by_leaf("group", leaf, x, hyperparams, scaling)
 
@@ -213,6 +211,23 @@ class _First:
         return self.operator(x[0], hyperparams, scaling), x[1]
 
 
+def penalty(operator: Prox, x: Any, hyperparams: Any) -> Any:
+    """Return the penalty of an operator of this module, a scalar; of a constraint, and of a function of yours, 0."""
+    while isinstance(operator, _First):
+        operator, x = operator.operator, x[0]
+    if operator is elastic_net:
+        strength, shrinkage = _pair("elastic_net", "(l1, l2)", hyperparams)
+        squares = _by_leaf("elastic_net", lambda x, l2, _: 0.5 * l2 * x**2, x, shrinkage)
+        return penalty(l1, x, strength) + sum(map(jnp.sum, jax.tree.leaves(squares)))
+    if operator is l1:
+        terms = _by_leaf("l1", lambda x, strength, _: strength * jnp.abs(x), x, hyperparams)
+    elif operator is group:
+        terms = _by_leaf("group", lambda x, strength, _: strength * x**2 / _group_norms(x), x, hyperparams)
+    else:
+        return jnp.zeros(())
+    return sum(map(jnp.sum, jax.tree.leaves(terms)))
+
+
 def require_sensible(who: str, operator: Prox, x: Any, hyperparams: Any) -> None:
     """Check the hyperparameters of an operator of this module, as far as their values are at hand.
 
@@ -238,6 +253,13 @@ def require_sensible(who: str, operator: Prox, x: Any, hyperparams: Any) -> None
         np.all(np.asarray(leaf) >= 0) for leaf in jax.tree.leaves(hyperparams)
     ):
         raise DataError(f"{who}: hyperparams_prox of prox.{operator.__name__} must not be negative, got {hyperparams}")
+
+
+def _group_norms(x: jax.Array) -> jax.Array:
+    """Return the norms of a leaf's groups, in its dimensions; never zero, so that derivatives are finite."""
+    axes = tuple(range(1 if x.ndim > 1 else 0, x.ndim))
+    square = jnp.sum(x**2, axes, keepdims=True)
+    return jnp.sqrt(jnp.where(square > 0, square, jnp.finfo(x.dtype).tiny))
 
 
 def _pair(who: str, names: str, hyperparams: Any) -> Any:

@@ -33,21 +33,13 @@ _LARGEST = float(np.finfo(np.float64).max)
 
 
 class Path(NamedTuple):
-    """Solutions along a grid of strengths, in the order of the grid.
+    """Solutions along a grid of strengths, in the order of the grid."""
 
-    Args:
-        strengths: the grid, ``(num,)``.
-        coef: coefficients ``(num, *coef_.shape)``.
-        intercept: intercepts ``(num, *intercept_.shape)``.
-        n_iter: number of iterations of each solution, ``(num,)``.
-        status: why the solver stopped for each, in words.
-    """
-
-    strengths: np.ndarray
-    coef: np.ndarray
-    intercept: np.ndarray
-    n_iter: np.ndarray
-    status: list[str]
+    strengths: np.ndarray  # (num,)
+    coef: np.ndarray  # (num, *coef_.shape)
+    intercept: np.ndarray  # (num, *intercept_.shape)
+    n_iter: np.ndarray  # iterations of each solution, (num,)
+    status: list[str]  # why the solver stopped for each, in words
 
 
 class _Fitted:
@@ -92,11 +84,8 @@ class LinearModel(_Fitted, BaseEstimator, abc.ABC):
         """Return predictions for rows of which those of the linear model are ``(n,)`` or ``(n, k)``."""
 
     @abc.abstractmethod
-    def _score(self, predicted: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
+    def _score(self, predicted: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
         """Return the score of predictions."""
-
-    def _checked_options(self) -> None:
-        """Check what is particular to it of its options."""
 
     def _weighted(self, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """Weights of rows with those of their classes, where there are such."""
@@ -121,14 +110,13 @@ class LinearModel(_Fitted, BaseEstimator, abc.ABC):
 
         Communicates, if there are several devices: sends each its rows; then whatever the solver does.
         """
-        fitted = copy.copy(self)
-        X, y, weight = fitted._checked(X, y, sample_weight, engine)
-        posed = fitted._posed(y, fitted._weighted(y, weight), X.dtype)
+        model = copy.copy(self)
+        X, posed = model._checked_and_posed(X, y, sample_weight, engine)
         with fitting.surroundings(X.dtype, self.devices):
             placed = fitting.place(X, posed, self.devices)
-            found = fitted._solved(getattr(self, self.strength_name), fitted._start(posed, placed), posed, placed)
+            found = model._solved(getattr(self, self.strength_name), model._start(posed, placed), posed, placed)
         vars(self).clear()
-        vars(self).update(vars(fitted))
+        vars(self).update(vars(model))
         self.coef_, self.intercept_ = self._described(found.params, posed, placed.means)
         self.n_iter_ = self._described_count(found.iter_num)
         self.status_ = Status(found.status).words
@@ -140,31 +128,25 @@ class LinearModel(_Fitted, BaseEstimator, abc.ABC):
         """Return the predicted targets ``(n,)`` or ``(n, k)``; of a classifier, the most probable class of each row.
 
         Args:
-            X: ``(n, d)``; or a :class:`px.Table`, which is read once.
-            engine: for a table, what says how many rows are read at once: ``px.Stream(memory="2GB")``.
+            X, engine: as for :meth:`fit`; a table is read once.
         """
         return self._of_rows(X, engine, self._predicted)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None, *, engine: Any = None) -> float:
-        """Return the score, 1 at best: a regression's R², or D² of counts, the fraction that is explained of the
-        targets' variance or deviance; a classifier's fraction of rows whose class is predicted.
+        """Return a regression's R², D² of counts, or a classifier's fraction of rows whose class is predicted.
 
         Args:
-            X: ``(n, d)``; or a :class:`px.Table`, which is read once.
-            y: targets, as for ``fit``; left out for a table.
-            sample_weight: ``(n,)``, not negative, or a number.
-            engine: for a table, what says how many rows are read at once: ``px.Stream(memory="2GB")``.
+            X, y, sample_weight, engine: as for :meth:`fit`; a table is read once.
 
         Raises:
             ValueError: if the data or weights cannot be used; the message says why.
-        """  # noqa: D205
+        """
         if isinstance(X, Table):
-            self._require_no_targets(y, "score")
+            self._require_none(y=y, call="score")
             predicted, y = self._of_table(X, engine, self._predicted)
         else:
             predicted = self._of_rows(X, engine, self._predicted)
-        weight = None if sample_weight is None else self._checked_weight(sample_weight, len(predicted), np.float64)
-        return self._score(predicted, np.asarray(y), weight)
+        return self._score(predicted, np.asarray(y), self._checked_weight(sample_weight, len(predicted), np.float64))
 
     def path(
         self, X: Any, y: Any, strengths: Sequence[float], sample_weight: Any = None, *, engine: Any = None
@@ -185,8 +167,7 @@ class LinearModel(_Fitted, BaseEstimator, abc.ABC):
             raise ValueError(f"{self._who}: a path is several runs, and none is saved; leave the engine's folder out")
         grid, order = self._from_strong("strengths", strengths)
         model = copy.copy(self)
-        X, y, weight = model._checked(X, y, sample_weight, engine)
-        posed = model._posed(y, model._weighted(y, weight), X.dtype)
+        X, posed = model._checked_and_posed(X, y, sample_weight, engine)
         with fitting.surroundings(X.dtype, self.devices):
             placed = fitting.place(X, posed, self.devices)
             found = model._solved_path(grid, order, posed, placed)
@@ -194,6 +175,10 @@ class LinearModel(_Fitted, BaseEstimator, abc.ABC):
         self._warn(*found)
         counts = np.array([one.iter_num for one in found])
         return Path(grid, np.stack(coef), np.stack(intercept), counts, [Status(one.status).words for one in found])
+
+    def _checked_and_posed(self, X: Any, y: Any, sample_weight: Any, engine: Any) -> tuple[Any, Posed]:
+        X, y, weight = self._checked(X, y, sample_weight, engine)
+        return X, self._posed(y, self._weighted(y, weight), X.dtype)
 
     def _solved_path(self, grid: np.ndarray, order: list[int], posed: Posed, placed: Placed) -> list[Solution]:
         """Return the solutions of a grid, in its order."""
@@ -205,23 +190,15 @@ class LinearModel(_Fitted, BaseEstimator, abc.ABC):
 
     def _of_rows(self, X: Any, engine: Any, of_block: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """Return a function of ``X @ coef + intercept``, ``(n,)`` or ``(n, k)``, also of a table."""
-        check_is_fitted(self)
         if isinstance(X, Table):
             return self._of_table(X, engine, of_block)[0]
-        self._require_no(engine)
+        check_is_fitted(self)
+        self._require_none(engine=engine)
         with warnings.catch_warnings():
             if self._is_of_table and not hasattr(X, "columns"):  # as the table's blocks are
                 warnings.filterwarnings("ignore", "X does not have valid feature names")
             rows = validate_data(self, X, reset=False, dtype=_FLOATS)
         return of_block(rows @ self.coef_.T + self.intercept_)
-
-    def _require_no(self, engine: Any) -> None:
-        if engine is not None:
-            raise TypeError(f"{self._who}: engine is for a px.Table; leave engine out")
-
-    def _require_no_targets(self, y: Any, call: str) -> None:
-        if y is not None:
-            raise TypeError(f"{self._who}: y must be left out, as the table has it; write {call}(table, engine=…)")
 
     def _of_table(
         self, table: Table, engine: Any, of_block: Callable[[np.ndarray], np.ndarray]
@@ -242,29 +219,36 @@ class LinearModel(_Fitted, BaseEstimator, abc.ABC):
         found, targets = zip(*parts, strict=True)
         return np.concatenate(found), table._as_targets(np.concatenate(targets))
 
+    def _require_none(self, *, engine: Any = None, y: Any = None, call: str = "") -> None:
+        """Check that an argument is left out, the engine of an array and the targets of a table."""
+        if engine is not None:
+            raise TypeError(f"{self._who}: engine is for a px.Table; leave engine out")
+        if y is not None:
+            raise TypeError(f"{self._who}: y must be left out, as the table has it; write {call}(table, engine=…)")
+
     def _from_strong(self, argument: str, strengths: Any) -> tuple[np.ndarray, list[int]]:
         """Return the grid as an array, and its places in the order in which they are solved for."""
         grid = np.asarray(strengths, np.float64)
         if grid.ndim != 1 or not len(grid):
             raise ValueError(f"{self._who}: {argument} must be numbers (num,), got {check.described(strengths)}")
         for strength in grid.tolist():
-            bounds: dict[str, Any] = {"least": 0, "most": _LARGEST} if self.strong_is_large else {"above": 0}
-            check.number(self._who, f"{self.strength_name} in {argument}", strength, **bounds)
+            self._check_strength(f"{self.strength_name} in {argument}", strength)
         order = np.argsort(grid, kind="stable")
         return grid, [int(i) for i in (order[::-1] if self.strong_is_large else order)]
 
+    def _check_strength(self, name: str, strength: Any) -> None:
+        bounds: dict[str, Any] = {"least": 0, "most": _LARGEST} if self.strong_is_large else {"above": 0}
+        check.number(self._who, name, strength, **bounds)
+
     def _checked(self, X: Any, y: Any, sample_weight: Any, engine: Any = None) -> tuple[Any, np.ndarray, np.ndarray]:
         """Return rows, which a table's are as they are read in passes, targets and weights."""
-        if self.strong_is_large:
-            check.number(self._who, "alpha", getattr(self, "alpha", 0), least=0, most=_LARGEST)
-        else:
-            check.number(self._who, "C", getattr(self, "C", 1), above=0)
+        self._check_strength(self.strength_name, getattr(self, self.strength_name))
         check.number(self._who, "l1_ratio", getattr(self, "l1_ratio", 0), least=0, most=1)
         check.number(self._who, "tol", self.tol, above=0)
         check.count(self._who, "max_iter", self.max_iter)
         self._is_of_table = isinstance(X, Table)
         if isinstance(X, Table):
-            self._require_no_targets(y, "fit")
+            self._require_none(y=y, call="fit")
             with fitting.surroundings(X.dtype, self.devices):
                 rows: Any = TableRows(self._who, X, engine, fitting.axis_of(max(1, len(X)), self.devices))
             vars(self).pop("feature_names_in_", None)
@@ -272,16 +256,14 @@ class LinearModel(_Fitted, BaseEstimator, abc.ABC):
                 self.feature_names_in_ = np.array(X.columns, object)
             self.n_features_in_, given = len(X.columns), rows.y
         else:
-            self._require_no(engine)
+            self._require_none(engine=engine)
             found: Any = validate_data(self, X, y, dtype=_FLOATS, multi_output=True, y_numeric=False)
             rows, given = found
         targets = self._checked_targets(given)
-        if sample_weight is None:
-            return rows, targets, np.ones(len(targets), rows.dtype)
         return rows, targets, self._checked_weight(sample_weight, len(targets), rows.dtype)
 
     def _checked_weight(self, sample_weight: Any, num_rows: int, dtype: Any) -> np.ndarray:
-        given = np.asarray(sample_weight)
+        given = np.asarray(1 if sample_weight is None else sample_weight)
         given = np.full(num_rows, given, dtype) if given.ndim == 0 else given
         weight = check_array(given, ensure_2d=False, dtype=dtype, input_name="sample_weight")
         if weight.shape != (num_rows,):
@@ -294,13 +276,17 @@ class LinearModel(_Fitted, BaseEstimator, abc.ABC):
         return weight
 
     def _solved(self, strength: float, params: Any, posed: Posed, placed: Placed) -> Solution:
-        penalty = self._penalty(strength, placed.total, posed)
-        options = {"intercept": bool(self.fit_intercept), "has_l1": self._has_l1()}
-        verbose = self.verbose if callable(self.verbose) else bool(self.verbose)
         return fitting.solve(
-            posed.loss, params, penalty, placed, tol=float(self.tol), max_iter=int(self.max_iter), verbose=verbose,
-            **options,
-        )  # fmt: skip
+            posed.loss,
+            params,
+            self._penalty(strength, placed.total, posed),
+            placed,
+            intercept=bool(self.fit_intercept),
+            has_l1=self._has_l1(),
+            tol=float(self.tol),
+            max_iter=int(self.max_iter),
+            verbose=self.verbose if callable(self.verbose) else bool(self.verbose),
+        )
 
     def _zeros(self, posed: Posed, means: np.ndarray) -> Any:
         outputs = () if posed.num_outputs is None else (posed.num_outputs,)

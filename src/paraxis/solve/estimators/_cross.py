@@ -16,19 +16,12 @@ _Model = TypeVar("_Model", bound=LinearModel)
 
 
 class CrossValidated(NamedTuple, Generic[_Model]):
-    """The result of cross-validation.
+    """The result of cross-validation."""
 
-    Args:
-        strengths: the grid, ``(num,)``.
-        scores: the score of each fold's held-out rows, ``(num, folds)``.
-        best: the strength with the best mean score.
-        estimator: an estimator fitted to all rows with that strength.
-    """
-
-    strengths: np.ndarray
-    scores: np.ndarray
-    best: float
-    estimator: _Model
+    strengths: np.ndarray  # the grid, (num,)
+    scores: np.ndarray  # of each fold's held-out rows, (num, folds)
+    best: float  # the strength with the best mean score
+    estimator: _Model  # fitted to all rows with that strength
 
 
 def cross_validate_path(

@@ -114,7 +114,7 @@ def solve(
     num_rows, num_features = data.X.shape
     is_small = num_features <= MAX_FEATURES and num_features <= max(num_rows, _FEW)
     if is_small and (loss == "squared" or (has_l1 and loss == "logistic")):
-        placed.quadratic = placed.quadratic or Quadratic(loss, data, None if intercept else placed.means)
+        placed.quadratic = placed.quadratic or Quadratic(loss, data, intercept)
         return placed.quadratic.solve(init, penalty, tol=tol, max_iter=max_iter, verbose=verbose)
     solver = _solver(loss, intercept, has_l1, tol, max_iter)
     solver = dataclasses.replace(solver, verbose=verbose) if verbose else solver

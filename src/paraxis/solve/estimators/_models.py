@@ -110,7 +110,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
     def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
         number = np.searchsorted(self.classes_, y).astype(np.int32)
         # Columns far from zero hide the intercept from a solver without a preconditioner.
-        centre = self._has_l1() and (self.fit_intercept or len(self.classes_) == 2)
+        centre = self._has_l1() and self.fit_intercept
         if len(self.classes_) == 2:
             return Posed("logistic", number, weight, None, centre=centre)
         return Posed("softmax", number, weight, len(self.classes_), centre=centre)
@@ -122,7 +122,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         z = _by_class(z)
         return self.classes_[(z > 0).astype(int) if z.ndim == 1 else z.argmax(1)]
 
-    def _score(self, predicted: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
+    def _score(self, predicted: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
         if y.size and isinstance(y.flat[0], str) != isinstance(self.classes_[0], str):
             known, given = self.classes_[:1].tolist()[0], y.reshape(-1)[:1].tolist()[0]
             raise TypeError(
@@ -172,7 +172,9 @@ class _Regression(RegressorMixin, LinearModel):
         scale = largest * np.sqrt(np.average(((y - origin) / largest) ** 2, axis=0, weights=weight))
         scale = np.where((scale > 0) & np.isfinite(scale), scale, 1)
         outputs = y.shape[1] if y.ndim == 2 else None
-        return Posed("squared", ((y - origin) / scale).astype(dtype), weight, outputs, origin, scale, centre=True)
+        return Posed(
+            "squared", ((y - origin) / scale).astype(dtype), weight, outputs, origin, scale, centre=self.fit_intercept
+        )
 
     def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
         # On targets divided by their scale, the mean of squares is less by its square, and |coef|₁ by the scale.
@@ -182,7 +184,7 @@ class _Regression(RegressorMixin, LinearModel):
     def _predicted(self, z: np.ndarray) -> np.ndarray:
         return z
 
-    def _score(self, predicted: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
+    def _score(self, predicted: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
         return float(r2_score(_numbers(y), predicted, sample_weight=weight))
 
 
@@ -343,7 +345,7 @@ class PoissonRegressor(_Regression):
     def _predicted(self, z: np.ndarray) -> np.ndarray:
         return np.exp(z)
 
-    def _score(self, predicted: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
+    def _score(self, predicted: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
         return float(d2_tweedie_score(_numbers(y), predicted, sample_weight=weight, power=1))
 
 

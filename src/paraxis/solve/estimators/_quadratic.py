@@ -72,18 +72,10 @@ class _Place(NamedTuple):
 
 
 class Quadratic:
-    """A linear model's mean loss on some rows, to be minimised with penalties.
+    """A linear model's mean loss on some rows, to be minimised with penalties; ``squared`` may have several outputs."""
 
-    Args:
-        loss: with several outputs, of squared residuals.
-        data: rows.
-        means: without an intercept, what was subtracted from the columns. Then the solver's intercept is what the
-            coefficients make of them: large means hide no digits.
-    """
-
-    def __init__(self, loss: LossName, data: Any, means: np.ndarray | None) -> None:
-        self._objective, self._data = glm(loss, intercept=True), data
-        self._means = None if means is None else means.astype(float)
+    def __init__(self, loss: LossName, data: Any, intercept: bool) -> None:
+        self._objective, self._data = glm(loss, intercept=intercept), data
         self._is_flat = self._objective.loss.flat
         self._constant: _Hessian | None = None  # the Hessian of a squared loss, which has one only
 
@@ -94,7 +86,7 @@ class Quadratic:
         without L1 is that of the gradient.
         """
         X = self._data.X
-        coef, intercept = init if self._means is None else (init, np.zeros(init.shape[1:]))
+        coef, intercept = init if self._objective.intercept else (init, np.zeros(init.shape[1:]))
         place, hessian = self._at(np.asarray(coef, float), np.asarray(intercept, float))
         error = self._error(place, penalty)
         best, least, counts = (place, error), _whole(place, penalty), (0, 1, 0)
@@ -135,7 +127,7 @@ class Quadratic:
                     tell(verbose, iter_num, _whole(place, penalty), error, stepsize, self._count(num_passes))
         place, error = best if status != Status.NOT_FINITE else (place, error)
         coef, intercept = place.coef.astype(X.dtype), place.intercept.astype(X.dtype)
-        params = (coef, intercept) if self._means is None else coef
+        params = (coef, intercept) if self._objective.intercept else coef
         return Solution(params, iter_num, int(status), error, self._count(num_passes))
 
     def _count(self, num_passes: int) -> int:
@@ -144,26 +136,22 @@ class Quadratic:
 
     def _at(self, coef: np.ndarray, intercept: np.ndarray) -> tuple[_Place, _Hessian]:
         """Return the place at these parameters, and the Hessian there: one pass over the rows."""
-        dtype, means = self._data.X.dtype, self._means
-        coef = coef.astype(dtype)
-        intercept = np.asarray(intercept if means is None else means @ coef, dtype)
-        problem = self._objective.problem((coef, intercept), self._data)
-        needs_hessian = self._constant is None
+        dtype, has_intercept = self._data.X.dtype, self._objective.intercept
+        params = (coef.astype(dtype), np.asarray(intercept, dtype)) if has_intercept else coef.astype(dtype)
+        problem = self._objective.problem(params, self._data)
         read = _read if isinstance(self._data.X, TableRows) else _compiled
         with jax.enable_x64(dtype == np.float64):
-            read = jax.tree.map(arrays.on_host, read(problem, (coef, intercept), needs_hessian))
-        value, grad, slope, found = jax.tree.map(lambda x: x.astype(float), read)
-        hessian = _Hessian(*found) if needs_hessian else self._constant
-        assert hessian is not None
-        if means is not None:  # the intercept is no parameter of its own
-            grad, slope = grad + np.multiply.outer(means, slope), 0 * slope
-        if means is not None and needs_hessian:
+            found = jax.tree.map(arrays.on_host, read(problem, params, self._constant is None))
+        value, grad, hessian = jax.tree.map(lambda x: x.astype(float), found)
+        grad, slope = grad if has_intercept else (grad, np.zeros(intercept.shape))
+        if self._constant is None:
             gram, beside, own = hessian
-            mixed = np.outer(means, beside)
-            hessian = _Hessian(gram + mixed + mixed.T + own * np.outer(means, means), 0 * beside, own)
-        if self._is_flat:
-            self._constant = hessian
-        return _Place(coef.astype(float), np.asarray(intercept, float), float(value), grad, slope), hessian
+            hessian = _Hessian(gram, beside * has_intercept, own)
+            self._constant = hessian if self._is_flat else None
+        else:
+            hessian = self._constant
+        coef, intercept = (np.asarray(x, dtype).astype(float) for x in (coef, intercept))
+        return _Place(coef, intercept, float(value), grad, slope), hessian
 
     def _error(self, place: _Place, penalty: Penalty) -> float:
         grad = place.grad + penalty.l2 * place.coef
@@ -266,7 +254,7 @@ _compiled = functools.partial(jax.jit, static_argnums=2)(_read)
 
 def _without(rows: Linear, params: Any, shares: Any) -> Any:
     z = rows.predict(params)
-    return (), (rows.cost(z, shares), *rows.grad(z, shares, params), ())
+    return (), (rows.cost(z, shares), rows.grad(z, shares, params), ())
 
 
 def _with_hessian(rows: Linear, params: Any, shares: Any) -> Any:
@@ -275,6 +263,9 @@ def _with_hessian(rows: Linear, params: Any, shares: Any) -> Any:
     # Where a row is predicted with certainty, its curvature vanishes, and would take no step at all.
     curvature = jnp.maximum(rows.loss.curvature(z, jnp), jnp.sqrt(jnp.finfo(z.dtype).eps))
     weight, x = curvature * shares, rows.design
-    gram = jnp.matmul(trees.of_columns(x * weight[:, None]), x, precision=trees.EXACT)
+    columns = (x * weight[:, None]).T
+    if x.dtype == jnp.float64:  # XLA's CPU products that add over the first dimension of both take twice the time
+        columns = jax.lax.optimization_barrier(columns)
+    gram = jnp.matmul(columns, x, precision=trees.EXACT)
     beside = jnp.einsum("n,nd->d", weight, x, precision=trees.EXACT)
-    return (), (rows.cost(z, shares), *rows.grad(z, shares, params), (gram, beside, jnp.sum(weight)))
+    return (), (rows.cost(z, shares), rows.grad(z, shares, params), (gram, beside, jnp.sum(weight)))
