@@ -40,7 +40,7 @@ def test_all_that_differs_is_listed(checkpoints: px.Checkpoints) -> None:
     with pytest.raises(px.StateError, match=r"restore\(target, partial=True\)") as caught:
         checkpoints.restore(TARGET)
     assert str(caught.value).splitlines()[1:-1] == LINES
-    assert f"of step 5 in {checkpoints.path}" in str(caught.value)
+    assert f"step 5 in {checkpoints.path}" in str(caught.value)
     assert checkpoints.steps == (5,)
 
 

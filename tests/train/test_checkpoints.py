@@ -172,7 +172,7 @@ def test_the_best_one_is_named(tmp_path: Path) -> None:
     [
         (lambda path: px.Checkpoints(path, keep=0), px.DataError, "keep must be an integer of at least 1"),
         (lambda path: px.Checkpoints(path, best=cast("Any", ("loss", "least"))), px.DataError, "best must be like"),
-        (lambda path: px.Checkpoints(path).save(1, {}, {"loss": np.float32(1)}), px.DataError, "JSON values"),
+        (lambda path: px.Checkpoints(path).save(1, {}, {"loss": np.float32(1)}), TypeError, "not JSON serializable"),
         (lambda path: px.Checkpoints(path, best=("loss", "min")).save(1, {}), px.DataError, "needs a number"),
         (
             lambda path: px.Checkpoints(path).save(1, {"a": np.array(["x"])}),

@@ -287,12 +287,11 @@ def test_the_state_that_a_run_begins_with_stays_as_it_is() -> None:
 
 ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "neither": (lambda: wrongly(0, _ok, [0]), px.DataError, "either epochs or steps, got neither"),
-    "no epochs": (lambda: wrongly(0, _ok, [0], epochs=0), px.DataError, "epochs must be an integer of at least 1"),
     "generator": (lambda: wrongly(0, _ok, _generator(), steps=1), px.DataError, "does not give batches anew"),
     "one batch": (lambda: wrongly(0, _ok, {"x": 1}, steps=1), px.DataError, r"data is a dict, .*px.loader"),
     "arrays": (lambda: wrongly(0, _ok, (np.ones(6), np.ones(6)), steps=1), px.DataError, r"one tuple.*px.loader"),
     "a scalar": (lambda: px.fit(start(), lambda s, b: jnp.ones(()), data(), steps=1), px.StateError, "train_step"),
-    "evaluation": (lambda: wrongly(start(), px.eval_step(loss), data(), steps=1), px.StateError, "evaluation step"),
+    "evaluation": (lambda: wrongly(start(), px.eval_step(loss), data(), steps=1), px.StateError, "returned a dict"),
     "no batches": (lambda: wrongly(0, _ok, list, steps=1), px.DataError, "data has no batches in epoch 1"),
     "rows": (lambda: wrongly(0, lambda s, b: (s, np.ones(3)), [0], steps=1), px.ShapeError, "'loss' is an array"),
     "two names": (

@@ -234,7 +234,6 @@ def one_row_less(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         (lambda: px.loader(np.ones(6), 7, drop_last=True), px.DataError, "there is no batch"),
         (lambda: px.loader(DataLoader(TensorDataset(6), 2), 4), px.DataError, "source gives batches"),
         (lambda: px.loader(np.ones(6), 4, seed=-1), px.DataError, "seed must be an integer"),
-        (lambda: iter(px.loader(np.ones(6), 4)), px.DataError, "data.epoch"),
     ],
 )
 def test_what_cannot_be_read_is_refused(make: Any, kind: type[Exception], message: str) -> None:

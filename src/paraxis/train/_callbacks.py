@@ -27,14 +27,11 @@ class Event:
 
     Example:
         >>> import paraxis as px
-        >>> class Best:
-        ...     loss = float("inf")
-        ...     def on_epoch(self, event: px.train.Event) -> None:
-        ...         self.loss = min(self.loss, event.metrics["loss"])
-        >>> best = Best()
-        >>> best.on_epoch(px.train.Event("epoch", step=100, epoch=0, metrics={"loss": 0.5}))
-        >>> best.loss
-        0.5
+        >>> losses = []
+        >>> on_epoch = lambda event: losses.append(event.metrics["loss"]) if event.kind == "epoch" else None
+        >>> on_epoch(px.train.Event("epoch", step=100, epoch=0, metrics={"loss": 0.5}))
+        >>> losses
+        [0.5]
     """
 
     kind: Kind
@@ -67,7 +64,7 @@ class Callbacks(Reporter):
         for callback in callbacks if isinstance(callbacks, Sequence) else [callbacks]:
             hooks = [name for name in dir(callback) if name.startswith("on_")]
             unknown = sorted(set(hooks) - set(known))
-            if isinstance(callback, type) or unknown or not (hooks or callable(callback)):
+            if unknown or not (hooks or callable(callback)):
                 raise DataError(
                     f"px.fit: callbacks: {callback!r} must be a function of an event, or an object with some of the "
                     f"methods {', '.join(known)}" + (f"; {unknown[0]} would never be called" if unknown else "")

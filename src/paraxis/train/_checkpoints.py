@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import fcntl
 import itertools
 import json
 import math
@@ -32,7 +33,9 @@ ocp: Any = v1  # its types are narrower than what it takes
 _Tree = TypeVar("_Tree")
 _RECORD, _LOCK = "paraxis", "paraxis.lock"
 _COMPLETE = "_CHECKPOINT_METADATA"  # Orbax's, in each checkpoint
+_OWN = ("state", "metrics", "commit_success.txt", _manifest.NAME)  # what else is in one
 _PATIENCE = 5.0  # seconds to wait for the lock
+_MOST_LISTED = 20  # differences
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +59,8 @@ class Restored(Generic[_Tree]):
 class Checkpoints:
     """A directory of checkpoints, each of any pytree of arrays, random keys and Python numbers.
 
-    Orbax writes them, in the background: a checkpoint is complete or absent, so a killed process, a crash or a full
-    disk does not affect earlier checkpoints. A manifest beside each has the CRC-32 of its files. A damaged checkpoint
-    is renamed, and the one before is used. Nothing is pickled.
+    Orbax writes them, in the background: a checkpoint is complete or absent, whatever ends the process. A manifest in
+    each has the CRC-32 of its files; a damaged checkpoint is renamed, and the one before is used. Nothing is pickled.
 
     One run at a time may save to a directory: it holds a lock from its first save until its ``with`` or its process
     ends, or the object is gone. Any number of processes may read. The directory is Orbax's: keep nothing else in it.
@@ -83,9 +85,8 @@ class Checkpoints:
         ...         checkpoints.save(step, state, {"loss": 1 / step})
         >>> checkpoints.steps
         (20, 30)
-        >>> restored = checkpoints.restore(state)
-        >>> restored.step, restored.notes, restored.tree["w"]
-        (30, {'loss': 0.03333333333333333}, Array([0., 1., 2.], dtype=float32))
+        >>> checkpoints.restore(state).tree["w"]
+        Array([0., 1., 2.], dtype=float32)
     """
 
     def __init__(
@@ -108,10 +109,8 @@ class Checkpoints:
         self.best_by, self._mode = best or (None, None)
         policies = ocp.training.preservation_policies
         kept: list[Any] = [policies.PreserveAll() if keep is None else policies.LatestN(keep)]
-        if keep_every is not None:
-            kept.append(policies.EveryNSteps(keep_every))
-        if best is not None:
-            kept.append(policies.BestN(get_metric_fn=self._value, n=1))
+        kept += [] if keep_every is None else [policies.EveryNSteps(keep_every)]
+        kept += [] if best is None else [policies.BestN(get_metric_fn=self._value, n=1)]
         self._policy = policies.AnyPreservationPolicy(kept)
         self._saver: Any = None
         self._unlock: weakref.finalize | None = None  # lets other runs save here
@@ -143,10 +142,10 @@ class Checkpoints:
         return self.every is not None and step > 0 and step % self.every == 0
 
     def save(self, step: int, tree: Any, notes: Mapping[str, Any] | None = None) -> None:
-        """Save a tree as the checkpoint of a step; an older checkpoint of that step is removed first.
+        """Save a tree as the checkpoint of a step, in the place of an older one of that step.
 
-        When ``save`` returns, the arrays have been copied: you may change or donate them. At most one checkpoint is
-        being written at a time; ``save`` waits for the one before.
+        When ``save`` returns, the arrays have been copied: you may change or donate them. ``save`` waits for the
+        checkpoint before.
 
         Args:
             step: number of the step, at least 0.
@@ -156,17 +155,15 @@ class Checkpoints:
 
         Raises:
             StateError: if a leaf cannot be saved; or if this is one of several processes that did not join the others.
-            DataError: if the notes are not JSON values, or lack the number that ``best=`` names.
+            TypeError: if the notes are not JSON values.
+            DataError: if the notes lack the number that ``best=`` names.
             CheckpointError: if this checkpoint, or the one before, could not be written, or another run saves here.
 
         Communicates: barriers of JAX's coordination service. Each process copies the parts that it writes to its host.
         """
         processes.require_joined("px.Checkpoints")
         step = check.count("Checkpoints.save", "step", step, least=0, write="int(state.step)", error=DataError)
-        try:
-            noted: dict[str, Any] = json.loads(json.dumps({} if notes is None else dict(notes)))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise DataError(f"Checkpoints.save: notes must be JSON values: {error}; write float(loss)") from error
+        noted: dict[str, Any] = json.loads(json.dumps(dict(notes or {})))
         if self.best_by is not None and not isinstance(noted.get(self.best_by), (int, float)):
             raise DataError(
                 f"Checkpoints.save: best= needs a number in the notes; write save(step, tree, {{{self.best_by!r}: …}})"
@@ -176,19 +173,14 @@ class Checkpoints:
         self.claim()
         with self._failing(step):
             if self._saver is None:
-                self._saver = ocp.training.Checkpointer(
-                    self.path,
-                    preservation_policy=self._policy,
-                    save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
-                    cleanup_tmp_directories=True,
-                )
+                every_step = ocp.training.save_decision_policies.FixedIntervalPolicy(1)
+                policies = {"preservation_policy": self._policy, "save_decision_policy": every_step}
+                self._saver = ocp.training.Checkpointer(self.path, cleanup_tmp_directories=True, **policies)
+            metrics = None if self.best_by is None else {self.best_by: noted[self.best_by]}
+            beside = {_RECORD: dataclasses.asdict(record)}
+            is_there = step in self.steps
             response = self._saver.save_async(
-                step,
-                arrays,
-                metrics=None if self.best_by is None else {self.best_by: noted[self.best_by]},
-                custom_metadata={_RECORD: dataclasses.asdict(record)},
-                force=True,
-                overwrite=step in self.steps,
+                step, arrays, metrics=metrics, custom_metadata=beside, force=True, overwrite=is_there
             )
         self._writing = Writing(step, response, self.path / str(step))
 
@@ -201,7 +193,7 @@ class Checkpoints:
         writing, self._writing = self._writing, None
         if writing is None:
             return
-        writing.thread.join()
+        writing.join()
         if writing.error is not None:
             with self._failing(writing.step):
                 raise writing.error
@@ -232,22 +224,27 @@ class Checkpoints:
             chosen = self._choose(step) if processes.is_first() else 0
         chosen = int(processes.reports(str(chosen))[0])
         record, leaves = self._read(chosen), _leaves.by_path(target)
-        differences = _leaves.compare(record.kinds, _leaves.kinds(leaves))
+        differences = _leaves.compare(record.kinds, leaves)
         own = {difference.path for difference in differences} & leaves.keys()
         is_empty = any(isinstance(leaves[path], jax.ShapeDtypeStruct) for path in own)
         if differences and (not partial or is_empty or len(own) == len(leaves)):
+            lines = [f"  {difference}" for difference in differences[:_MOST_LISTED]]
+            lines += [f"  and {len(differences) - _MOST_LISTED} more"] if len(differences) > _MOST_LISTED else []
             raise StateError(
-                f"Checkpoints.restore: the checkpoint of step {chosen} in {self.path} and the target differ:\n"
-                f"{_leaves.listed(differences)}\ngive a target like what was saved; restore(target, partial=True) "
-                "takes the leaves that agree, and keeps the target's own arrays for the rest"
+                "\n".join([f"Checkpoints.restore: step {chosen} in {self.path} and the target differ:", *lines]) + "\n"
+                "give a target like what was saved; restore(target, partial=True) takes the leaves that agree, and "
+                "keeps the target's own arrays for the rest"
             )
-        wanted = {p: _leaves.abstract(leaf) for p, leaf in leaves.items() if p not in own and record.has_array(p, leaf)}
+        taken = [path for path in leaves if path not in own]
+        saved = [path for path in taken if path not in record.values and 0 not in leaves[path].shape]
         context = ocp.Context()
         context.pytree.loading.partial_load = True
         with context:
+            wanted = {path: _leaves.abstract(leaves[path]) for path in saved}
             loaded = ocp.load(self.path / str(chosen), wanted, checkpointable_name="state") if wanted else {}
-        merged = [leaf if p in own else _leaves.merge(record, loaded, p, leaf) for p, leaf in leaves.items()]
-        return Restored(jax.tree.unflatten(jax.tree.structure(target), merged), record.notes, chosen, differences)
+        merged = leaves | {path: _leaves.merge(record, loaded, path, leaves[path]) for path in taken}
+        tree = jax.tree.unflatten(jax.tree.structure(target), merged.values())
+        return Restored(tree, record.notes, chosen, differences)
 
     def claim(self) -> None:
         """Make the directory and hold its lock, in the first process; ``save`` does so too.
@@ -257,15 +254,15 @@ class Checkpoints:
         """
         if self._unlock is not None or not processes.is_first():
             return
-        for path in _numbered(self.path):
-            if not ((path / _COMPLETE).exists() or _is_rest(path)):  # Orbax would remove it as one of its own
-                raise CheckpointError(f"Checkpoints: {path} is no checkpoint; give a directory of its own")
         try:
+            rests = [path for path in _numbered(self.path) if not (path / _COMPLETE).exists()]
+            for path in rests:  # what a killed process has left of one that it removed; else Orbax would remove it
+                if not all(entry.name.lstrip(".").startswith(_OWN) for entry in path.iterdir()):
+                    raise CheckpointError(f"Checkpoints: {path} is no checkpoint; give a directory of its own")
             self.path.mkdir(parents=True, exist_ok=True)
             self._unlock = weakref.finalize(self, os.close, _locked(self.path / _LOCK))
-            for path in _numbered(self.path):
-                if not (path / _COMPLETE).exists():
-                    shutil.rmtree(path)
+            for path in rests:
+                shutil.rmtree(path)
         except OSError as error:
             raise CheckpointError(
                 f"Checkpoints: {self.path} cannot be written to: {error}; write px.Checkpoints('{self.path}-2')"
@@ -293,14 +290,13 @@ class Checkpoints:
 
     def _choose(self, step: int | None) -> int:
         """Return the step to restore; rename damaged ones on the way."""
-        if not self.steps or (step is not None and step not in self.steps):
+        damaged, steps = "", self.steps
+        if not steps or step not in (None, *steps):
             which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-            raise CheckpointError(f"Checkpoints.restore: there is {which} in {self.path}, but {self.steps}")
-        damaged = ""
-        for candidate in reversed(self.steps) if step is None else (step,):
+            raise CheckpointError(f"Checkpoints.restore: there is {which} in {self.path}, but {steps}")
+        for candidate in reversed(steps) if step is None else (step,):
             directory = self.path / str(candidate)
-            reason = _manifest.damage(directory)
-            if reason is None:
+            if (reason := _manifest.damage(directory)) is None:
                 return candidate
             damaged += f"\n  {candidate}: {reason}"
             if step is None:
@@ -308,11 +304,9 @@ class Checkpoints:
                 aside = next(path for path in map(directory.with_name, names) if not path.exists())
                 directory.rename(aside)
                 self._close()
-                warnings.warn(
-                    f"the checkpoint of step {candidate} in {self.path} is damaged: {reason}; it is now {aside}, and "
-                    "the one before it is used",
-                    stacklevel=3,
-                )
+                now = f"it is now {aside}, and the one before it is used"
+                words = f"the checkpoint of step {candidate} in {self.path} is damaged: {reason}; {now}"
+                warnings.warn(words, stacklevel=3)
         raise CheckpointError(f"Checkpoints.restore: every checkpoint in {self.path} is damaged:{damaged}")
 
     def _read(self, step: int) -> Record:
@@ -355,27 +349,18 @@ def _numbered(path: Path) -> list[Path]:
     return [entry for entry in path.iterdir() if entry.name.isdecimal()] if path.is_dir() else []
 
 
-def _is_rest(path: Path) -> bool:
-    """Return whether a directory is what a killed process has left of a checkpoint that it was removing."""
-    own = ("state", "metrics", "commit_success.txt", _manifest.NAME)
-    return path.is_dir() and all(entry.name.lstrip(".").startswith(own) for entry in path.iterdir())
-
-
 def _locked(path: Path) -> int:
     """Return the handle of a locked file; a killed process may hold its lock for some time after it is gone."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    until = time.monotonic() + _PATIENCE
+    handle, until = os.open(path, os.O_RDWR | os.O_CREAT, 0o666), time.monotonic() + _PATIENCE
     while True:
         try:
-            import fcntl
-
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > until:
                 os.close(handle)
                 raise BlockingIOError("another run, or another px.Checkpoints, saves there") from None
             time.sleep(0.1)
-        except (ImportError, OSError):  # a system, or a file system, without locks
+        except OSError:  # a file system without locks
             return handle
         else:
             return handle

@@ -38,7 +38,6 @@ class StopEarly:
 
     def __post_init__(self) -> None:
         check.count("px.train.StopEarly", "patience", self.patience, write="patience=3", error=DataError)
-        check.number("px.train.StopEarly", "min_change", self.min_change, least=0, error=DataError)
         if self.mode is None and any(word in self.metric.rpartition("/")[2] for word in ("loss", "error")):
             object.__setattr__(self, "mode", "min")
         if self.mode not in ("min", "max"):
@@ -50,7 +49,7 @@ class StopEarly:
     def judge(self, records: Iterable[Record]) -> tuple[Record | None, str | None]:
         """Return the best of the averages so far, and why to stop; ``None``: go on."""
         best, since, sign = None, 0, -1 if self.mode == "max" else 1
-        for record in records:
+        for record in (record for record in records if self.metric in record.metrics):
             bound = math.inf if best is None else sign * best.metrics[self.metric] - self.min_change
             best, since = (record, 0) if sign * record.metrics[self.metric] < bound else (best, since + 1)
         if since < self.patience:

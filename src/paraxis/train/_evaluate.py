@@ -27,7 +27,7 @@ class Evaluate:
         name: prefix of the names of its metrics, as in ``"test/loss"``.
 
     Raises:
-        DataError: if an argument is malformed.
+        DataError: if ``every`` is neither, or ``step`` is a training step.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -39,9 +39,6 @@ class Evaluate:
     def __init__(self, step: Any, data: Any, every: int | Literal["epoch"] = "epoch", name: str = "test") -> None:
         if isinstance(step, TrainStep):
             raise DataError("px.Evaluate: step is a training step; write px.Evaluate(px.eval_step(loss), data)")
-        check.function("px.Evaluate", "step", step, "px.Evaluate(px.eval_step(loss), data)")
-        if not isinstance(name, str) or not name or "/" in name:
-            raise DataError(f"px.Evaluate: name must be a word without '/', got {check.described(name)}")
         if every != "epoch":
             check.count("px.Evaluate", "every", every, write="every=100, or every='epoch'", error=DataError)
         self.name, self._every, self._step = name, every, step
@@ -70,7 +67,6 @@ class Evaluate:
         """Return the averages; ``None`` if it was ``asked``, before a batch, to give up."""
         sums: Metrics = {}
         pending: collections.deque[Any] = collections.deque()
-        count = 0
         with contextlib.closing(self._data.epoch(0)) as batches:
             for batch in batches:
                 if asked():
@@ -79,22 +75,16 @@ class Evaluate:
                 if len(pending) > AHEAD:
                     sums = added(sums, fetched(pending.popleft()))
                 processes.note_progress()
-                count += 1
         for metrics in pending:
             sums = added(sums, fetched(metrics))
         if not sums:
-            raise DataError(f"px.fit: evaluation {self.name!r} has {'no metrics' if count else 'no batches'}")
+            raise DataError(f"px.fit: evaluation {self.name!r} has no batches, or no metrics")
         return {f"{self.name}/{name}": value for name, value in means_of(sums).items()}
 
 
 def evaluations_of(evaluate: Any) -> dict[str, Evaluate]:
     """Return one evaluation, several, or none, by their names."""
     found = () if evaluate is None else tuple(evaluate) if isinstance(evaluate, (list, tuple)) else (evaluate,)
-    if not all(isinstance(one, Evaluate) for one in found):
-        raise DataError(
-            f"px.fit: evaluate must be a px.Evaluate, or a list of them, got {evaluate!r}; write "
-            "evaluate=px.Evaluate(px.eval_step(loss), test_data)"
-        )
     by_name = {one.name: one for one in found}
     if len(by_name) < len(found):
         raise DataError("px.fit: two evaluations have one name; write px.Evaluate(…, name='second')")

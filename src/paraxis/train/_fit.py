@@ -10,21 +10,19 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import jax
 
 from paraxis import _html as html
-from paraxis._core import check
 from paraxis._host import processes
 from paraxis._host.progress import print_line
 from paraxis.errors import DataError, StateError
 from paraxis.train import _resume
 from paraxis.train._callbacks import Callbacks, Reporter
 from paraxis.train._display import RunDisplay
-from paraxis.train._early_stopping import StopEarly, source_of
+from paraxis.train._early_stopping import StopEarly
 from paraxis.train._evaluate import evaluations_of
 from paraxis.train._history import History, Record
 from paraxis.train._loader import data_of
 from paraxis.train._logs import Log, TensorBoard
-from paraxis.train._loop import Loop, Plan
+from paraxis.train._loop import Loop
 from paraxis.train._state import TrainState, require_arrays
-from paraxis.train._step import EvalStep
 
 if TYPE_CHECKING:  # it loads Orbax
     from paraxis.train._checkpoints import Checkpoints
@@ -68,18 +66,14 @@ class TrainingStopped(SystemExit):
         history: the history up to that step.
 
     Example:
-        >>> import os, signal
-        >>> import jax.numpy as jnp, optax, paraxis as px
-        >>> def stop(event):
-        ...     if event.kind == "step" and event.step == 3:
-        ...         os.kill(os.getpid(), signal.SIGTERM)
-        >>> state = px.TrainState.create({"w": jnp.zeros(3)}, optax.sgd(0.1))
-        >>> step = px.train_step(lambda params, batch: (batch @ params["w"] - 1) ** 2)
+        >>> import signal, jax.numpy as jnp, paraxis as px
+        >>> count = lambda state, batch: (state + 1, {"loss": 0.0})
+        >>> stop = lambda event: event.kind == "start" and signal.raise_signal(signal.SIGTERM)
         >>> try:
-        ...     fitted = px.fit(state, step, [jnp.ones((8, 3))], steps=1000, callbacks=stop, progress=False)
+        ...     px.fit(0, count, [jnp.ones(8)], steps=1000, callbacks=stop, progress=False)
         ... except px.TrainingStopped as stopped:
-        ...     print(int(stopped.state.step) < 1000)
-        True
+        ...     print(stopped.state)
+        1
     """
 
     __module__ = "paraxis"  # as a traceback names it
@@ -107,62 +101,56 @@ def fit(
 ) -> Fitted[_State]:
     """Train step by step on batches of data, up to a number of epochs or steps.
 
-    The devices do not wait for the host: the metrics of a step are fetched when four later steps have been started.
-    Only what needs the state (an evaluation, a checkpoint, a callback after an epoch) waits for it.
+    The metrics of a step are fetched when four later steps have been started, so that the devices do not wait for the
+    host; only an evaluation, a checkpoint, or a callback after an epoch waits for them.
 
     With ``checkpoint``, a run that was killed at any point resumes when the same command is started again, and ends
     with the same bits as without the kill: state, history, log and TensorBoard points (except for the times in them).
     If the step is another program than the one that was saved, by a digest of its jaxpr, a line says so.
 
     A full disk does not end a run: if the log or a checkpoint cannot be written, there is a warning, and the state is
-    returned. With several processes, however, a process that cannot write its part of a checkpoint ends the run; the
-    checkpoint before stays.
+    returned. With several processes, a process that cannot write its part of a checkpoint ends the run.
 
     Ctrl-C and SIGTERM end the run after the current step: it is saved, a line says so, and :class:`TrainingStopped`
     ends the program with exit status 0, unless you catch it. A second Ctrl-C raises ``KeyboardInterrupt`` at once.
 
     Args:
-        state: the initial state: a :class:`TrainState`, or whatever else ``step`` takes. It does not change. The run
-            begins with the batch whose number is ``state.step``; if there is a checkpoint, it resumes from that
-            instead.
+        state: the initial state, a :class:`TrainState` or whatever else ``step`` takes; it does not change. The run
+            begins with the batch whose number is ``state.step``, or resumes from the last checkpoint.
         step: ``step(state, batch)`` → the new state and a dict of metrics, as :func:`train_step` makes it.
         data: a loader; or an iterable of batches that can be iterated again, such as a list; or a function that
             returns an iterable of the batches of an epoch, ``data(epoch)`` or ``data()``.
         epochs: total number of epochs, including those before a resume. Give either this or ``steps``.
         steps: total number of steps, likewise.
-        evaluate: a :class:`Evaluate`, or a list of them: they run on their schedules, and at the end.
+        evaluate: an :class:`Evaluate`, or a list of them: they run on their schedules, and at the end.
         checkpoint: a :class:`Checkpoints`, or the path of one, which is then saved after each epoch. The end of the
             run is always saved.
         callbacks: a function, called with each :class:`Event`; or an object with some of the methods ``on_start``,
-            ``on_step``, ``on_epoch``, ``on_evaluate``, ``on_checkpoint`` and ``on_end``, called with events of that
-            kind; or a list of these. With several processes, each process calls its own.
+            ``on_step``, ``on_epoch``, ``on_evaluate``, ``on_checkpoint`` and ``on_end``; or a list of these. With
+            several processes, each process calls its own.
         log: path of a file of JSON lines: one at the start, one for each step, epoch and evaluation. An older log is
-            replaced; any other file is refused. When a run resumes, its log is cut at that step.
+            replaced, or cut at the step of a resume; any other file is refused.
         tensorboard: path of a directory of event files; needs tensorboardX.
-        progress: whether to show a live area in a notebook, a live line on a terminal, elsewhere an occasional line.
-            Without it there is a line if no steps are left, or if a signal ends the run. The first process writes it,
-            to standard error.
+        progress: whether the first process shows a line that changes, in a notebook and on a terminal, or elsewhere
+            an occasional line, on standard error.
         stop_early: a rule for ending the run before its last step.
 
     Returns:
         A :class:`Fitted`: the last state, and the history, whose curves ``fitted.history.plot("curves.png")`` draws.
 
     Raises:
-        DataError: if an argument is malformed; if the data are not those of the checkpoint; if the metric named by
-            ``best=`` of the checkpoint or by ``stop_early`` does not exist; or if the file at ``log`` is not a log.
-        StateError: if ``step`` is not a step, but for example a loss function; if the checkpoint is of another state;
-            if an earlier step has consumed the arrays of ``state``; or if ``paraxis launch`` started this process with
-            others, and it did not join them.
-        OSError: if ``log`` or ``tensorboard`` cannot be written to.
-        DataError: with several processes, if arrays in ``data`` are not the same in all, as far as a digest tells.
-        ProcessError: in the other processes, if the first cannot write to one of the paths.
+        DataError: if an argument is malformed; if the data are not those of the checkpoint, or with several processes
+            not the same in all; if a metric that ``best=`` or ``stop_early`` names does not exist; or if the file at
+            ``log`` is not a log.
+        StateError: if ``step`` is not a step; if the checkpoint is of another state; if an earlier step has consumed
+            the arrays of ``state``; or if ``paraxis launch`` started this process, and it did not join the others.
+        OSError: if ``log`` or ``tensorboard`` cannot be written to; a ProcessError in the other processes.
+        CheckpointError: if ``checkpoint`` cannot be written to when the run begins, or with several processes later.
         NonFiniteError: if a loss or a gradient is not finite. The message names the step, the batch, its rows, and the
             rows whose own values are not finite. The batch is saved beside the checkpoint, or else beside the log.
-            ``error.state`` is the state of the step before, which is saved. With several processes, all raise the
-            error; each names its own rows, and saves them in its own file.
+            ``error.state`` is the state of the step before, which is saved. With several processes, each names and
+            saves its own rows.
         TrainingStopped: after a signal; it has the state and the history.
-        CheckpointError: if ``checkpoint`` cannot be written to when the run begins, or with several processes later.
-        ModuleNotFoundError: if an argument needs a package that is missing.
         Exception: anything that the step, the data, an evaluation or a callback raises, with a note that names the
             step.
 
@@ -175,29 +163,40 @@ def fit(
         >>> step = px.train_step(lambda params, batch: (batch["x"] @ params["w"] - batch["y"]) ** 2)
         >>> data = px.loader({"x": jnp.ones((100, 3)), "y": jnp.ones(100)}, 32, seed=0)
         >>> fitted = px.fit(state, step, data, epochs=5, progress=False)
-        >>> int(fitted.state.step), len(fitted.history.epochs)
-        (20, 5)
-        >>> fitted.history.epochs[-1].metrics["loss"] < 1e-6
-        True
+        >>> int(fitted.state.step), len(fitted.history.epochs), fitted.history.epochs[-1].metrics["loss"] < 1e-6
+        (20, 5, True)
     """
     processes.require_joined("px.fit")
-    check.function("px.fit", "step", step, "px.fit(state, px.train_step(loss), data)")
-    _require_trainable(state, step)
-    found, callbacks = data_of("px.fit: data", data), Callbacks(callbacks)
-    plan = _plan(epochs, steps, evaluate, stop_early, checkpoint, log)
+    if isinstance(state, TrainState):
+        require_arrays("px.fit", state)
+        if not bool(state.ok):
+            raise StateError(
+                "px.fit: this state met a loss or a gradient that was not finite, so steps do not change it; continue "
+                "from the error's state, or write state.replace(ok=jnp.array(True))"
+            )
+    if (epochs is None) == (steps is None):
+        given = "neither" if epochs is None else "both"
+        raise DataError(f"px.fit: give either epochs or steps, got {given}; write epochs=10")
+    if isinstance(checkpoint, (str, os.PathLike)):
+        from paraxis.train._checkpoints import Checkpoints
+
+        checkpoint = Checkpoints(checkpoint)
+    found, heard, evaluations = data_of("px.fit: data", data), Callbacks(callbacks), evaluations_of(evaluate)
+    beside = checkpoint.path if checkpoint is not None else None if log is None else Path(log).expanduser().parent
     processes.require_same("px.fit", found.arrays(), "give each process the same data: px.fit divides them")
-    is_first = processes.is_first()
+    is_first, reporters = processes.is_first(), list[Reporter]()
     with contextlib.ExitStack() as stack:
-        if plan.checkpoints is not None:
-            stack.enter_context(plan.checkpoints).claim()
-        run, said = _resume.begin(state, found, plan.checkpoints, plan.evaluations)
+        if checkpoint is not None:
+            stack.enter_context(checkpoint).claim()
+        run, said = _resume.begin(state, found, checkpoint, evaluations)
+        loop = Loop(
+            run, step, found, epochs, steps, evaluations, stop_early, checkpoint, beside, heard, reporters, print_line
+        )
         before = run.next.number
         total = steps if steps is not None or found.length is None else found.length * (epochs or 0)
-        reporters: list[Reporter] = []
-        say = print_line
         if progress and is_first:
             reporters.append(display := RunDisplay(before, total, epochs))
-            say = display.say
+            loop.say = display.say
         with processes.together("px.fit"):
             if is_first and tensorboard is not None:
                 reporters.append(TensorBoard(Path(tensorboard).expanduser(), before))
@@ -214,24 +213,22 @@ def fit(
                 reporters.append(Log(Path(log).expanduser(), before, facts))
         for reporter in reporters:
             stack.enter_context(contextlib.closing(reporter))
-        loop = Loop(step, found, plan, run, reporters, callbacks, say)
         is_idle = loop.is_over and not run.due
         if is_idle:
             of = "" if total is None else f" of {total}"
             reached = "it was ended before" if loop.reason else f"step {before}{of} was reached before"
             said.append(f"nothing left to do: {reached}; for more, raise epochs= or steps=")
         if said and is_first and (progress or is_idle):
-            say(f"px.fit: {'; '.join(said)}")
+            loop.say(f"px.fit: {'; '.join(said)}")
         stack.callback(processes.end_progress)
         with processes.StopSignal() as stop:
             signal = loop.until(stop)
         if loop.reason is not None and progress and is_first:
-            say(f"px.fit: ended after step {loop.num_steps}: {loop.reason}")
+            loop.say(f"px.fit: ended after step {loop.num_steps}: {loop.reason}")
     history = run.recorder.history()
     if signal is None:
         return Fitted(run.state, history, loop.reason, loop.best)
-    checkpoints = plan.checkpoints
-    place = "" if checkpoints is None else f"{checkpoints.path / str(loop.num_steps)}"
+    place = "" if checkpoint is None else f"{checkpoint.path / str(loop.num_steps)}"
     told = f"saved in {place}; the same command resumes from there"
     if not place or not loop.is_saved:
         why = f"{place} cannot be written" if place else "there is no checkpoint="
@@ -239,44 +236,4 @@ def fit(
     if is_first:
         name = "Ctrl-C" if signal == "SIGINT" else signal
         print_line(f"px.fit: {name}: stopped after step {loop.num_steps}, {told}")
-    raise TrainingStopped(run.state, history, is_saved=loop.is_saved or checkpoints is None)
-
-
-def _require_trainable(state: Any, step: Any) -> None:
-    if isinstance(step, EvalStep):
-        raise StateError(
-            "px.fit: step is an evaluation step, which changes no state; write px.fit(state, px.train_step(loss), "
-            "data, evaluate=px.Evaluate(px.eval_step(loss), test_data))"
-        )
-    if not isinstance(state, TrainState):
-        return
-    require_arrays("px.fit", state)
-    if not bool(state.ok):
-        raise StateError(
-            "px.fit: this state met a loss or a gradient that was not finite, so steps do not change it; continue from "
-            "the error's state, or write state.replace(ok=jnp.array(True))"
-        )
-
-
-def _plan(epochs: Any, steps: Any, evaluate: Any, stop_early: Any, checkpoint: Any, log: Any) -> Plan:
-    if (epochs is None) == (steps is None):
-        given = "neither" if epochs is None else "both"
-        raise DataError(f"px.fit: give either epochs or steps, got {given}; write epochs=10")
-    for name, value in {"epochs": epochs, "steps": steps}.items():
-        if value is not None:
-            check.count("px.fit", name, value, write=f"{name}=10", error=DataError)
-    if isinstance(checkpoint, (str, os.PathLike)):
-        from paraxis.train._checkpoints import Checkpoints
-
-        checkpoint = Checkpoints(checkpoint)
-    beside = checkpoint.path if checkpoint is not None else None if log is None else Path(log).expanduser().parent
-    plan = Plan(epochs, steps, evaluations_of(evaluate), stop_early, checkpoint, beside)
-    for argument, metric in plan.named_metrics.items():
-        source = source_of(metric)
-        if source and source not in plan.evaluations:
-            there = ", ".join(map(repr, plan.evaluations)) or "none"
-            raise DataError(
-                f"px.fit: {argument} names the metric {metric!r} of an evaluation {source!r}, but there is {there}; "
-                f"write evaluate=px.Evaluate(px.eval_step(loss), data, name={source!r})"
-            )
-    return plan
+    raise TrainingStopped(run.state, history, is_saved=loop.is_saved or not place)

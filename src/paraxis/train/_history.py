@@ -49,14 +49,9 @@ class History:
         >>> from paraxis.train import History, Record
         >>> steps = Record(1, 0, {"loss": 0.7}), Record(2, 0, {"loss": 0.5})
         >>> epochs, tests = (Record(2, 0, {"loss": 0.6}),), (Record(2, 0, {"test/loss": 0.875}),)
-        >>> history = History(steps, stride=1, epochs=epochs, evaluations=tests)
-        >>> history.curve("loss")
-        (array([1, 2]), array([0.7, 0.5]))
-        >>> print(history)
+        >>> print(History(steps, stride=1, epochs=epochs, evaluations=tests))
         step  epoch  loss  test/loss
            2      1   0.6      0.875
-        >>> history
-        History(2 steps, 1 epochs, 1 evaluations)
     """
 
     steps: tuple[Record, ...]
@@ -90,20 +85,15 @@ class History:
         """
         with needed("History.plot", "train"):
             from matplotlib.figure import Figure
-        panels: dict[str, dict[str, str]] = {}
-        for record in (*self.steps[-1:], *self.epochs[-1:]):
+        panels: dict[str, dict[str, None]] = {}
+        for record in (*self.steps[-1:], *self.evaluations):
             for name in record.metrics:
-                panels.setdefault(name, {})["training"] = name
-        for record in self.evaluations:
-            for name in record.metrics:
-                label, _, title = name.partition("/")
-                panels.setdefault(title, {})[label] = name
-        columns = max(1, min(len(panels), 3))
-        figure = Figure(figsize=(4.5 * columns, 3.2 * -(-len(panels) // columns)), layout="constrained")
-        for number, (title, curves) in enumerate(panels.items(), 1):
-            axes = figure.add_subplot(-(-len(panels) // columns), columns, number, title=title, xlabel="step")
-            for label, metric in curves.items():
-                axes.plot(*self.curve(metric), label=label, marker="." if "/" in metric else None)
+                panels.setdefault(name.rpartition("/")[2], {})[name] = None
+        figure = Figure(figsize=(4.5 * max(1, len(panels)), 3.2), layout="constrained")
+        for number, (title, names) in enumerate(panels.items(), 1):
+            axes = figure.add_subplot(1, len(panels), number, title=title, xlabel="step")
+            for name in names:
+                axes.plot(*self.curve(name), label=name, marker="." if "/" in name else None)
             axes.legend()
         with files.replaced(Path(path).expanduser()) as file:
             figure.savefig(file, format=Path(path).suffix[1:] or "png", dpi=120)
@@ -114,38 +104,29 @@ class History:
         return f"History({num_steps} steps, {len(self.epochs)} epochs, {len(self.evaluations)} evaluations)"
 
     def __str__(self) -> str:
-        """Return a table: a line for each epoch with its evaluations, and for each evaluation at another step.
+        """Return a table: a line for each epoch, and for each evaluation at another step; or else the last step.
 
-        Without any of these, the last of ``steps``. Epochs are counted from 1, as steps are.
+        Epochs are counted from 1, as steps are.
         """
-        cells = self._cells()
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        return "\n".join(
-            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells
-        )
+        columns = list(zip(*self._cells(), strict=True))
+        padded = [[cell.rjust(max(map(len, column))) for cell in column] for column in columns]
+        return "\n".join(map("  ".join, zip(*padded, strict=True)))
 
     def _repr_html_(self) -> str:
         """Return the same table, and the curves of the losses, for notebooks."""
         header, *rows = self._cells()
-        records = (*self.steps[-1:], *self.evaluations)
-        names = dict.fromkeys(name for r in records for name in _in_order(r.metrics) if _is_loss(name))
-        points = {name: self.curve(name) for name in names}
-        return html.card(
-            self, html.table(header, rows), html.curves({k: (x.tolist(), y.tolist()) for k, (x, y) in points.items()})
-        )
+        names = {name: None for r in (*self.steps[-1:], *self.evaluations) for name in r.metrics if _is_loss(name)}
+        curves = {name: (x.tolist(), y.tolist()) for name in names for x, y in [self.curve(name)]}
+        return html.card(self, html.table(header, rows), html.curves(curves))
 
     def _cells(self) -> list[list[str]]:
         records = sorted((*self.epochs, *self.evaluations), key=lambda r: r.step) or self.steps[-1:]
         lines: dict[int, dict[str, float]] = {}
         for record in records:
             lines.setdefault(record.step, {"step": record.step, "epoch": record.epoch + 1}).update(record.metrics)
-        names = list(dict.fromkeys(["step", "epoch", *(name for r in records for name in _in_order(r.metrics))]))
+        in_order = (name for r in records for name in sorted(r.metrics, key=lambda name: (not _is_loss(name), name)))
+        names = list(dict.fromkeys(["step", "epoch", *in_order]))
         return [names, *([_cell(line.get(name)) for name in names] for line in lines.values())]
-
-
-def _in_order(metrics: Mapping[str, float]) -> list[str]:
-    """Return the loss first; then by name."""
-    return sorted(metrics, key=lambda name: (not _is_loss(name), name))
 
 
 def _is_loss(name: str) -> bool:

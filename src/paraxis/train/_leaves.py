@@ -12,7 +12,6 @@ from paraxis._core import dtypes
 from paraxis.errors import StateError
 
 _PYTHON = (bool, int, float, complex, str)
-_MOST = 20  # lines of a message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Record:
 
     Attributes:
         kinds: by path, dtype and shape of each leaf, or its Python type.
-        values: by path, the Python numbers and texts.
+        values: by path, the Python numbers and texts, which Orbax does not keep whole.
         keys: by path, the implementation of random keys.
         notes: the user's.
     """
@@ -50,35 +49,26 @@ class Record:
     keys: dict[str, str]
     notes: dict[str, Any]
 
-    def has_array(self, path: str, like: Any) -> bool:
-        """Return whether Orbax has written something of a leaf."""
-        return path not in self.values and 0 not in like.shape
-
 
 def by_path(tree: Any) -> dict[str, Any]:
     """Return the leaves of a tree by their paths, in order."""
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def kinds(leaves: Mapping[str, Any]) -> dict[str, str]:
-    """Return what each leaf is: ``"float32 (3, 4)"``, ``"key<fry> ()"`` or ``"Python int"``."""
-    return {path: _kind(path, leaf) for path, leaf in leaves.items()}
-
-
 def split(leaves: Mapping[str, Any], notes: dict[str, Any]) -> tuple[dict[str, Any], Record]:
     """Return the arrays that Orbax writes, and the record beside them."""
-    arrays, values, keys = {}, {}, {}
+    arrays, record = {}, Record({path: kind(path, leaf) for path, leaf in leaves.items()}, {}, {}, notes)
     for path, leaf in leaves.items():
         if type(leaf) in _PYTHON:
-            values[path] = [leaf.real, leaf.imag] if isinstance(leaf, complex) else leaf
+            record.values[path] = [leaf.real, leaf.imag] if isinstance(leaf, complex) else leaf
             continue
         if _is_key(leaf):
-            keys[path], leaf = str(jax.random.key_impl(leaf)), jax.random.key_data(leaf)
+            record.keys[path], leaf = str(jax.random.key_impl(leaf)), jax.random.key_data(leaf)
         if not isinstance(leaf, jax.Array) or (jax.process_count() > 1 and leaf.is_fully_addressable):
             leaf = dtypes.native(np.asarray(leaf))  # the same in all processes; the first one's is written
         if leaf.size:  # Orbax refuses empty arrays
             arrays[path] = leaf
-    return arrays or {"": np.zeros(1)}, Record(kinds(leaves), values, keys, notes)
+    return arrays or {"": np.zeros(1)}, record
 
 
 def abstract(leaf: Any) -> Any:
@@ -97,30 +87,21 @@ def merge(record: Record, loaded: Mapping[str, Any], path: str, like: Any) -> An
         value = record.values[path]
         return complex(*value) if isinstance(like, complex) else type(like)(value)
     x: Any = loaded[path] if path in loaded else np.zeros(abstract(like).shape, abstract(like).dtype)
-    if isinstance(like, np.generic):
-        return x[()]
-    if isinstance(like, np.ndarray):
-        return x
-    if path in record.keys:
-        x = jax.random.wrap_key_data(x, impl=record.keys[path])
-    x = jnp.asarray(x)
+    if isinstance(like, (np.generic, np.ndarray)):
+        return x[()] if isinstance(like, np.generic) else x
+    x = jax.random.wrap_key_data(x, impl=record.keys[path]) if path in record.keys else jnp.asarray(x)
     is_placed = getattr(like, "committed", True) and getattr(like, "sharding", None) is not None
     return jax.device_put(x, like.sharding) if is_placed and not x.committed else x
 
 
-def compare(saved: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[Difference, ...]:
+def compare(saved: Mapping[str, str], wanted: Mapping[str, Any]) -> tuple[Difference, ...]:
     """Return all differences: the target's leaves in their order, then the checkpoint's others."""
-    paths = [*wanted, *(path for path in saved if path not in wanted)]
-    return tuple(Difference(p, saved.get(p), wanted.get(p)) for p in paths if saved.get(p) != wanted.get(p))
+    kinds = {path: kind(path, leaf) for path, leaf in wanted.items()}
+    return tuple(Difference(p, saved.get(p), kinds.get(p)) for p in {**kinds, **saved} if saved.get(p) != kinds.get(p))
 
 
-def listed(differences: tuple[Difference, ...]) -> str:
-    """Return the differences, a line each."""
-    more = [f"and {len(differences) - _MOST} more"] if len(differences) > _MOST else []
-    return "\n".join(f"  {line}" for line in [*map(str, differences[:_MOST]), *more])
-
-
-def _kind(path: str, leaf: Any) -> str:
+def kind(path: str, leaf: Any) -> str:
+    """Return what a leaf is: ``"float32 (3, 4)"``, ``"key<fry> ()"`` or ``"Python int"``."""
     if type(leaf) in _PYTHON:
         return f"Python {type(leaf).__name__}"
     dtype = getattr(leaf, "dtype", None)

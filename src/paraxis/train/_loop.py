@@ -4,7 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,70 +29,54 @@ if TYPE_CHECKING:  # it loads Orbax
     from paraxis.train._checkpoints import Checkpoints
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """The plan of a run: how long, and what is done when.
-
-    Attributes:
-        epochs: how many there will have been; or
-        steps: how many there will have been.
-        evaluations: by their names, on their schedules.
-        stop_early: when it ends before.
-        checkpoints: where the run is saved.
-        beside: where a batch is put that made a loss not finite.
-    """
-
-    epochs: int | None
-    steps: int | None
-    evaluations: dict[str, Evaluate]
-    stop_early: StopEarly | None
-    checkpoints: "Checkpoints | None"
-    beside: Path | None
-
-    def is_done(self, following: Position) -> bool:
-        """Return whether the batch that would follow is none of these."""
-        return following.number >= self.steps if self.steps is not None else following.epoch >= (self.epochs or 0)
-
-    @property
-    def best_by(self) -> str | None:
-        """The metric that says which checkpoint is the best."""
-        return None if self.checkpoints is None else self.checkpoints.best_by
-
-    @property
-    def named_metrics(self) -> dict[str, str]:
-        """The metrics that arguments name, by argument."""
-        found = {"stop_early": self.stop_early and self.stop_early.metric, "best= of checkpoint": self.best_by}
-        return {argument: metric for argument, metric in found.items() if metric}
-
-    def saves(self, position: Position) -> bool:
-        """Return whether a checkpoint is due after a batch: as was said, or else after each epoch."""
-        if self.checkpoints is None:
-            return False
-        return position.is_last if self.checkpoints.every is None else self.checkpoints.is_due(position.number + 1)
-
-
 @dataclasses.dataclass
 class Loop:
     """The steps of a run.
 
     Attributes:
-        best: the record with the best value of the metric that stops the run early, so far.
+        run: all that changes.
+        epochs: how many there will have been; or
+        steps: how many there will have been.
+        evaluations: by their names, on their schedules.
+        rule: when the run ends before.
+        checkpoints: where the run is saved.
+        beside: where a batch is put that made a loss not finite.
+        say: shows a line.
         reason: why the run stops early; ``None``: it goes on.
+        best: the record with the best value of the rule's metric so far.
     """
 
+    run: Run
     step: Callable[[Any, Any], Any]
     data: Loader | Batches
-    plan: Plan
-    run: Run
-    reporters: Sequence[Reporter]
+    epochs: int | None
+    steps: int | None
+    evaluations: dict[str, Evaluate]
+    rule: StopEarly | None
+    checkpoints: "Checkpoints | None"
+    beside: Path | None
     callbacks: Callbacks
+    reporters: list[Reporter]
     say: Callable[[str], None]
+    reason: str | None = None
+    best: Record | None = None
 
     def __post_init__(self) -> None:
         self._pending: collections.deque[tuple[Position, Any, Any]] = collections.deque()
         self._saved: int | None = None
         self._noted: set[int] = set()  # numbers of rows for which the step's program is noted
         self._is_told = False
+        self._best_by = None if self.checkpoints is None else self.checkpoints.best_by
+        named = {"stop_early": self.rule and self.rule.metric, "best= of checkpoint": self._best_by}
+        self._named = {argument: metric for argument, metric in named.items() if metric}
+        for argument, metric in self._named.items():
+            source = source_of(metric)
+            if source and source not in self.evaluations:
+                there = ", ".join(map(repr, self.evaluations)) or "none"
+                raise DataError(
+                    f"px.fit: {argument} names the metric {metric!r} of an evaluation {source!r}, but there is {there}"
+                    f"; write evaluate=px.Evaluate(px.eval_step(loss), data, name={source!r})"
+                )
         self._judge()
 
     @property
@@ -103,7 +87,9 @@ class Loop:
     @property
     def is_over(self) -> bool:
         """Return whether there are no steps left to do."""
-        return self.reason is not None or self.plan.is_done(self.run.next)
+        following = self.run.next
+        is_done = following.number >= self.steps if self.steps is not None else following.epoch >= (self.epochs or 0)
+        return self.reason is not None or is_done
 
     @property
     def is_saved(self) -> bool:
@@ -143,7 +129,7 @@ class Loop:
         """Make one step; the metrics of an earlier one are fetched."""
         run, (position, batch) = self.run, next(batches)
         try:
-            if self.plan.checkpoints is not None:
+            if self.checkpoints is not None:
                 self._note_program(batch)
             run.state, metrics = _checked(self.step(run.state, batch), run.state)
         except Exception as error:
@@ -171,12 +157,13 @@ class Loop:
 
     def _between(self, position: Position, stop: processes.StopSignal) -> None:
         """Do what is due after a step. The devices are waited for only if something is."""
-        ends, rule = self.plan.is_done(self.run.next), self.plan.stop_early
-        evaluations = self.plan.evaluations.items()
-        due = [name for name, one in evaluations if ends or one.is_due(self.num_steps, position.is_last)]
-        saves = self.plan.saves(position) or source_of(self.plan.best_by or "") in due
-        sees_epochs = rule is not None and not source_of(rule.metric)
-        if ends or due or saves or (position.is_last and (sees_epochs or self.callbacks.hear("epoch"))):
+        ends, checkpoints, at_epochs = self.is_over, self.checkpoints, position.is_last
+        due = [name for name, one in self.evaluations.items() if ends or one.is_due(self.num_steps, at_epochs)]
+        saves = source_of(self._best_by or "") in due  # the best is saved, though none is due
+        if checkpoints is not None:
+            saves |= at_epochs if checkpoints.every is None else checkpoints.is_due(self.num_steps)
+        sees_epochs = self.rule is not None and not source_of(self.rule.metric)
+        if ends or due or saves or (at_epochs and (sees_epochs or self.callbacks.hear("epoch"))):
             self._drain()
             self.run.due = due
             self._finish(stop, saves=saves)
@@ -188,7 +175,7 @@ class Loop:
         while due or self.is_over:
             if not due:  # the run is over: what else there is to evaluate is due too
                 done = {source_of(name) for name in self.run.recorder.latest(self.num_steps)}
-                due += [name for name in self.plan.evaluations if name not in done]
+                due += [name for name in self.evaluations if name not in done]
                 if not due:
                     break
             if not self._evaluate(due[0], stop):
@@ -200,7 +187,7 @@ class Loop:
     def _evaluate(self, name: str, stop: processes.StopSignal) -> bool:
         """Return whether it was done, and not given up because of a signal."""
         try:
-            metrics = self.plan.evaluations[name].until(stop.asked, self.run.state)
+            metrics = self.evaluations[name].until(stop.asked, self.run.state)
         except Exception as error:
             error.add_note(f"px.fit: raised by evaluation {name!r}, after step {self.num_steps}")
             raise
@@ -213,7 +200,7 @@ class Loop:
         return True
 
     def _require_named(self, metrics: Mapping[str, Any], source: str = "") -> None:
-        for argument, metric in self.plan.named_metrics.items():
+        for argument, metric in self._named.items():
             if source_of(metric) == source and metric not in metrics:
                 names = ", ".join(map(repr, metrics)) or "none"
                 raise DataError(
@@ -222,11 +209,8 @@ class Loop:
 
     def _judge(self) -> None:
         """Look at whether the metric of the rule still becomes better."""
-        self.best, self.reason, rule = None, None, self.plan.stop_early
-        if rule is not None:
-            recorder = self.run.recorder
-            records = recorder.evaluations if source_of(rule.metric) else recorder.epochs
-            self.best, self.reason = rule.judge(record for record in records if rule.metric in record.metrics)
+        if self.rule is not None:
+            self.best, self.reason = self.rule.judge((*self.run.recorder.epochs, *self.run.recorder.evaluations))
 
     def _drain(self) -> None:
         while self._pending:
@@ -253,9 +237,9 @@ class Loop:
         """Save what there is to save of a step that met what is not finite: nothing after it counts."""
         self._pending.clear()
         rows = self.data.rows(position.number) if isinstance(self.data, Loader) and self.data.has_rows else None
-        done, state, checkpoints = "", None, self.plan.checkpoints
-        if self.plan.beside is not None:
-            done = _nonfinite.save_batch(self.plan.beside, position.number + 1, batch, rows)
+        done, state, checkpoints = "", None, self.checkpoints
+        if self.beside is not None:
+            done = _nonfinite.save_batch(self.beside, position.number + 1, batch, rows)
         ok = getattr(self.run.state, "ok", None)
         if ok is not None and not bool(ok):  # steps have left the state as it was, and it may go on
             state = self.run.state.replace(ok=ok | True)
@@ -272,22 +256,22 @@ class Loop:
 
     def _save(self) -> None:
         """Save the run as it is, once."""
-        checkpoints = self.plan.checkpoints
+        checkpoints = self.checkpoints
         if checkpoints is None or self.is_saved:
             return
         for reporter in self.reporters:
             reporter.flush()
         self._wait_for_checkpoint()
         with self._going_on():
-            checkpoints.save(self.num_steps, self.run.state, self.run.notes(self.data, self.plan.best_by))
+            checkpoints.save(self.num_steps, self.run.state, self.run.notes(self.data, self._best_by))
             self._saved = self.num_steps
             self._tell("checkpoint")
 
     def _wait_for_checkpoint(self) -> None:
         """Wait for the checkpoint that is being written."""
-        if self.plan.checkpoints is not None:
+        if self.checkpoints is not None:
             with self._going_on():
-                self.plan.checkpoints.wait()
+                self.checkpoints.wait()
 
     @contextlib.contextmanager
     def _going_on(self) -> Iterator[None]:

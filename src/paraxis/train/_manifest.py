@@ -14,27 +14,27 @@ from paraxis._host import files, processes
 
 NAME = "paraxis-crc32.json"
 _BLOCK = 1 << 22  # bytes
-_LOG = logging.getLogger("paraxis")
 
 
-class Writing:
+class Writing(threading.Thread):
     """A checkpoint that is being written; the first process writes the manifest when Orbax is done."""
 
     def __init__(self, step: int, response: Any, directory: Path) -> None:
-        self.step = step
-        self.error: Exception | None = None
-        self._response = response
-        self._directory = directory
-        self.thread = threading.Thread(target=self._finish, name=f"paraxis-checkpoint-{step}")
+        super().__init__(name=f"paraxis-checkpoint-{step}")
+        self.step, self.error = step, None
+        self._response, self._directory = response, directory
         _unfinished.add(self)
         _wait_at_exit()
-        self.thread.start()
+        self.start()
 
-    def _finish(self) -> None:
+    def run(self) -> None:
         try:
             self._response.result()
             if processes.is_first():
-                write(self._directory)
+                names = sorted(p.relative_to(self._directory).as_posix() for p in self._directory.rglob("*"))
+                kinds = {name: _size_and_crc(self._directory / name) for name in names if name != NAME}
+                with files.replaced(self._directory / NAME) as file:
+                    file.write(json.dumps({name: kind for name, kind in kinds.items() if kind}).encode())
         except Exception as error:
             self.error = error
 
@@ -54,16 +54,10 @@ def _wait_at_exit() -> None:
 
 def _finish_all() -> None:
     for writing in list(_unfinished):
-        writing.thread.join()
+        writing.join()
         if writing.error is not None:
-            _LOG.error("the checkpoint of step %d could not be written: %s", writing.step, writing.error)
-
-
-def write(directory: Path) -> None:
-    """Write the manifest of a complete checkpoint into its directory."""
-    found = {name: _describe(directory / name) for name in _names(directory)}
-    with files.replaced(directory / NAME) as file:
-        file.write(json.dumps(found).encode())
+            words = "the checkpoint of step %d could not be written: %s"
+            logging.getLogger("paraxis").error(words, writing.step, writing.error)
 
 
 def damage(directory: Path) -> str | None:
@@ -78,22 +72,15 @@ def damage(directory: Path) -> str | None:
     except ValueError as error:
         return f"{NAME} cannot be read: {error}"
     for name, expected in written.items():
-        if not (directory / name).is_file():
-            return f"{name} is missing"
-        if (found := _describe(directory / name)) != expected:
-            return (
-                f"{name} has {found[0]:,} bytes with CRC-32 {found[1]:08x}, not {expected[0]:,} with {expected[1]:08x}"
-            )
+        if (found := _size_and_crc(directory / name)) != expected:
+            return f"{name} has size and CRC-32 {found}, not {expected}" if found else f"{name} is missing"
     return None
 
 
-def _names(directory: Path) -> list[str]:
-    found = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
-    return sorted(name for name in found if name != NAME)
-
-
-def _describe(path: Path) -> list[int]:
-    """Return a file's size and CRC-32."""
+def _size_and_crc(path: Path) -> list[int] | None:
+    """Return those of a file; ``None`` if there is none."""
+    if not path.is_file():
+        return None
     size, crc = 0, 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK):

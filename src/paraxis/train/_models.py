@@ -1,10 +1,9 @@
 """Models of which states are made: NNX, Linen and Equinox modules, and plain parameters, split into values and form."""
 
-import abc
 import functools
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,8 @@ import numpy as np
 from paraxis._core import pytrees, tree
 from paraxis.errors import StateError
 
-Mode = Literal["train", "eval", "as made"]
+_Parts = tuple["Form", Any, Any]
+"""A model's form, its parameters, and what else changes."""
 
 
 class Static:
@@ -23,7 +23,7 @@ class Static:
         identity: what equal ones have in common.
     """
 
-    identity: Any = None
+    identity: Any
 
     @functools.cached_property
     def _hash(self) -> int:
@@ -38,19 +38,20 @@ class Static:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        if not isinstance(other, Static) or type(self) is not type(other) or hash(self) != hash(other):
-            return False
-        return bool(self.identity == other.identity)
+        return isinstance(other, Static) and hash(self) == hash(other) and bool(self.identity == other.identity)
 
 
-class Form(Static, abc.ABC):
-    """The fixed part of a model. ``kind``: what it is a form of, for people."""
+class Form(Static):
+    """The fixed part of a model.
 
-    kind: str
+    Attributes:
+        kind: what it is a form of, for people.
+        make: ``make(params, mutable, key, mode)`` → the model with these values for one use, and a function that gives
+            its mutable state after it. The mode is ``"train"``, ``"eval"``, or ``"as made"``.
+    """
 
-    @abc.abstractmethod
-    def make(self, params: Any, mutable: Any, key: jax.Array | None, mode: Mode) -> tuple[Any, Callable[[], Any]]:
-        """Return the model with these values, for one use, and a function that gives its mutable state after it."""
+    def __init__(self, kind: str, identity: Any, make: Callable[..., tuple[Any, Callable[[], Any]]]) -> None:
+        self.kind, self.identity, self.make = kind, (kind, identity), make
 
 
 class Recipe(Static):
@@ -61,49 +62,46 @@ class Recipe(Static):
         self.identity = form, optimizer, ema_decay
 
 
-class PlainForm(Form):
-    """Parameters as they are, for functions of them."""
+def split(model: Any, key: Any, sample: Any) -> _Parts:
+    """Return what a state is made from as a form, parameters, and what else changes."""
+    if isinstance(model, _module_class("nnx")):
+        parts = _nnx(model)
+    elif isinstance(model, _module_class("linen")):
+        parts = _linen(model, key, sample)
+    elif pytrees.found_in(model):
+        parts = _pytree(model)
+    else:
+        _refuse_variables(model)
+        parts = Form("plain", None, lambda params, mutable, key, mode: (params, lambda: mutable)), model, None
+    _require_floating(parts[1])
+    return parts
 
-    kind = "plain"
 
-    def make(self, params: Any, mutable: Any, key: Any, mode: Mode) -> tuple[Any, Callable[[], Any]]:
-        return params, lambda: mutable
+def _pytree(model: Any) -> _Parts:
+    """Split a model that is a pytree, such as an Equinox module, or a tree of them.
 
-
-class PytreeForm(Form):
-    """Models that are pytrees, such as Equinox modules, or a tree of them.
-
-    Their floating arrays are parameters. Their other arrays are mutable to the state, though no step changes them.
+    Its floating arrays are parameters. Its other arrays are mutable to the state, though no step changes them.
     """
+    params, others, fixed = pytrees.split(model)
 
-    kind = "pytree"
-
-    def __init__(self, rest: pytrees.Rest) -> None:
-        self.identity = self._rest = rest
-
-    def make(self, params: Any, mutable: Any, key: Any, mode: Mode) -> tuple[Any, Callable[[], Any]]:
-        model = self._rest.joined(params, mutable if self._rest.has_others else None)
+    def make(params: Any, mutable: Any, key: Any, mode: str) -> Any:
+        model = fixed.joined(params, mutable if fixed.has_others else None)
         return pytrees.evaluating(model) if mode == "eval" else model, lambda: mutable
 
+    return Form("pytree", fixed, make), params, others if fixed.has_others else None
 
-class NNXForm(Form):
-    """An NNX module: parameters are its ``nnx.Param`` variables, all other variables are mutable."""
 
-    kind = "NNX module"
+def _nnx(module: Any) -> _Parts:
+    """Split an NNX module: parameters are its ``nnx.Param`` variables, all other variables are mutable."""
+    from flax import nnx
 
-    def __init__(self, graph: Any, params: Any, rest: Any) -> None:
-        self._graph = graph
-        self._structures = jax.tree.structure(params), jax.tree.structure(rest)
-        self.identity = graph, self._structures
+    graph, params, rest = nnx.split(module, nnx.Param, ...)
+    structures = jax.tree.structure(params), jax.tree.structure(rest)
 
-    def make(self, params: Any, mutable: Any, key: Any, mode: Mode) -> tuple[Any, Callable[[], Any]]:
-        from flax import nnx
-
+    def make(params: Any, mutable: Any, key: Any, mode: str) -> Any:
         # The leaves of nested dicts have the order of those of the states that they were made of.
-        values = (
-            jax.tree.unflatten(s, jax.tree.leaves(x)) for s, x in zip(self._structures, (params, mutable), strict=True)
-        )
-        model = nnx.merge(self._graph, *values, copy=True)
+        leaves = map(jax.tree.leaves, (params, mutable))
+        model = nnx.merge(graph, *map(jax.tree.unflatten, structures, leaves), copy=True)
         if mode != "as made":
             model.train() if mode == "train" else model.eval()
 
@@ -118,51 +116,27 @@ class NNXForm(Form):
 
         return model, after
 
+    return Form("NNX module", (graph, structures), make), nnx.to_pure_dict(params), nnx.to_pure_dict(rest) or None
 
-class LinenForm(Form):
-    """A Linen module, bound to its variables."""
 
-    kind = "Linen module"
+def _linen(module: Any, key: Any, sample: Any) -> _Parts:
+    """Initialise a Linen module; it is bound to its variables."""
+    if key is None or sample is None:
+        raise StateError(
+            "TrainState.create: a Linen module is initialised with a key and a sample of its arguments; write "
+            "px.TrainState.create(model, optimizer, key=jax.random.key(0), sample=x[:1])"
+        )
+    named = sample if isinstance(sample, Mapping) else {}
+    variables = dict(module.init(key, *(() if named else sample if isinstance(sample, tuple) else (sample,)), **named))
 
-    def __init__(self, module: Any) -> None:
-        self.identity = module
-
-    def make(self, params: Any, mutable: Any, key: Any, mode: Mode) -> tuple[Any, Callable[[], Any]]:
-        variables = {"params": params, **(mutable or {})}
+    def make(params: Any, mutable: Any, key: Any, mode: str) -> Any:
         # Linen takes the stream of the parameters for those that have none of their own.
         rngs = None if key is None else {"params": key}
-        bound = self.identity.bind(variables, rngs=rngs, mutable=list(mutable or ()) if mode == "train" else False)
+        written = list(mutable or ()) if mode == "train" else False
+        bound = module.bind({"params": params, **(mutable or {})}, rngs=rngs, mutable=written)
         return bound, lambda: {name: bound.variables[name] for name in mutable} if mutable else mutable
 
-
-def split(model: Any, key: Any, sample: Any) -> tuple[Form, Any, Any]:
-    """Return what a state is made from as a form, parameters, and what else changes."""
-    if isinstance(model, type):
-        raise StateError(f"TrainState.create: model is the class {model.__name__}, not a module made of it")
-    if isinstance(model, _module_class("nnx")):
-        from flax import nnx
-
-        graph, params, rest = nnx.split(model, nnx.Param, ...)
-        form = NNXForm(graph, params, rest)
-        params, rest = nnx.to_pure_dict(params), nnx.to_pure_dict(rest) or None
-    elif isinstance(model, _module_class("linen")):
-        if key is None or sample is None:
-            raise StateError(
-                "TrainState.create: a Linen module is initialised with a key and a sample of its arguments; write "
-                "px.TrainState.create(model, optimizer, key=jax.random.key(0), sample=x[:1])"
-            )
-        named = sample if isinstance(sample, Mapping) else {}
-        args = () if named else sample if isinstance(sample, tuple) else (sample,)
-        variables = dict(model.init(key, *args, **named))
-        form, params, rest = LinenForm(model), variables.pop("params", {}), variables or None
-    elif pytrees.found_in(model):
-        params, others, fixed = pytrees.split(model)
-        form, rest = PytreeForm(fixed), others if fixed.has_others else None
-    else:
-        _refuse_variables(model)
-        form, params, rest = PlainForm(), model, None
-    _require_floating(params)
-    return form, params, rest
+    return Form("Linen module", module, make), variables.pop("params", {}), variables or None
 
 
 def _refuse_variables(model: Any) -> None:

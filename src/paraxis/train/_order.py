@@ -47,7 +47,7 @@ class Order:
         return self._epoch_order(epoch)[first:last].copy() if self.shuffle else np.arange(first, last)
 
     def describe(self) -> dict[str, Any]:
-        """Describe it for JSON. The name of the order is for another one, should there ever be one."""
+        """Describe it for JSON, by name, should there ever be another one."""
         return {"order": "philox-argsort" if self.shuffle else "as they come", **dataclasses.asdict(self)}
 
     @functools.cached_property

@@ -56,11 +56,16 @@ class Dataset:
     num_rows: int
 
     def read(self, rows: np.ndarray, epoch: int) -> Any:
-        if several := getattr(self.data, "__getitems__", None):
-            found = list(several(rows.tolist()))
-        else:
-            shift = epoch * self.num_rows if hasattr(self.data, "to_iter_dataset") else 0  # a Grain MapDataset
-            found = [self._row(row, row + shift) for row in rows.tolist()]
+        shift = epoch * self.num_rows if hasattr(self.data, "to_iter_dataset") else 0  # a Grain MapDataset
+
+        def one(row: int) -> Any:
+            try:
+                return self.data[row + shift]
+            except Exception as error:
+                error.add_note(f"px.loader: raised by row {row} of the source")
+                raise
+
+        several = getattr(self.data, "__getitems__", lambda rows: map(one, rows))
 
         def column(*values: Any) -> np.ndarray:
             if isinstance(values[0], (str, bytes)):  # for a transform to make numbers of
@@ -75,14 +80,7 @@ class Dataset:
                     )
             return np.stack(arrays)
 
-        return jax.tree.map(column, *found)
-
-    def _row(self, row: int, number: int) -> Any:
-        try:
-            return self.data[number]
-        except Exception as error:
-            error.add_note(f"px.loader: raised by row {row} of the source")
-            raise
+        return jax.tree.map(column, *several(rows.tolist()))
 
     def arrays(self) -> dict[str, Any]:
         return {}

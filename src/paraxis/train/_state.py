@@ -1,5 +1,6 @@
 """``TrainState``: all that a training step changes, as one value."""
 
+import collections
 import dataclasses
 from typing import Any
 
@@ -24,9 +25,8 @@ class TrainState:
         params: the parameters: for an NNX or Linen module, dicts nested like the module; for a model that is a pytree,
             a pytree like it with ``None`` for all leaves but floating arrays.
         opt_state: the optimiser's state.
-        mutable: other values that change: an NNX module's other variables (running statistics, random streams), a
-            Linen module's other collections, the value that a plain loss function returns; or ``None``. For a pytree,
-            its other arrays, which do not change.
+        mutable: other values: an NNX module's other variables (running statistics, random streams), a Linen module's
+            other collections, the value that a plain loss function returns, or a pytree's other arrays; or ``None``.
         key: the random key from which steps make theirs, ``fold_in(key, step)``; it does not change. Or ``None``.
         ema: exponential moving average of the parameters, or ``None``.
         extra: any values of yours to be saved with the state; steps do not change them.
@@ -55,7 +55,7 @@ class TrainState:
     def create(
         cls,
         model: Any,
-        optimizer: Any = None,
+        optimizer: Any,
         *,
         key: Any = None,
         sample: Any = None,
@@ -79,8 +79,8 @@ class TrainState:
             extra: any values of yours, a pytree of arrays.
 
         Raises:
-            StateError: if there is nothing to train, ``optimizer`` is not an optimiser, ``key`` is not a key, a Linen
-                module comes without ``key`` or ``sample``, or parameters are not floating.
+            StateError: if there is nothing to train, a Linen module comes without ``key`` or ``sample``, or parameters
+                are not floating.
 
         Communicates: nothing.
 
@@ -90,11 +90,6 @@ class TrainState:
             >>> int(state.step), state.params["w"].shape
             (0, (3,))
         """
-        if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
-            raise StateError(
-                f"TrainState.create: optimizer must be an optax optimiser, got {check.described(optimizer)}; write "
-                "px.TrainState.create(model, optax.adam(1e-3))"
-            )
         if ema is not None:
             check.number("TrainState.create", "ema", ema, least=0, most=1, write="ema=0.999", error=StateError)
         key = _key(key)
@@ -117,13 +112,9 @@ class TrainState:
         )
 
     def model(self, *, ema: bool = False) -> Any:
-        """Return the model, with copies of the arrays.
+        """Return the model that the state was made from, with copies of the arrays, averaged ones if ``ema``.
 
-        It is an NNX module, a callable Linen module with its variables, a pytree like the one that the state was made
-        from, or the parameters. With several processes, each gets the whole model on one of its own devices.
-
-        Args:
-            ema: whether to use the averaged parameters.
+        With several processes, each gets the whole model on one of its own devices.
 
         Raises:
             StateError: if there is no average, or a step has consumed the arrays.
@@ -148,14 +139,14 @@ class TrainState:
         return dataclasses.replace(self, **changes)
 
     def __repr__(self) -> str:
-        """Show how many numbers there are, without them: ``TrainState(plain, step=3, params=97 float32, ok=True)``."""
-        trees = {name: getattr(self, name) for name in ("params", "opt_state", "mutable", "key", "ema", "extra")}
-        kept = [f"{name}={_counted(x)}" for name, x in trees.items() if jax.tree.leaves(x)]
-        is_there = isinstance(self.step, jax.Array) and not (
-            isinstance(self.step, jax_api.Tracer) or self.step.is_deleted()
-        )
-        step, ok = (self.step, self.ok) if is_there else ("…", "…")
-        return f"TrainState({', '.join([self.recipe.form.kind, f'step={step}', *kept, f'ok={ok}'])})"
+        """Show how many numbers there are: ``TrainState(plain, params=97 float32)``."""
+        told = []
+        for name in ("params", "opt_state", "mutable", "ema", "extra"):
+            sizes = collections.Counter[str]()
+            for x in jax.tree.leaves(getattr(self, name)):
+                sizes[str(getattr(x, "dtype", type(x).__name__))] += getattr(x, "size", 1)
+            told += [f"{name}={' + '.join(f'{n:,} {dtype}' for dtype, n in sizes.items())}"] if sizes else []
+        return f"TrainState({', '.join([self.recipe.form.kind, *told])})"
 
 
 def require_arrays(what: str, state: TrainState) -> None:
@@ -172,12 +163,3 @@ def _key(key: Any) -> Any:
     if key is None or (hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
         return key
     return jax.random.wrap_key_data(jnp.asarray(key))
-
-
-def _counted(values: Any) -> str:
-    """Return how many numbers there are of each dtype."""
-    found: dict[str, int] = {}
-    for x in jax.tree.leaves(values):
-        kind = str(getattr(x, "dtype", type(x).__name__))
-        found[kind] = found.get(kind, 0) + getattr(x, "size", 1)
-    return " + ".join(f"{number:,} {kind}" for kind, number in found.items())

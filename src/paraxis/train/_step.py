@@ -229,21 +229,18 @@ def train_step(
     """Make a training step from a loss function written for one device: ``state, metrics = step(state, batch)``.
 
     The rows of each batch, any number of them, are split over the devices; the result is what one device would
-    compute. The loss is a function of all rows, which the compiler divides, so a BatchNorm or a loss over pairs of rows
-    sees the whole batch. The step is a ``jax.jit``: compiled once per number of rows, and what the loss reads from
-    outside is read when it is traced.
+    compute. The loss is a function of all rows, so a BatchNorm or a loss over pairs of rows sees the whole batch. The
+    step is a ``jax.jit``: compiled once per number of rows, and what the loss reads from outside is read when traced.
 
     Args:
         loss_fn: ``loss_fn(model, batch)``, with the model that the state was made from (an NNX module in ``train()``
             mode; a Linen module bound to its variables, called as ``model(x, train=True)``; or the parameters) and the
-            real rows of the batch. It may also have parameters of these names: ``key``, the step's random key;
-            ``mutable``, for plain functions, which then return its new value last. It returns a loss, or a loss and a
-            dict of metrics. Each is a scalar, the mean over the batch's rows; or one value per row, which are averaged;
-            or a ``px.Mean``, if rows have different weights.
+            real rows of the batch. It may also have the parameters ``key``, the step's random key, and ``mutable``, of
+            plain functions, which then return its new value last. It returns a loss, or a loss and a dict of metrics:
+            scalars, the mean over the batch's rows; or one value per row; or a ``px.Mean``, if rows have weights.
         axis: a name, or a ``px.Axis`` for its ``mesh`` and ``over``; its size does not matter.
         microbatches: number of parts into which each batch is cut; they run one after another, which bounds memory.
-            Of C micro-batches, number c has rows c, c + C, …; their gradients are added. A batch with fewer rows is cut
-            into as many parts as it has rows. A BatchNorm then sees a micro-batch.
+            Of C micro-batches, number c has rows c, c + C, …; their gradients are added. A BatchNorm sees one of them.
         precision: ``"bfloat16"`` computes with the parameters in bfloat16; their updates and the mean of the loss keep
             their dtype. The batch stays as it is: cast its inputs in the loss, ``batch["x"].astype("bfloat16")``, or
             JAX computes their products with the parameters in float32.
@@ -261,8 +258,7 @@ def train_step(
         ``step.lower(state, batch)`` shows the program.
 
         With its guard, a step whose loss or gradient is not finite changes nothing but ``state.ok``, which becomes
-        False; every later step changes nothing and returns NaN. So you may read losses late and still have the state
-        of the last good step.
+        False; every later step changes nothing and returns NaN. So you may read losses late and not lose the state.
 
     Raises:
         StateError: if the loss function has an unknown parameter, or an argument is malformed.
