@@ -230,7 +230,7 @@ def test_what_does_not_fit_is_said() -> None:
         (lambda: fun.binary_logreg(jnp.ones(2), 0.1, (x, y)), TypeError, r"takes \(params, data\)"),
         (lambda: fun.ridge(jnp.ones(2), (x, y)), TypeError, r"takes \(params, l2reg, data\)"),
         (lambda: fun.binary_logreg(jnp.ones(2), x), TypeError, r"data must be \(X, y\) or \(X, y, weight\)"),
-        (lambda: fun.least_squares(jnp.ones(3), (x, y)), ValueError, r"\(d,\) or \(d, k\), got \(5, 2\) and \(3,\)"),
+        (lambda: fun.least_squares(jnp.ones(3), (x, y)), ValueError, r"must be \(d,\).*got \(5, 2\) and \(3,\)"),
         (lambda: fun.binary_logreg(jnp.ones(2), (x, y[:4])), ValueError, r"y must be \(5,\) .*got \(4,\)"),
         (lambda: fun.binary_logreg(jnp.ones(2), (x, y, y[:2])), ValueError, r"weight must be \(5,\).*got \(2,\)"),
         (lambda: fun.poisson(jnp.ones((2, 3)), (x, y)), ValueError, r"must be \(d,\), one output, got .*\(2, 3\)"),

@@ -139,9 +139,7 @@ def test_blocks_are_put_together_of_what_a_source_gives(size):
 def test_arrays_are_paired_by_their_names(tmp_path):
     for name in ("X-a", "X-b", "y-b", "y-c"):
         np.save(tmp_path / f"{name}.npy", np.ones((3, 2)) if name[0] == "X" else np.ones(3))
-    with pytest.raises(
-        px.DataError, match=r"a file y… for each X… of the same name, got only one with '-a\.npy' .*y-a"
-    ):
+    with pytest.raises(px.DataError, match=r"a file y… for each X… of the same name, .*, \['-a\.npy'\] alone"):
         px.Table.npy(tmp_path)
     (tmp_path / "y-c.npy").rename(tmp_path / "y-a.npy")
     assert len(px.Table.npy(tmp_path)) == 6

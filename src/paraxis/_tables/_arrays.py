@@ -27,11 +27,7 @@ class File:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Within, the file is read.
-
-        Raises:
-            DataError: naming the file, if it cannot be read, or has changed before or after.
-        """
+        """Within, the file is read; a DataError names it if it cannot be, or has changed before or after."""
         self.require()
         try:
             yield
@@ -104,17 +100,13 @@ def npy(folder: Path, dtype: Any) -> Arrays:
     """Return pairs of files of a folder, ``X*.npy`` and ``y*.npy``, mapped into memory."""
     who = "Table.npy"
     designs, targets = (sorted(folder.glob(f"{name}*.npy")) for name in ("X", "y"))
-    if not designs or len(designs) != len(targets):
-        raise DataError(
-            f"{who}: folder must have as many files X*.npy as y*.npy, at least one, got {len(designs)} and "
-            f"{len(targets)} in {str(folder)!r}"
-        )
     parts = [path.name[1:] for path in designs], [path.name[1:] for path in targets]
-    if {*parts[0]} & {*parts[1]} and parts[0] != parts[1]:  # where no name is the same, their order tells
-        odd = min({*parts[0]} ^ {*parts[1]})
+    is_named = bool({*parts[0]} & {*parts[1]})  # where no name is the same, their order tells
+    if not designs or len(designs) != len(targets) or (is_named and parts[0] != parts[1]):
+        alone = sorted({*parts[0]} ^ {*parts[1]})[:1] if is_named else []
         raise DataError(
-            f"{who}: folder must have a file y… for each X… of the same name, got only one with {odd!r} in "
-            f"{str(folder)!r}; add {'X' if odd in parts[1] else 'y'}{odd}, or move the other one away"
+            f"{who}: folder must have a file y… for each X… of the same name, at least one, got {len(designs)} and "
+            f"{len(targets)} in {str(folder)!r}, {alone} alone"
         )
     mapped = [File.of(who, path) for path in (*designs, *targets)]
     arrays = []

@@ -35,12 +35,7 @@ class Files:
 
     In CSV files, columns to predict from are numbers of double precision, whatever their first rows look like. Targets
     are, too, unless some are text, or all are whole and some have zeros in front: as numbers, ``007`` and ``7`` were
-    one label.
-
-    Args:
-        who, suffix: the function that is called, and the files' suffix.
-        csv: options of CSV files: delimiter and decimal point; ``None``: Parquet.
-        folder, target, columns, dtype: as of :meth:`paraxis.Table.parquet`.
+    one label. ``csv`` has the delimiter and the decimal point; ``None``: Parquet.
     """
 
     def __init__(
@@ -69,9 +64,8 @@ class Files:
         for file, schema in zip(self._files, schemas, strict=True):
             self._require(file.path, schema, None if columns else {*schemas[0].names})
         self._kinds = [{name: schema.field(name).type for name in (*self.columns, target)} for schema in schemas]
-        held = [np.dtype(np.float64)] if csv else [np.dtype(own[n].to_pandas_dtype()) for own in self._kinds
-                                                   for n in self.columns]  # fmt: skip
-        self.dtype = np.result_type(np.float32, *held) if dtype is None else np.dtype(dtype)
+        held = [own[name].to_pandas_dtype() for own in self._kinds for name in self.columns]
+        self.dtype = np.dtype(dtype or (np.float64 if csv else np.result_type(np.float32, *held)))
         self._surveyed: tuple[list[int], bool] | None = None
 
     def __len__(self) -> int:
@@ -91,11 +85,6 @@ class Files:
 
     def place(self, row: int) -> str:
         return place_of(self._files, self._survey()[0], row)
-
-    @property
-    def knows_length(self) -> bool:
-        """Return whether the number of rows is known; a CSV file has to be read for it."""
-        return self._csv is None or self._surveyed is not None
 
     def as_targets(self, y: np.ndarray) -> np.ndarray:
         """Return targets of CSV files as integers, if all are, and floats tell them apart: 1 in a file is no 1.0."""

@@ -26,9 +26,6 @@ class Table:
             d)`` and ``y (size,)``, the same ones in the same order each time, or of other sizes. If it has
             ``place(row)``, errors say so where a row is.
 
-    Raises:
-        DataError: if it lacks one of these, or rows.
-
     Example:
         >>> import pathlib, tempfile, numpy as np, paraxis as px
         >>> X = np.random.default_rng(0).normal(size=(1000, 3)).astype("float32")
@@ -39,14 +36,13 @@ class Table:
         ...     table = px.Table.npy(folder)
         ...     model = px.solve.LogisticRegression().fit(table, engine=px.Stream(memory="1MB"))
         >>> table, float(model.score(X, X[:, 0] > 0)) > 0.99
-        (<Table: 1,000 rows, 3 columns and the target 'y', float32>, True)
+        (<Table: 3 columns and the target 'y', float32>, True)
     """
 
     def __init__(self, source: Any) -> None:
-        absent = [name for name in ("__len__", "columns", "target", "dtype", "blocks") if not hasattr(source, name)]
-        if absent:
+        if not hasattr(source, "blocks"):
             raise DataError(
-                f"Table: source must have {', '.join(absent)}, got {check.described(source)}; write "
+                f"Table: source must have blocks(size), got {check.described(source)}; write "
                 f"px.Table.parquet('rows', target='y'), or px.Table.of_arrays(X, y)"
             )
         self._source = source
@@ -71,8 +67,7 @@ class Table:
         """
         from paraxis._tables._arrow import Files
 
-        who = "Table.parquet"
-        return cls(Files(who, Path(folder), target, columns, _dtype(who, dtype)))
+        return cls(Files("Table.parquet", Path(folder), target, columns, _dtype(dtype)))
 
     @classmethod
     def csv(
@@ -92,19 +87,16 @@ class Table:
 
         Args:
             folder: a folder of ``.csv`` files, or one such file.
-            target, columns: as for :meth:`parquet`.
-            dtype: of the numbers: float32 or float64, the default.
+            target, columns, dtype: as for :meth:`parquet`; the default is float64.
             delimiter: between values.
             decimal: the decimal point, of files with commas ``","``.
 
         Raises:
-            DataError: as for :meth:`parquet`.
-            ModuleNotFoundError: if pyarrow is missing; the extra ``tables`` brings it.
+            DataError, ModuleNotFoundError: as :meth:`parquet`.
         """
         from paraxis._tables._arrow import Files
 
-        who = "Table.csv"
-        return cls(Files(who, Path(folder), target, columns, _dtype(who, dtype), (delimiter, decimal)))
+        return cls(Files("Table.csv", Path(folder), target, columns, _dtype(dtype), (delimiter, decimal)))
 
     @classmethod
     def npy(cls, folder: str | Path, *, dtype: Any = None) -> "Table":
@@ -119,7 +111,7 @@ class Table:
             DataError: if there are no such files, or one cannot be read.
             ShapeError: if their shapes do not fit together.
         """
-        return cls(npy(Path(folder), _dtype("Table.npy", dtype)))
+        return cls(npy(Path(folder), _dtype(dtype)))
 
     @classmethod
     def of_arrays(cls, X: Any, y: Any, *, dtype: Any = None) -> "Table":
@@ -130,11 +122,12 @@ class Table:
             >>> px.Table.of_arrays(np.zeros((5, 3)), np.zeros(5)).shape
             (5, 3)
         """
-        who = "Table.of_arrays"
         targets = np.asarray(y)
         if targets.ndim != 1 or targets.dtype.kind not in "biufUO":
-            raise ShapeError(f"{who}: y must be numbers or text (n,), one per row, got {check.described(targets)}")
-        return cls(Arrays(who, [(np.asanyarray(X), targets)], _dtype(who, dtype)))
+            raise ShapeError(
+                f"Table.of_arrays: y must be numbers or text (n,), one per row, got {check.described(targets)}"
+            )
+        return cls(Arrays("Table.of_arrays", [(np.asanyarray(X), targets)], _dtype(dtype)))
 
     def __len__(self) -> int:
         return len(self._source)
@@ -170,11 +163,6 @@ class Table:
         Raises:
             DataError: if a number is missing, NaN or infinite, a file cannot be read, or changed since the table was
                 made; it names file and row.
-
-        Example:
-            >>> import numpy as np, paraxis as px
-            >>> [len(y) for X, y in px.Table.of_arrays(np.ones((5, 3)), np.ones(5)).blocks(2)]
-            [2, 2, 1]
         """
         start = 0
         for X, y in self._blocks(check.count("Table.blocks", "size", size)):
@@ -209,25 +197,21 @@ class Table:
 
     def _require_finite(self, X: np.ndarray, y: np.ndarray, start: int) -> None:
         """Check that there are numbers everywhere. Their sum of squares tells, unless it overflows."""
-        flat = X.reshape(-1)
+        flat, wrong = X.reshape(-1), None
         with np.errstate(over="ignore", invalid="ignore"):
             squares = np.dot(flat, flat)
         if not np.isfinite(squares) and not (finite := np.isfinite(X)).all():
             row, column = np.argwhere(~finite)[0]
-            raise self._refused(start + int(row), self.columns[column], X[row, column])
-        if y.dtype.kind in "fO":
+            wrong = row, self.columns[column], X[row, column]
+        elif y.dtype.kind in "fO":
             missing = [v is None or v != v for v in y] if y.dtype.kind == "O" else ~np.isfinite(y)
-            if not np.any(missing):
-                return
-            row = int(np.argmax(missing))
-            raise self._refused(start + row, self.target, y[row])
-
-    def _refused(self, row: int, column: str, value: Any) -> DataError:
-        place = getattr(self._source, "place", "row {}".format)(row)
-        return DataError(
-            f"Table: values must be finite numbers, got {value} in {place}, column {column!r}; write the files without "
-            f"such rows, or with a number in its place"
-        )
+            wrong = (np.argmax(missing), self.target, y[np.argmax(missing)]) if np.any(missing) else None
+        if wrong is not None:
+            place = getattr(self._source, "place", "row {}".format)(start + int(wrong[0]))
+            raise DataError(
+                f"Table: values must be finite numbers, got {wrong[2]} in {place}, column {wrong[1]!r}; write the "
+                f"files without such rows, or with a number in its place"
+            )
 
     @property
     def _is_named(self) -> bool:
@@ -249,8 +233,7 @@ class Table:
         return self.__array__()
 
     def __repr__(self) -> str:
-        rows = f"{len(self):,} rows, " if getattr(self._source, "knows_length", True) else ""
-        return f"<Table: {rows}{len(self.columns):,} columns and the target {self.target!r}, {self.dtype}>"
+        return f"<Table: {len(self.columns):,} columns and the target {self.target!r}, {self.dtype}>"
 
 
 def _aligned(shape: tuple[int, int], dtype: np.dtype[Any]) -> np.ndarray:
@@ -261,8 +244,7 @@ def _aligned(shape: tuple[int, int], dtype: np.dtype[Any]) -> np.ndarray:
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
-def _dtype(who: str, dtype: Any) -> Any:
-    if dtype is None:
-        return None
-    check.one_of(who, "dtype", np.dtype(dtype).name, ("float32", "float64"))
-    return np.dtype(dtype)
+def _dtype(dtype: Any) -> Any:
+    if dtype is not None:
+        check.one_of("Table", "dtype", np.dtype(dtype).name, ("float32", "float64"))
+    return dtype

@@ -23,8 +23,7 @@ class Loss:
     Args:
         name: the field's word for it.
         rows: predictions ``(n,)`` or ``(k, n)`` and targets → costs ``(n,)``.
-        curvature: predictions, and NumPy or its namesake in JAX → the mean second derivative by a row's outputs,
-            ``(n,)``, about: it only shapes first directions.
+        curvature: predictions, and NumPy or JAX's → about the mean second derivative by a row's outputs, ``(n,)``.
         coupling: predictions, weights ``(n,)``, and NumPy or JAX's → the weighted sum of a row's second derivatives by
             two outputs, ``(k, k)``; ``None``: outputs are independent.
         classes: whether targets are class numbers ``(n,)`` and there is an output for each.

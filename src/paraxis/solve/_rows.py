@@ -65,8 +65,8 @@ def rows(
     Raises:
         ShapeError: if the numbers of rows differ, or the axis has another size.
         AxisError: if the axis has ``at_once``, or cannot be placed.
-        DataError: if there is no row, or no weight is positive; or if the processes were given different rows, as far
-            as a digest tells: of small arrays whole, of others over 1 MB of 64 rows.
+        DataError: if there is no row, or no weight is positive; or if processes were given different rows, as a digest
+            of small arrays, and of 64 rows of others, tells.
 
     Communicates: sends each device its rows; with several processes, 400 bytes from each.
 
@@ -104,16 +104,11 @@ def lay(X: Any, y: Any, sample_weight: Any, axis: Axis | None, *, copied: bool) 
         raise ShapeError(f"rows: y must have the {len(X)} rows of X, got {y.shape}")
     weight = weighted(y, sample_weight, dtype)
     axis = Axis("rows", len(X)) if axis is None else axis
-    if not isinstance(axis, Axis):
-        raise AxisError(
-            f"rows: axis must be a px.Axis, got {check.described(axis)}; write axis=px.Axis('rows', {len(X)})"
-        )
     if axis.size != len(X):
         raise ShapeError(f"rows: X has {len(X)} rows, but axis {axis.name!r} has size {axis.size}")
     if axis.at_once is not None:
         raise AxisError(
-            f"rows: axis {axis.name!r} has at_once={axis.at_once}, but a device takes all of its rows together; leave "
-            f"at_once out: px.Axis({axis.name!r}, {axis.size})"
+            f"rows: axis {axis.name!r} has at_once={axis.at_once}, but a device takes all of its rows; leave it out"
         )
     placement = placing.place(axis)
     if placing.spans_all_processes(placement):
@@ -135,12 +130,7 @@ def _targets(y: Any) -> Any:
 
 
 def weighted(y: Any, sample_weight: Any, dtype: Any) -> np.ndarray:
-    """Return the weights of rows, ``(n,)``.
-
-    Raises:
-        ShapeError: if there are not as many as targets.
-        DataError: if they make no sense.
-    """
+    """Return the weights of rows, ``(n,)``, checked."""
     weight = np.ones(len(y), dtype) if sample_weight is None else np.asarray(sample_weight)
     if weight.shape != y.shape[:1]:
         raise ShapeError(f"rows: sample_weight must be one number for each of the {len(y)} rows, got {weight.shape}")

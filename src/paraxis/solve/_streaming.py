@@ -59,12 +59,7 @@ def while_loop(in_python: bool, go_on: Callable[[Any], Any], body: Callable[[Any
 
 
 def blocks_of(who: str, table: Table, engine: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield a table's rows and targets once, in blocks on the host, as many at once as the engine says.
-
-    Raises:
-        TypeError: if the engine does not say.
-        ValueError: if it is to save what is not saved.
-    """
+    """Yield a table's rows and targets once, in blocks on the host, as many at once as the engine says."""
     _require_engine(who, engine)
     if engine.folder is not None:
         raise ValueError(f"{who}: nothing is saved of a single pass; write engine=px.Stream(memory='2GB')")
@@ -103,16 +98,9 @@ class TableRows:
 
     Attributes:
         shape, dtype: those of ``X`` on the devices, with padding; float32 unless JAX has float64.
-        table, engine: what is read, and what says how: ``px.Stream``, of whose methods ``rows_at_once`` tells how many
-            rows are read at once, ``rows_shown`` shows passes, and ``rows_saved`` keeps a run that is resumed.
-        num_rows: how many rows are real; padding is behind them.
-        y: targets ``(n,)``, in the order of the table.
-        means: of the columns, ``(d,)``.
+        y, means: the table's targets ``(n,)`` in its order, and its columns' means ``(d,)``.
         shift: what is subtracted from each column, ``(d,)``; or ``None``.
         sampled, some: numbers of some rows, and these, ``(num, d)``.
-
-    Raises:
-        DataError: if the table has no rows, or one that cannot be used.
     """
 
     ndim = 2
@@ -165,14 +153,10 @@ class TableRows:
         return found
 
     def mapped(self, fn: Callable[..., Any], static: tuple[Any, ...], targets: Any, shared: Any, rows: Any) -> Any:
-        """Read all rows once: ``fn(*static, X, targets, shared, rows)`` of each chunk, kept by row, and summed.
+        """Read all rows once: ``fn(*static, X, targets, shared, rows)`` of each chunk.
 
-        Args:
-            fn: returns what is kept by row, ``(..., n)``, and what is summed. It is compiled once for the same
-                function and static values.
-            static: known when it is compiled.
-            targets, rows: by row, ``(n, ...)`` and ``(..., n)``, in the order of the devices.
-            shared: the same for all rows.
+        The function returns what is kept by row, ``(..., n)``, and what is summed; targets are ``(n, ...)`` and rows
+        ``(..., n)``, in the order of the devices. It is compiled once for the same function and static values.
         """
         shift, shared = arrays.everywhere((self.shift, shared), self.blocks)
         X = jax.ShapeDtypeStruct((self.at_once, self.shape[1]), self.dtype)
@@ -181,7 +165,7 @@ class TableRows:
         kept, sums = jax.eval_shape(functools.partial(fn, *static), X, own, shared, of_rows)
         found = jax.tree.map(lambda x: self._zeros((*x.shape[:-1], self.shape[0]), x.dtype), kept)
         totals = arrays.everywhere(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), sums), self.blocks)
-        carry, before = (found, totals, jax.tree.map(jnp.zeros_like, totals)), None
+        carry, before = (found, totals), None
         for number, chunk in enumerate(self._read()):
             given = arrays.ready((np.int32(number), chunk, shift, shared, targets, rows))
             *carry, done = _chunk(fn, static, self.blocks.size, *given, *carry)
@@ -189,7 +173,7 @@ class TableRows:
             before = done
             if number % _BETWEEN_TRIMS == 0:
                 memory.give_back()
-        return arrays.ready((carry[0], carry[1]))
+        return arrays.ready(tuple(carry))
 
     def _zeros(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
         if placing.concrete_mesh(self.blocks) is None:
@@ -233,28 +217,16 @@ class TableRows:
     def saved(self, options: str, start: Any, arguments: Any) -> Iterator[Any]:
         """Give where a run over the table is saved, if it is to be; when it is done, nothing is left there.
 
-        Args:
-            options: those of the solver.
-            start: numbers that the run begins with, computed from all rows; so they tell these.
-            arguments: those of the run.
+        A saved run is this one if options, arguments and ``start`` are: numbers that it begins with, of all rows.
         """
         if self.engine.folder is None:
             yield None
             return
-        values = [jnp.asarray(x) for x in jax.tree.leaves(arguments) if not isinstance(x, TableRows)]
-        by_row = [x.ndim > 0 and self.num_rows <= max(x.shape) for x in values]
-        shift = [] if self.shift is None else [self.shift]
-        described = {
-            "chunks": {
-                "the number of rows": self.num_rows,
-                "the number of devices": self.blocks.size,
-                "at_once, per device": self.length,
-            },
-            "options of the solver": [options],
-            "targets and weights": [x for x, is_by_row in zip(values, by_row, strict=True) if is_by_row],
-            "arguments": [x for x, is_by_row in zip(values, by_row, strict=True) if not is_by_row],
-            "rows": [str(self.table.columns), *map(jnp.asarray, [*shift, *jax.tree.leaves(start)])],
-        }
+        values = [x for x in jax.tree.leaves((arguments, start, self.shift)) if not isinstance(x, TableRows)]
+        chunks = (
+            f"{self.num_rows} rows, {self.blocks.size} devices, {self.length} rows at once, of {self.table.columns}"
+        )
+        described = {"run": [options, chunks, *map(jnp.asarray, values)]}
         with self.engine.rows_saved(described) as journal:
             yield journal
 
@@ -286,7 +258,7 @@ class TableRows:
         return f"<rows of {self.table!r}: {self.dtype} {self.shape}>"
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(9, 10, 11))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(9, 10))
 def _chunk(
     fn: Callable[..., Any],
     static: tuple[Any, ...],
@@ -299,9 +271,8 @@ def _chunk(
     rows: Any,
     kept: Any,
     sums: Any,
-    lost: Any,
 ) -> Any:
-    """Return what is kept, and the sums, with one more chunk in them; ``lost`` is what rounding took from these."""
+    """Return what is kept, and the sums, with one more chunk in them."""
 
     def own(x: jax.Array, dim: int) -> jax.Array:
         dim %= x.ndim
@@ -317,7 +288,4 @@ def _chunk(
     X = X if shift is None else X - shift
     targets, rows = jax.tree.map(lambda x: own(x, 0), targets), jax.tree.map(lambda x: own(x, -1), rows)
     found, parts = fn(*static, X, targets, shared, rows)
-    rest = jax.tree.map(jnp.subtract, parts, lost)  # Kahan's summation
-    new = jax.tree.map(jnp.add, sums, rest)
-    lost = jax.tree.map(lambda one, total, x: (one - total) - x, new, sums, rest)
-    return jax.tree.map(put, kept, found), new, lost, number + 1
+    return jax.tree.map(put, kept, found), jax.tree.map(jnp.add, sums, parts), number + 1

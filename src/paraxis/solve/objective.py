@@ -1,7 +1,7 @@
 """Objectives that solvers know from the inside: means over rows of losses of a linear model.
 
-Each is a plain function, with JAXopt's arguments where it has the same, and can be called, jitted and differentiated as
-one. A solver that is given one sees the linear model in it, and reads the data less often for it.
+Each is a plain function, with JAXopt's arguments where it has the same. A solver sees the linear model in it, and reads
+the data less often for it.
 
 ``data`` is ``(X, y)`` or ``(X, y, weight)``: rows ``(n, d)``; targets ``(n,)``; weights ``(n,)``, over whose sum the
 mean is taken, so that a row of weight zero does not count. The rows may lie on any devices in any way, and the compiler
@@ -92,12 +92,7 @@ class LinearObjective:
         return Linear(self.loss, design, targets, weight, l2 if self.l2 else None, self.intercept)
 
     def check_targets(self, params: Any, *args: Any, **kwargs: Any) -> Linear:
-        """Return the problem after a look at the targets' values and the weights' sum, if they are at hand.
-
-        Raises:
-            DataError: naming a target, of a row that counts, that makes no sense, such as a class for which there is no
-                output; or weights that vanish when they are divided by their sum.
-        """
+        """Return the problem after a look at the targets' values and the weights' sum, if they are at hand."""
         problem = self.problem(params, *args, **kwargs)
         if arrays.is_traced((problem.targets, problem.weight)):
             return problem
@@ -131,24 +126,22 @@ class LinearObjective:
                 f"write fun.init(num_features={design.shape[1]}, num_outputs=…), or glm(…, intercept=True) for a pair"
             )
         shape = jnp.shape(params[0] if self.intercept else params)
-        wanted = "(d,), one output" if self.loss.single else "(d, k), an output per class" if self.loss.classes else (
-            "(d,) or (d, k)"
-        )  # fmt: skip
-        num_dims = (1,) if self.loss.single else (2,) if self.loss.classes else (1, 2)
-        if shape[:1] != design.shape[1:] or len(shape) not in num_dims:
-            raise ShapeError(f"{self}: for X (n, d), coefficients must be {wanted}, got {design.shape} and {shape}")
-        if self.intercept and jnp.shape(params[1]) != shape[1:]:
+        wanted = {1: "(d,), one output", 2: "(d, k), an output per class"}
+        num_dims = 1 if self.loss.single else 2 if self.loss.classes else min(max(len(shape), 1), 2)
+        if shape[:1] != design.shape[1:] or len(shape) != num_dims:
             raise ShapeError(
-                f"{self}: params: intercept must be {shape[1:]} for coefficients {shape}, got {jnp.shape(params[1])}"
+                f"{self}: for X (n, d), coefficients must be {wanted[num_dims]}, got {design.shape} and {shape}"
             )
-        expected = (design.shape[0], *(() if self.loss.classes else shape[1:]))
-        if targets.shape != expected:
-            raise ShapeError(
-                f"{self}: data: y must be {expected} for X {design.shape} and coefficients {shape}, got "
-                f"{targets.shape}; px.solve.rows adds rows of weight zero"
-            )
-        if weight is not None and weight.shape != design.shape[:1]:
-            raise ShapeError(f"{self}: data: weight must be {design.shape[:1]}, one per row of X, got {weight.shape}")
+        rows = design.shape[:1]
+        for name, found, expected in (
+            ("params: intercept", jnp.shape(params[1]) if self.intercept else shape[1:], shape[1:]),
+            ("data: y", targets.shape, rows + (() if self.loss.classes else shape[1:])),
+            ("data: weight", rows if weight is None else weight.shape, rows),
+        ):
+            if found != expected:
+                raise ShapeError(
+                    f"{self}: {name} must be {expected} for X {design.shape} and coefficients {shape}, got {found}"
+                )
 
     def __reduce__(self) -> Any:
         return functools.partial(glm, intercept=self.intercept, l2=self.l2), (self.loss.name,)
