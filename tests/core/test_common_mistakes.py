@@ -76,7 +76,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         px.LoweringError,
         "lowering must be one of 'auto', 'vmap', 'unroll'",
     ),
-    "a collective outside of a map": (lambda: px.psum(1.0, "rows"), px.CollectiveError, "nothing is being mapped"),
+    "a collective outside of a map": (lambda: px.psum(1.0, "rows"), px.CollectiveError, "is not being mapped here"),
     "a collective along an axis of another size": (
         lambda: px.map_fn(lambda x: px.psum(x, px.Axis("rows", 99)), X, ROWS),
         px.CollectiveError,

@@ -349,9 +349,9 @@ def test_outside_a_mapped_function() -> None:
         with pytest.raises(px.CollectiveError, match=rf"{collective.__name__}: axis 'rows' is not being mapped here"):
             collective(1.0, axis_on(2, 4))
     for query in (px.axis_index, px.axis_size):
-        with pytest.raises(px.CollectiveError, match=r"\(nothing is being mapped\).*px\.reduce_sum\(x, 'rows'\)"):
+        with pytest.raises(px.CollectiveError, match=r"\(nothing is\).*px\.reduce_sum\(x, 'rows'\)"):
             query(NAME)
-    with pytest.raises(px.CollectiveError, match="the axes being mapped are 'rows'"):
+    with pytest.raises(px.CollectiveError, match=r"\('rows' is\)"):
         px.map_fn(lambda x: px.psum(x, "clients"), values(4), axis_on(2, 4))
 
 

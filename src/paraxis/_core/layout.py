@@ -3,21 +3,19 @@
 Elements lie in blocks: device ``d`` holds rows ``d * num_local`` up to ``(d + 1) * num_local`` of the padded axis.
 Padding rows repeat a real one, so that whatever a function does is safe on them; what they give is never used. It is
 the last one, by :func:`repeat_last`; or, inside a program, where it would have to be sent, a device's own first one, by
-:func:`pad` and :func:`fill`. Where rows have weights, those of padding are zero.
+:func:`pad` and :func:`fill`.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 from paraxis._core import jax_api, placing
 from paraxis._core.axis import Axis
 from paraxis._core.placing import Placement
-from paraxis.errors import LoweringError
 
 
 def repeat_last(rows: Any, num_padded: int) -> Any:
@@ -27,29 +25,6 @@ def repeat_last(rows: Any, num_padded: int) -> Any:
         return rows
     module: Any = np if isinstance(rows, np.ndarray) else jnp
     return module.concatenate([rows, module.broadcast_to(rows[-1:], (extra, *rows.shape[1:]))])
-
-
-def padded_weights(weights: np.ndarray, num_padded: int) -> np.ndarray:
-    """Return the weights ``(num_padded,)`` of such rows: what is no element has none."""
-    return np.pad(weights, (0, num_padded - len(weights)))
-
-
-def require_callable(body: jax_api.Jaxpr, placement: Placement) -> None:
-    """Refuse a body that calls back, where JAX cannot: with axes of the mesh beside those that the placement takes.
-
-    Raises:
-        LoweringError: if it does.
-    """
-    mesh = placement.mesh
-    others = [n for n in mesh.axis_names if n not in placement.mesh_axes] if mesh and placement.mesh_axes else []
-    others = [n for n in others if n not in jax_api.manual_axes(jax.sharding.get_abstract_mesh())]
-    if others and jax_api.calls_back(body, silent=placement.is_explicit):
-        name, over = placement.axis.name, (*placement.mesh_axes, *others)
-        raise LoweringError(
-            f"the function that is mapped over {name!r} calls back (jax.pure_callback, say), which JAX cannot do while "
-            f"other axes of the mesh are left to the compiler, here {', '.join(map(repr, others))}; write "
-            f"px.Axis({name!r}, {placement.axis.size}, mesh=mesh, over={over!r}), or give a mesh without them"
-        )
 
 
 def tells_in_type(x: jax.Array) -> bool:
@@ -63,7 +38,7 @@ def typed_beside(x: jax.Array, other: jax.Array) -> jax.Array:
     mesh = jax.typeof(other).sharding.mesh
     if not tells_in_type(other) or jax.typeof(x).sharding.mesh == mesh:
         return x
-    target = mesh if isinstance(x, jax_api.Tracer) else named_sharding(other).mesh
+    target = mesh if isinstance(x, jax_api.Tracer) else getattr(other.sharding, "mesh", mesh)
     return jax.reshard(x, NamedSharding(target, P(*(None,) * x.ndim)))
 
 
@@ -71,16 +46,25 @@ def on_mesh(x: jax.Array, placement: Placement) -> jax.Array:
     """On an Explicit mesh: the same value with a type that says so (constants come without)."""
     if not placement.is_explicit or not jax.typeof(x).sharding.mesh.empty:
         return x
-    assert placement.mesh is not None
-    return jax.reshard(x, NamedSharding(placement.mesh, P(*(None,) * x.ndim)))
+    return jax.reshard(x, _sharding(placement, [None] * x.ndim))
 
 
 def constrain(x: jax.Array, placement: Placement, *, rows: bool = True) -> jax.Array:
     """On an Explicit mesh: the same value with its rows laid over the axis (or over nothing)."""
     rest = [without(entry, placement.mesh_axes) for entry in jax_api.sharding_spec(jax.typeof(x))[1:]]
-    spec = P(placement.mesh_axes if rows else None, *rest)
+    return jax.reshard(x, _sharding(placement, [placement.mesh_axes if rows else None, *rest]))
+
+
+def on_all(x: jax.Array, placement: Placement) -> jax.Array:
+    """On an Explicit mesh: the same value, one for all devices that the axis lies over."""
+    x = on_mesh(x, placement)
+    spec = [without(entry, placement.mesh_axes) for entry in jax_api.sharding_spec(jax.typeof(x))]
+    return jax.reshard(x, _sharding(placement, spec))
+
+
+def _sharding(placement: Placement, spec: Any) -> NamedSharding:
     assert placement.mesh is not None
-    return jax.reshard(x, NamedSharding(placement.mesh, spec))
+    return NamedSharding(placement.mesh, P(*spec))
 
 
 def without(entry: Any, names: tuple[str, ...]) -> Any:
@@ -99,8 +83,7 @@ def pad(x: jax.Array, placement: Placement, *, safe: bool = True) -> jax.Array:
     Written with an operation that the compiler splits over the devices without moving anything; a concatenation
     with a copy of a row is gathered. Only if a device has no row of its own is one sent.
     """
-    extra = placement.num_padded - placement.size
-    if not extra:
+    if not placement.is_padded:
         return x
     if placement.is_explicit:
         x = constrain(x, placement, rows=False)
@@ -109,6 +92,7 @@ def pad(x: jax.Array, placement: Placement, *, safe: bool = True) -> jax.Array:
     zero: Any = np.zeros((), x.dtype)
     if x.weak_type:  # then a Python number is as weakly typed, and has the same dtype
         zero = zero.item()
+    extra = placement.num_padded - placement.size
     padded = jax.lax.pad(x, zero, [(0, extra, 0)] + [(0, 0, 0)] * (x.ndim - 1))
     if not placement.has_idle_device or not safe:
         return padded
@@ -120,22 +104,21 @@ def fill(block: jax.Array, placement: Placement, *, safe: bool = True) -> jax.Ar
 
     ``safe`` as in :func:`pad`: rows that a device without elements would compute on have been filled there.
     """
-    if not placement.is_padded or (placement.has_idle_device and safe):
+    real = real_rows(placement)
+    if real is None or (placement.has_idle_device and safe):
         return block
-    return _fill_where_padded(real_rows(placement), block, block[:1])
+    return _fill_where_padded(real, block, block[:1])
 
 
 def real_rows(placement: Placement) -> jax.Array | None:
     """On a device: which of its rows are elements, ``(num_local,)``; ``None``: all."""
     if not placement.is_padded:
         return None
-    return (
-        device_index(placement) * placement.num_local + jnp.arange(placement.num_local, dtype=np.int32) < placement.size
-    )
+    first = device_index(placement) * placement.num_local
+    return first + jnp.arange(placement.num_local, dtype=np.int32) < placement.size
 
 
-def _fill_where_padded(real: jax.Array | None, rows: jax.Array, row: jax.Array) -> jax.Array:
-    assert real is not None
+def _fill_where_padded(real: jax.Array, rows: jax.Array, row: jax.Array) -> jax.Array:
     return jnp.where(real.reshape((-1,) + (1,) * (rows.ndim - 1)), rows, row)
 
 
@@ -148,26 +131,13 @@ def unpad(x: jax.Array, placement: Placement) -> jax.Array:
     return jax.lax.slice_in_dim(x, 0, placement.size)
 
 
-def named_sharding(x: jax.Array) -> NamedSharding:
-    """Return how a concrete array lies on a mesh."""
-    assert isinstance(x.sharding, NamedSharding)
-    return x.sharding
-
-
 def agreed(x: jax.Array, axis: Axis) -> jax.Array:
     """``(size, ...)`` → ``(...)``: the row that all elements have alike, one element per device. Nothing is sent."""
     placement = placing.place(axis)
     if not placement.mesh_axes:
         return x[0]
-    pick: Callable[[jax.Array], jax.Array] = jax.shard_map(
-        lambda row: row[0],
-        mesh=placement.mesh if isinstance(placement.mesh, Mesh) else None,
-        in_specs=P(placement.mesh_axes),
-        out_specs=P(),
-        axis_names=set(placement.mesh_axes),
-        check_vma=False,  # its derivative: each element gives its share, 1/size of the whole
-    )
-    return pick(x)
+    # Its derivative: each element gives its share, 1/size of the whole.
+    return placing.shard_map(lambda row: row[0], placement.mesh, placement.mesh_axes, placement.spec, P())(x)
 
 
 def gathered(x: jax.Array, axis: Axis) -> jax.Array:

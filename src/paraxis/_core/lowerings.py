@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
 
 from paraxis._core import collectives, in_mesh, jax_api, layout, placing, scope, sums
 from paraxis._core.jax_api import ClosedJaxpr
@@ -46,7 +46,6 @@ class Elements:
 
     def run(self, operands: Sequence[jax.Array]) -> list[jax.Array]:
         """Return the results: rows ``(size, ...)``, or sums over the elements."""
-        layout.require_callable(self.body.jaxpr, self.placement)
         if not collectives.mentions(self.body.jaxpr, self.placement.axis):
             return self._in_blocks(operands)
         require_together(self.placement, self.lowering)
@@ -58,7 +57,7 @@ class Elements:
         """Each device runs the elements of its block; one that has none rests."""
         placement, chunk = self.placement, self._traced_chunk()
         has_keys = any(jnp.issubdtype(a.dtype, jax.dtypes.extended) for a in self.body.out_avals)  # of no zeros
-        rests = placement.has_idle_device and placing.is_spread_alone(placement) and not has_keys
+        rests = placement.has_idle_device and placement.has_mesh_alone and not has_keys
 
         def on_device(*blocks: jax.Array) -> list[jax.Array]:
             work = functools.partial(self._block, chunk, safe=not rests)
@@ -83,16 +82,10 @@ class Elements:
         if not placement.mesh_axes:
             return on_device(*operands)
         if placement.is_explicit:
-            operands = [_laid(x, placement, rows=not s) for x, s in zip(operands, self.shared, strict=True)]
-        run = jax.shard_map(
-            on_device,
-            mesh=placement.mesh if isinstance(placement.mesh, Mesh) else None,
-            in_specs=tuple(P() if is_shared else placement.spec for is_shared in self.shared),
-            out_specs=placement.spec,
-            axis_names=set(placement.mesh_axes),
-            check_vma=False,
-        )
-        return run(*operands)
+            sides = zip(operands, self.shared, strict=True)
+            operands = [layout.on_all(x, placement) if s else _laid(x, placement) for x, s in sides]
+        in_specs = tuple(P() if is_shared else placement.spec for is_shared in self.shared)
+        return placing.shard_map(on_device, placement.mesh, placement.mesh_axes, in_specs)(*operands)
 
     def _rest(self, *_: Any) -> list[jax.Array]:
         shapes = [(1,) if is_summed else (self.placement.num_local,) for is_summed in self.summed]
@@ -150,7 +143,7 @@ class Elements:
         operands, real = operands[:number], next(iter(operands[number:]), None)
         if count > 1 and not self._unrolls:
             given = (self.body, operands, self.shared, self.summed, self.linear, real, count)
-            return sums.over_elements(*given, merge=placing.is_spread_alone(self.placement))
+            return sums.over_elements(*given, merge=self.placement.has_mesh_alone)
         fn = jax_api.jaxpr_as_fun(self.body)
         fn = fn if count == 1 else jax.jit(fn)
         each = [
@@ -206,20 +199,16 @@ class Elements:
         if not placement.mesh_axes or jnp.issubdtype(x.dtype, jax.dtypes.extended):
             return x
         if placement.is_explicit:
-            return _laid(x, placement, rows=True)
+            return _laid(x, placement)
         mesh: Any = placement.mesh
         target = NamedSharding(mesh, P(placement.mesh_axes, *(P.UNCONSTRAINED,) * (x.ndim - 1)))
         padded = jax.lax.with_sharding_constraint(layout.pad(x, placement, safe=False), target)
         return layout.unpad(padded, placement)
 
 
-def _laid(x: jax.Array, placement: Placement, *, rows: bool) -> jax.Array:
-    """On an Explicit mesh: rows laid over the axis if they divide, or a value that all its devices share."""
-    x = layout.on_mesh(x, placement)
-    if rows:
-        return layout.constrain(x, placement, rows=x.shape[0] % placement.num_devices == 0)
-    spec = [layout.without(entry, placement.mesh_axes) for entry in jax_api.sharding_spec(jax.typeof(x))]
-    return jax.reshard(x, NamedSharding(placement.mesh, P(*spec)))  # pyright: ignore[reportArgumentType]
+def _laid(x: jax.Array, placement: Placement) -> jax.Array:
+    """On an Explicit mesh: rows laid over the axis if they divide."""
+    return layout.constrain(layout.on_mesh(x, placement), placement, rows=x.shape[0] % placement.num_devices == 0)
 
 
 def require_together(placement: Placement, lowering: Lowering) -> None:
@@ -246,7 +235,7 @@ def keeps_nothing(placement: Placement) -> bool:
 
     Chunks of :class:`px.Stream` must do the same operations, however few elements they have: ``at_once`` decides.
     """
-    return placement.num_chunks > 1 or (scope.is_chunked() and placement.axis.at_once is not None)
+    return placement.num_chunks > 1 or (scope.current().chunk is not None and placement.axis.at_once is not None)
 
 
 def sums_preferred(body: ClosedJaxpr, placement: Placement, lowering: Lowering, shared: Sequence[bool]) -> bool:
@@ -262,4 +251,6 @@ def sums_preferred(body: ClosedJaxpr, placement: Placement, lowering: Lowering, 
         return False
     nothing = (False,) * len(body.out_avals)
     elements = Elements(body, shared, nothing, (False,) * len(shared), placement, lowering)
-    return scope.is_chunked() or not elements._unrolls  # chunks must do the same, however few elements they have
+    return (
+        scope.current().chunk is not None or not elements._unrolls
+    )  # chunks must do the same, however few elements they have

@@ -103,7 +103,9 @@ def traced(
         LoweringError: if its elements exchange values, and are not all under way together.
     """
     mesh = placing.abstract_mesh(placement) if placement.is_said else None
-    inner = scope.within(placement.axis, mesh, placement.mesh_axes)
+    outer = scope.current()
+    mapped, taken = (*outer.mapped, placement.axis), (*outer.taken, *placement.mesh_axes)
+    inner = dataclasses.replace(outer, mapped=mapped, mesh=outer.mesh or mesh, taken=taken)
     how = How(placement, lowering, inner.mapped)
 
     def one(*xs: Any) -> Any:
@@ -152,7 +154,7 @@ def _aval(element: Any, is_summed: bool, placement: Placement) -> ShapedArray:
         return aval
     spec = [layout.without(entry, placement.mesh_axes) for entry in jax_api.sharding_spec(element)]
     if not is_summed:
-        spec = [placement.mesh_axes if placement.size % placement.num_devices == 0 else None, *spec]
+        spec = [placement.mesh_axes if placement.divides else None, *spec]
     mesh = placing.abstract_mesh(placement)
     assert mesh is not None
     return aval.update(sharding=NamedSharding(mesh, P(*spec)))
@@ -186,8 +188,6 @@ def _evaluated(*operands: Any, how: How, shared: Sequence[bool], **params: Any) 
 
     run, placement = _compiled.get(key, compiled), how.placement
     operands = tuple(arrays.settle(x, placement, rows=not s) for x, s in zip(operands, shared, strict=True))
-    if placement.mesh_axes and (any(params["summed"]) or collectives.mentions(params["body"].jaxpr, placement.axis)):
-        return arrays.ready(run(*arrays.ready(operands)))
     return run(*operands)
 
 

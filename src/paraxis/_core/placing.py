@@ -1,12 +1,11 @@
 """The place of an axis' elements: which devices, how many on each, which rows are padding."""
 
 import contextlib
-import contextvars
 import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -30,17 +29,15 @@ class Placement:
         axis: whose elements lie there.
         mesh: where; ``None``: there is one device.
         mesh_axes: those that the elements lie over; ``()``: all are within the device at hand.
-        turns: the number of turns that a device takes over its elements; ``None``: as ``at_once`` asks.
     """
 
     axis: Axis
     mesh: Mesh | AbstractMesh | None
     mesh_axes: tuple[str, ...]
-    turns: int | None = None
 
-    def holding(self, size: int, *, turns: int | None = None) -> "Placement":
+    def holding(self, size: int) -> "Placement":
         """Return the same place for another number of elements."""
-        return dataclasses.replace(self, axis=dataclasses.replace(self.axis, size=size), turns=turns)
+        return dataclasses.replace(self, axis=dataclasses.replace(self.axis, size=size))
 
     @functools.cached_property
     def size(self) -> int:
@@ -58,13 +55,13 @@ class Placement:
 
     @functools.cached_property
     def num_chunks(self) -> int:
-        """Number of turns a device takes over its elements."""
+        """Number of chunks that a device runs one after the other."""
         per_device = -(-self.size // self.num_devices)
-        return self.turns or -(-per_device // (self.axis.at_once or per_device))
+        return -(-per_device // (self.axis.at_once or per_device))
 
     @functools.cached_property
     def chunk(self) -> int:
-        """Number of elements in flight per device. Turns are made equal, which needs the least padding."""
+        """Number of elements in flight per device. Chunks are of equal size, which needs the least padding."""
         return -(-self.size // (self.num_devices * self.num_chunks))
 
     @functools.cached_property
@@ -84,6 +81,11 @@ class Placement:
         """Return whether some device has nothing but padding."""
         return self.num_padded - self.size >= self.num_local
 
+    @functools.cached_property
+    def divides(self) -> bool:
+        """Return whether each device has as many elements."""
+        return self.size % self.num_devices == 0
+
     @property
     def is_said(self) -> bool:
         """Return whether the devices were chosen by somebody, not by default."""
@@ -94,25 +96,16 @@ class Placement:
         return self.mesh is not None and jax_api.is_explicit(self.mesh, self.mesh_axes)
 
     @property
+    def has_mesh_alone(self) -> bool:
+        """Return whether no other mesh axes are left, so that a block is on one device and not on a group."""
+        return self.mesh is None or set(self.mesh.axis_names) == set(self.mesh_axes)
+
+    @property
     def spec(self) -> P:
         return P(self.mesh_axes) if self.mesh_axes else P()
 
     def __repr__(self) -> str:
         return f"{self.axis.name}:{self.size}/{self.num_devices}"
-
-
-_alone: contextvars.ContextVar[bool] = contextvars.ContextVar("paraxis_alone", default=False)
-
-
-@contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """Within, every axis lies on one device, whatever it asks for: a program is traced to be run elsewhere."""
-    token = _alone.set(True)
-    try:
-        with without_context():
-            yield
-    finally:
-        _alone.reset(token)
 
 
 def place(axis: Axis) -> Placement:
@@ -121,16 +114,14 @@ def place(axis: Axis) -> Placement:
     Raises:
         AxisError: if the mesh lacks what the axis asks for.
     """
-    if _alone.get():
+    known, context = scope.current(), jax.sharding.get_abstract_mesh()
+    if known.alone:
         return Placement(dataclasses.replace(axis, mesh=None, over=None), None, ())
-    context = jax.sharding.get_abstract_mesh()
-    if scope.current().mapped:
-        return _place_inside(axis, context)
-    if axis.mesh is not None:
-        _require(axis, axis.mesh, "its mesh")
-        return Placement(axis, axis.mesh, axis.mesh_names)
-    if not context.empty:
-        return Placement(axis, context, _names_on(axis, context))
+    if known.mapped:
+        return _place_inside(axis, known, context)
+    if axis.mesh is not None or not context.empty:
+        mesh = context if axis.mesh is None else axis.mesh
+        return Placement(axis, mesh, _names_on(axis, mesh))
     if axis.over is not None:
         raise AxisError(
             f"axis {axis.name!r} is to lie over mesh axis {axis.over!r}, but there is no mesh. Set one, "
@@ -147,62 +138,42 @@ def place(axis: Axis) -> Placement:
     return Placement(axis, mesh, (axis.name,)) if mesh.size > 1 else Placement(axis, None, ())
 
 
-def _place_inside(axis: Axis, context: AbstractMesh) -> Placement:
+def _place_inside(axis: Axis, outer: scope.Scope, context: AbstractMesh) -> Placement:
     """Inside another axis's body: the mesh axes still free, or none."""
-    outer = scope.current()
     if context.empty and outer.mesh is not None:
         context = outer.mesh
-    if axis.mesh is not None and not context.empty and dict(axis.mesh.shape) != dict(context.shape):
+    if context.empty:
+        return Placement(axis, None, ())
+    if axis.mesh is not None and dict(axis.mesh.shape) != dict(context.shape):
         raise AxisError(
             f"axis {axis.name!r} has a mesh of its own, {dict(axis.mesh.shape)}, but is mapped inside "
             f"{outer.mapped[-1].name!r}, which lies on {dict(context.shape)}. "
             f"Put both on one mesh: px.Axis({axis.name!r}, {axis.size}, mesh=mesh, over=…)"
         )
-    if context.empty:
-        return Placement(axis, None, ())
     taken = (*jax_api.manual_axes(context), *outer.taken)
-    if axis.over is not None:
-        _require(axis, context, "the mesh")
-        clash = [name for name in axis.mesh_names if name in taken]
-        if clash:
-            raise AxisError(
-                f"axis {axis.name!r} is to lie over mesh axis {clash[0]!r}, which already carries an axis that it is "
-                f"nested in; lay it over another one, or leave `over` out to keep it within each device"
-            )
-    names = (DEVICES,) if axis.over is None and DEVICES in context.axis_names else axis.mesh_names
+    names = _names_on(axis, context, required=axis.over is not None)
+    clash = [name for name in names if name in taken and axis.over is not None]
+    if clash:
+        raise AxisError(
+            f"axis {axis.name!r} is to lie over mesh axis {clash[0]!r}, which already carries an axis that it is "
+            f"nested in; lay it over another one, or leave `over` out to keep it within each device"
+        )
     free = tuple(n for n in names if n in context.axis_names and n not in taken)
     return Placement(axis, context, free) if free else Placement(axis, None, ())
 
 
-def _names_on(axis: Axis, mesh: AbstractMesh) -> tuple[str, ...]:
+def _names_on(axis: Axis, mesh: Mesh | AbstractMesh, *, required: bool = True) -> tuple[str, ...]:
     if axis.over is None and DEVICES in mesh.axis_names:
         return (DEVICES,)
-    _require(axis, mesh, "the mesh set by jax.set_mesh")
-    return axis.mesh_names
-
-
-def _require(axis: Axis, mesh: Mesh | AbstractMesh, which: str) -> None:
     missing = [name for name in axis.mesh_names if name not in mesh.axis_names]
-    if missing:
+    if missing and required:
         has = ", ".join(f"{name!r} ({mesh.shape[name]})" for name in mesh.axis_names)
-        own = ", mesh=mesh" if axis.mesh is not None else ""
+        which, own = ("its mesh", ", mesh=mesh") if axis.mesh is not None else ("the mesh set by jax.set_mesh", "")
         raise AxisError(
             f"axis {axis.name!r} cannot be placed: {which} has no axis {missing[0]!r}; it has {has}. "
             f"Write px.Axis({axis.name!r}, {axis.size}{own}, over={mesh.axis_names[0]!r})"
         )
-
-
-AT_HAND = Placement(Axis("blocks", 1), None, ())
-"""One block of rows, wherever they lie: the compiler divides it as it finds them."""
-
-
-def blocks(placement: Placement) -> Placement:
-    """Return a block of rows per device of a placement; one, as it is, where types say how rows lie."""
-    mesh = concrete_mesh(placement)
-    if mesh is None or placement.num_devices == 1 or placement.is_explicit:
-        return AT_HAND
-    axis = Axis("blocks", placement.num_devices, mesh=mesh, over=placement.mesh_axes)
-    return Placement(axis, mesh, placement.mesh_axes)
+    return axis.mesh_names
 
 
 def as_here(placement: Placement) -> Placement:
@@ -211,12 +182,6 @@ def as_here(placement: Placement) -> Placement:
     if context.empty or not isinstance(placement.mesh, AbstractMesh):
         return placement
     return dataclasses.replace(placement, mesh=context)
-
-
-def names_in_force(name: str) -> tuple[str, ...] | None:
-    """Return the mesh axes that an axis lies over by default: the one of its name, else all of the mesh in force."""
-    context = jax.sharding.get_abstract_mesh()
-    return None if context.empty or {name, DEVICES} & set(context.axis_names) else tuple(context.axis_names)
 
 
 def devices_mesh(devices: Sequence[Any]) -> Mesh:
@@ -242,14 +207,10 @@ def shared_mesh(axes: tuple[tuple[str, int], ...], devices: tuple[Any, ...]) -> 
         elements = math.prod(-(-size // part) for (_, size), part in zip(axes, split, strict=True))
         return elements, tuple(-part for part in split)
 
-    split = min(_splits(len(devices), len(axes)), key=busiest)
+    divisors = [d for d in range(1, len(devices) + 1) if len(devices) % d == 0]
+    splits = itertools.product(divisors, repeat=len(axes))
+    split = min((s for s in splits if math.prod(s) == len(devices)), key=busiest)
     return Mesh(np.array(devices).reshape(split), tuple(name for name, _ in axes))
-
-
-def _splits(number: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """Return all ways to write a number as a product of so many factors."""
-    divisors = [d for d in range(1, number + 1) if number % d == 0]
-    return (split for split in itertools.product(divisors, repeat=parts) if math.prod(split) == number)
 
 
 def named_devices(placement: Placement) -> Any | None:
@@ -259,11 +220,30 @@ def named_devices(placement: Placement) -> Any | None:
 
 @functools.lru_cache(maxsize=64)
 def _named_devices(mesh: Mesh, names: tuple[str, ...]) -> Any:
-    nothing = jax.shard_map(
-        lambda: jnp.zeros(1), mesh=mesh, in_specs=(), out_specs=P(names), axis_names=set(names), check_vma=False
-    )
+    nothing = shard_map(lambda: jnp.zeros(1), mesh, names, ())
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         return jax.make_jaxpr(nothing)()
+
+
+def shard_map(
+    fn: Callable[..., Any],
+    mesh: Mesh | AbstractMesh | None,
+    names: tuple[str, ...],
+    in_specs: Any,
+    out: P | None = None,
+) -> Callable[..., Any]:
+    """Return a function run by each device that lies along these axes of a mesh; results are rows, or as ``out`` says.
+
+    What a device computes is not checked to be alike on all: JAX would change derivatives for it.
+    """
+    return jax.shard_map(
+        fn,
+        mesh=mesh if isinstance(mesh, Mesh) else None,
+        in_specs=in_specs,
+        out_specs=P(names) if out is None else out,
+        axis_names=set(names),
+        check_vma=False,
+    )
 
 
 def abstract_mesh(placement: Placement) -> AbstractMesh | None:
@@ -274,6 +254,22 @@ def abstract_mesh(placement: Placement) -> AbstractMesh | None:
 def concrete_mesh(placement: Placement) -> Mesh | None:
     """Return the mesh with its devices; ``None`` where these are not known, or there is none."""
     return placement.mesh if isinstance(placement.mesh, Mesh) else mesh_in_force()
+
+
+def mesh_in_force() -> Mesh | None:
+    """Return the mesh that ``jax.set_mesh`` set, with its devices; ``None`` if there is none or they are unknown."""
+    try:
+        mesh = jax.sharding.get_mesh()
+    except ValueError:  # under jit: devices are not known there, nor needed
+        return None
+    return None if mesh.empty else mesh
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Within, every axis lies on one device, whatever it asks for: a program is traced to be run elsewhere."""
+    with scope.entered(dataclasses.replace(scope.current(), alone=True)), without_context():
+        yield
 
 
 @contextlib.contextmanager
@@ -290,36 +286,15 @@ def settled(axis: Axis) -> Axis:
     """Return the same axis with the mesh that it lies on here and now, to lie there wherever it is used."""
     placement = place(axis)
     mesh = concrete_mesh(placement)
-    if axis.mesh is not None or mesh is None or isinstance(placement.mesh, Mesh):
+    if mesh is None or isinstance(placement.mesh, Mesh):
         return axis
     return dataclasses.replace(axis, mesh=mesh, over=placement.mesh_axes)
 
 
-def is_spread_alone(placement: Placement) -> bool:
-    """Return whether the axis has its mesh to itself, so that each block is on one device and not on a group."""
-    return placement.mesh is None or set(placement.mesh.axis_names) == set(placement.mesh_axes)
-
-
-def spans_processes(placement: Placement) -> bool:
-    """Return whether some of its devices belong to other processes."""
+def processes(placement: Placement) -> set[int]:
+    """Return the processes that its devices belong to."""
     mesh = concrete_mesh(placement)
-    mine = jax.process_index() if mesh is not None else 0
-    return mesh is not None and any(device.process_index != mine for device in mesh.devices.flat)
-
-
-def spans_all_processes(placement: Placement) -> bool:
-    """Return whether each of several processes has some of its devices, and so takes part."""
-    mesh = concrete_mesh(placement)
-    return mesh is not None and len({device.process_index for device in mesh.devices.flat}) == jax.process_count() > 1
-
-
-def mesh_in_force() -> Mesh | None:
-    """Return the mesh that ``jax.set_mesh`` set, with its devices; ``None`` if there is none or they are unknown."""
-    try:
-        mesh = jax.sharding.get_mesh()
-    except ValueError:  # under jit: devices are not known there, nor needed
-        return None
-    return None if mesh.empty else mesh
+    return {jax.process_index()} if mesh is None else {device.process_index for device in mesh.devices.flat}
 
 
 def on_auto(placement: Placement) -> Placement:

@@ -125,7 +125,7 @@ def _broadcast_batch(xs: Sequence[jax.Array], dims: Sequence[int], **params: Any
 
 def copies(x: jax.Array, placement: Placement) -> jax.Array:
     """``(...)`` → ``(size, ...)``, as a broadcast along the axis; each device has its rows, if their number divides."""
-    spread = placement.size % placement.num_devices == 0
+    spread = placement.divides
     mesh = placement.mesh
     names = placement.mesh_axes
     laid = None
@@ -134,11 +134,6 @@ def copies(x: jax.Array, placement: Placement) -> jax.Array:
     devices = placing.named_devices(placement) if laid else None
     over = names if placement.is_explicit and spread else ()
     return _copies(x, placement, placement.size, over, laid, devices)
-
-
-def per_device(x: jax.Array, placement: Placement) -> jax.Array:
-    """``(...)`` → ``(num_devices, ...)``: one copy per device."""
-    return _copies(x, placement, placement.num_devices, placement.mesh_axes if placement.is_explicit else ())
 
 
 def _copies(

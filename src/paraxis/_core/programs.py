@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arrays, jax_api, structure
+from paraxis._core import jax_api, structure
 
 _compiled: structure.Recent[Callable[..., Any]] = structure.Recent(256)
 
@@ -38,5 +38,5 @@ def run(fn: Callable[..., Any], operands: Sequence[Any]) -> Any:
     closed = jax_api.pruned(closed, closed.jaxpr.outvars)
     everything = [*consts, *operands]
     if any(isinstance(x, jax_api.Tracer) for x in everything):
-        return jax.tree.unflatten(out_tree, arrays.ready(jax_api.jaxpr_as_fun(closed)(*arrays.ready(everything))))
-    return jax.tree.unflatten(out_tree, arrays.ready(by_structure(closed)(*arrays.ready(everything))))
+        return jax.tree.unflatten(out_tree, jax_api.jaxpr_as_fun(closed)(*everything))
+    return jax.tree.unflatten(out_tree, by_structure(closed)(*everything))

@@ -42,7 +42,8 @@ def placed(verb: str, argument: str, tree: Any, axis: Axis) -> Any:
     Raises:
         ShapeError: naming the first leaf that is not.
     """
-    tree = scope.rows(arrays(verb, argument, tree), axis)
+    tree, chunk = arrays(verb, argument, tree), scope.current().chunk
+    tree = tree if chunk is None else chunk.rows(tree, axis)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if leaf.ndim == 0 or leaf.shape[0] != axis.size:
             raise ShapeError(
@@ -53,22 +54,14 @@ def placed(verb: str, argument: str, tree: Any, axis: Axis) -> Any:
     return tree
 
 
-def spread(prefix: Any, tree: Any) -> Any:
-    """Return a prefix tree of entries, ``None`` among them, spread over the leaves of ``tree``."""
-    return jax.tree.map(
-        lambda entry, sub: jax.tree.map(lambda _: entry, sub), prefix, tree, is_leaf=lambda x: x is None
-    )
-
-
 def entries(prefix: Any, tree: Any) -> list[Any]:
     """Return the entry of a prefix tree, ``None`` among them, for each leaf of ``tree``."""
     found: list[Any] = []
-    jax.tree.map(
-        lambda entry, part: found.extend([entry] * len(jax.tree.leaves(part))),
-        prefix,
-        tree,
-        is_leaf=lambda x: x is None,
-    )
+
+    def note(entry: Any, part: Any) -> None:
+        found.extend([entry] * len(jax.tree.leaves(part)))
+
+    jax.tree.map(note, prefix, tree, is_leaf=lambda x: x is None)
     return found
 
 

@@ -9,7 +9,6 @@ import numpy as np
 from paraxis._core import arrays, check, jax_api, layout, maps, origins, placing, primitives, pytrees, scope, tree
 from paraxis._core.axis import Axis
 from paraxis._core.lowerings import Lowering
-from paraxis._core.placing import Placement
 from paraxis.errors import LoweringError
 
 _Tree = TypeVar("_Tree")
@@ -118,10 +117,6 @@ def map_sealed(
     return jax.tree.unflatten(body.structure, results)
 
 
-def _divides(placement: Placement) -> bool:
-    return placement.size % placement.num_devices == 0
-
-
 @overload
 def scatter(x: Host, axis: Axis | str | None = None) -> jax.Array: ...
 @overload
@@ -155,7 +150,7 @@ def scatter(x: Any, axis: Axis | str | None = None) -> Any:
 
     def one(leaf: jax.Array) -> jax.Array:
         if isinstance(leaf, jax_api.Tracer):
-            return layout.constrain(leaf, placement) if placement.is_explicit and _divides(placement) else leaf
+            return layout.constrain(leaf, placement) if placement.is_explicit and placement.divides else leaf
         return leaf if target is None else arrays.put(leaf, target)
 
     return pytrees.opened(jax.tree.map(one, tree.placed("scatter", "x", pytrees.sealed(x), resolved)))

@@ -311,7 +311,7 @@ class Ensemble:
 
     @functools.cached_property
     def _spans(self) -> bool:
-        return placing.spans_processes(self._placement)
+        return placing.processes(self._placement) != {jax.process_index()}
 
     def _is_elsewhere(self, x: Any) -> bool:
         """Return whether an array is bound to another mesh."""
@@ -333,13 +333,13 @@ class Ensemble:
     def _cut(self, rows: Any) -> Any:
         """Cut rows ``(num_padded, ...)`` to ``(size, ...)``; of several processes, each can read all of them."""
         if self._placement.is_padded:
-            rows = _unpadded(arrays.ready(rows), self._placement)
+            rows = _unpadded(rows, self._placement)
         return arrays.whole(rows) if self._spans else rows
 
     def _rows(self, chosen: np.ndarray) -> State:
         """Return some members' arrays, ``(...)`` or with a row for each."""
         with placing.without_context():
-            rows = self._cut(arrays.ready(self._members))
+            rows = self._cut(self._members)
             return {name: layout.gathered(x, self.axis)[chosen] for name, x in rows.items()}
 
     def _like(self, rows: State) -> "Ensemble":

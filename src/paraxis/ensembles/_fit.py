@@ -120,7 +120,8 @@ class Batches:
         check.count("ensemble.fit", "batch_size", batch_size, most=count, error=ShapeError)
         self._size, self._count, self._key = batch_size, count, _members.one_key("ensemble.fit", key)
         self.num_steps = count // batch_size
-        data, self.held_out = arrays.everywhere(jax.tree.map(jnp.asarray, (data, held_out)), ens._placement)
+        everywhere = arrays.sharding(ens._placement, rows=False)
+        data, self.held_out = arrays.put(jax.tree.map(jnp.asarray, (data, held_out)), everywhere)
         self._given = data, per_member
         self.in_axes = (None, 0, None if rows is None else 0, 0)
         self.notes = {"rows": count, "batch": batch_size, "key": np.ravel(_members.numbers(self._key)).tolist()}

@@ -97,10 +97,28 @@ def _sampled_on_host(problem: Linear, params: Any) -> _Sample:
         counted = None if weight is None else int(np.count_nonzero(weight))
         at = np.asarray(sample_of(len(design), design.shape[1], counted) or range(len(design)))
         at = at if weight is None else at[weight[at] > 0]
-        x = np.asarray(arrays.some_rows(design, at))
+        x = _rows_at(design, at)
     params = jax.tree.map(lambda p: _wide(arrays.on_host(jnp.asarray(p))), params)
     coef, bias = params if problem.intercept else (params, 0)
     return _sample(problem, x, (_wide(x) @ coef + bias).T, None if weight is None else weight[at], np)
+
+
+def _rows_at(x: jax.Array, numbers: np.ndarray) -> np.ndarray:
+    """Return rows of a concrete array by ascending numbers, on the host. Each device gives those that it holds."""
+    if not x.is_fully_addressable or any(shard.data.shape[1:] != x.shape[1:] for shard in x.addressable_shards):
+        return arrays.on_host(_rows(x, numbers))
+    held = {shard.index[0].indices(len(x))[:2]: shard.data for shard in x.addressable_shards}
+    found = []
+    for (start, stop), block in sorted(held.items(), key=lambda item: item[0]):
+        own = numbers[(numbers >= start) & (numbers < stop)] - start
+        on_cpu = jax.default_backend() == "cpu"  # where it can be read, there is nothing to compile
+        found.append(np.asarray(block)[own] if on_cpu else np.asarray(_rows(block, own)))
+    return np.concatenate(found)
+
+
+@jax.jit
+def _rows(x: jax.Array, numbers: jax.Array) -> jax.Array:
+    return x[numbers]
 
 
 def _sample(problem: Linear, x: Any, z: Any, weight: Any, xp: Any) -> _Sample:

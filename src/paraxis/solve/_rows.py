@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, check, layout, placing
+from paraxis._core import arrays, check, placing
 from paraxis._core.axis import Axis
 from paraxis._host import processes
 from paraxis._tables import Table
@@ -111,12 +111,12 @@ def lay(X: Any, y: Any, sample_weight: Any, axis: Axis | None, *, copied: bool) 
             f"rows: axis {axis.name!r} has at_once={axis.at_once}, but a device takes all of its rows; leave it out"
         )
     placement = placing.place(axis)
-    if placing.spans_all_processes(placement):
+    if len(placing.processes(placement)) == jax.process_count() > 1:
         given_all = "give each process all rows, the same in each: its devices take theirs"
         processes.require_same("rows", {"X": X, "y": y, "sample_weight": weight}, given_all)
     design, targets = arrays.laid_out((X if X.dtype == dtype else X.astype(dtype), y), placement, copied=copied)
-    padded = layout.padded_weights(weight.astype(dtype), placement.num_padded)
-    return Rows(design, targets, arrays.in_blocks(padded, placement))
+    padded = np.pad(weight.astype(dtype), (0, placement.num_padded - len(weight)))
+    return Rows(design, targets, arrays.put(padded, arrays.block_sharding(placement)))
 
 
 def _targets(y: Any) -> Any:

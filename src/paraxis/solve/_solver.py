@@ -215,7 +215,7 @@ class Solver(abc.ABC):
         with contextlib.ExitStack() as stack:
             for table in tables:
                 stack.enter_context(table.shown())
-            step, journal = arrays.ready(self._begun(params, arguments)), None
+            step, journal = self._begun(params, arguments), None
             if tables:
                 options = {name: value for name, value in self.__getstate__().items() if name != "verbose"}
                 journal = stack.enter_context(tables[0].saved(f"{type(self).__name__}({options})", step, arguments))
@@ -281,7 +281,7 @@ def _solution(solver: Solver, params: Any, arguments: Any) -> OptStep:
 @_solution.defjvp
 def _derivative(solver: Solver, primals: Any, tangents: Any) -> Any:
     step = _solution(solver, *primals)
-    moved = solver._compiled.tangent(arrays.ready(step.params), primals[1], tangents[1])
+    moved = solver._compiled.tangent(step.params, primals[1], tangents[1])
     return step, OptStep(moved, jax.tree.map(_no_tangent, step.state))
 
 

@@ -44,7 +44,7 @@ def compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
     def part(static: Any, *operands: Any) -> Any:
         if jax_api.is_tracing() or arrays.is_traced(operands):
             return fn(static, *operands)
-        return arrays.ready(program(static, *arrays.ready(operands)))
+        return program(static, *operands)
 
     return part
 
@@ -114,11 +114,11 @@ class TableRows:
         self.dtype = np.dtype(jax.dtypes.canonicalize_dtype(table.dtype))
         self.sampled = sample_of(self.num_rows, num_features)
         self.placement = placing.place(Axis("rows", self.num_rows) if axis is None else axis)
-        if placing.spans_processes(self.placement):
+        if placing.processes(self.placement) != {jax.process_index()}:
             raise DeviceError(f"{who}: a table is read by one process; write it without px.initialize()")
         if self.placement.is_explicit:
             raise AxisError(f"{who}: a table's rows are laid over Auto mesh axes; leave out jax.set_mesh(…)")
-        self.blocks = placing.blocks(self.placement)
+        self.blocks = self.placement.holding(self.placement.num_devices)
         kept = self.dtype.itemsize * (_KEPT * self.num_rows + len(self.sampled) * num_features)
         row_bytes, devices = self.dtype.itemsize * num_features, self.blocks.size
         most = engine.rows_at_once(row_bytes=row_bytes, kept_bytes=kept, num_devices=devices)
@@ -158,27 +158,26 @@ class TableRows:
         The function returns what is kept by row, ``(..., n)``, and what is summed; targets are ``(n, ...)`` and rows
         ``(..., n)``, in the order of the devices. It is compiled once for the same function and static values.
         """
-        shift, shared = arrays.everywhere((self.shift, shared), self.blocks)
+        everywhere = arrays.sharding(self.blocks, rows=False)
+        shift, shared = arrays.put((self.shift, shared), everywhere)
         X = jax.ShapeDtypeStruct((self.at_once, self.shape[1]), self.dtype)
         own = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.at_once, *x.shape[1:]), x.dtype), targets)
         of_rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*x.shape[:-1], self.at_once), x.dtype), rows)
         kept, sums = jax.eval_shape(functools.partial(fn, *static), X, own, shared, of_rows)
         found = jax.tree.map(lambda x: self._zeros((*x.shape[:-1], self.shape[0]), x.dtype), kept)
-        totals = arrays.everywhere(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), sums), self.blocks)
+        totals = arrays.put(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), sums), everywhere)
         carry, before = (found, totals), None
         for number, chunk in enumerate(self._read()):
-            given = arrays.ready((np.int32(number), chunk, shift, shared, targets, rows))
+            given = (np.int32(number), chunk, shift, shared, targets, rows)
             *carry, done = _chunk(fn, static, self.blocks.size, *given, *carry)
             jax.block_until_ready(before)  # where work is sent ahead, one chunk computes, and one waits
             before = done
             if number % _BETWEEN_TRIMS == 0:
                 memory.give_back()
-        return arrays.ready(tuple(carry))
+        return tuple(carry)
 
     def _zeros(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-        if placing.concrete_mesh(self.blocks) is None:
-            return jnp.zeros(shape, dtype)
-        return jnp.zeros(shape, dtype, device=arrays.split_sharding(self.blocks, "rows", len(shape), len(shape) - 1))
+        return jnp.zeros(shape, dtype, device=arrays.split_sharding(self.blocks, len(shape) - 1))
 
     def _read(self) -> Iterator[jax.Array]:
         """Yield the chunks on the devices, all of the same number of rows."""
@@ -188,7 +187,7 @@ class TableRows:
             for given, _ in self._counted(self.table._blocks(self.at_once)):
                 X = given.astype(self.dtype, copy=False)
                 with jax.enable_x64(wide):  # which holds for a thread
-                    found = arrays.in_blocks(layout.repeat_last(X, self.at_once), self.blocks)
+                    found = arrays.put(layout.repeat_last(X, self.at_once), arrays.block_sharding(self.blocks))
                 yield found
 
         return self._shown(laid())
@@ -244,9 +243,9 @@ class TableRows:
 
     def laid(self, x: np.ndarray, *, is_weight: bool = False) -> jax.Array:
         """Return values by row ``(n, ...)``, padded, on the devices in their order; weights with zeros."""
-        padded = (layout.padded_weights if is_weight else layout.repeat_last)(x, self.shape[0])
+        padded = np.pad(x, (0, self.shape[0] - len(x))) if is_weight else layout.repeat_last(x, self.shape[0])
         parts = padded.reshape(self.count, self.blocks.size, self.length, *x.shape[1:]).swapaxes(0, 1)
-        return arrays.in_blocks(np.ascontiguousarray(parts).reshape(padded.shape), self.blocks)
+        return arrays.put(np.ascontiguousarray(parts).reshape(padded.shape), arrays.block_sharding(self.blocks))
 
     def places(self, numbers: np.ndarray) -> np.ndarray:
         """Return where rows are in the order of the devices."""

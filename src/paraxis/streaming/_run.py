@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, dtypes, pytrees
+from paraxis._core import dtypes, pytrees
 from paraxis._core.jax_api import Literal
 from paraxis._host import memory, reading
 from paraxis.errors import LoweringError
@@ -202,7 +202,7 @@ class Run:
                 chunk = self._chunks[at]
                 run = self._program.compiled(self._call, one, len(chunk.numbers), chunk.lengths)
                 try:
-                    found = arrays.ready(run(*arrays.ready([*shared[chunk.lengths], *rows])))
+                    found = jax.block_until_ready(run(*shared[chunk.lengths], *rows))
                 except FloatingPointError as error:  # where jax.debug_nans looks
                     error.add_note(
                         f"{self._call.who}: a value is not finite of the elements {sorted(chunk.numbers.tolist())}"
@@ -255,7 +255,7 @@ class Run:
         lengths = [own[padded[n]][chunk.numbers] if n in padded else None for n in range(len(one.rows))]
 
         def chunk_of(values: Sequence[Any], rows: Sequence[Any]) -> list[Any]:
-            return arrays.ready(run(*arrays.ready([*values, *self._on_devices(one, rows)])))
+            return run(*values, *self._on_devices(one, rows))
 
         shared = [self._values[chunk.lengths][v] for v in one.shared]
         avals = self._program.whole(self._call, chunk.lengths).avals

@@ -132,7 +132,8 @@ def sized(name: str | None, whole: int, size: int) -> Iterator[None]:
             return x
         return rows_p.bind(x, size=found.size)
 
-    with scope.chunked(scope.Chunked(axis, lambda tree, found: jax.tree.map(lambda x: rows(x, found), tree))):
+    chunk = scope.Chunked(axis, lambda tree, found: jax.tree.map(lambda x: rows(x, found), tree))
+    with scope.entered(dataclasses.replace(scope.current(), chunk=chunk)):
         yield
 
 

@@ -57,7 +57,7 @@ class Devices:
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
-        self.whole: Sharding | None = arrays.whole_sharding(placement)
+        self.whole: Sharding | None = arrays.sharding(placement, rows=False)
         self.blocks: Sharding | None = arrays.block_sharding(placement)
         self.waits = self.blocks is not None and placement.num_devices > 1 and jax.default_backend() == "cpu"
 
@@ -77,8 +77,7 @@ class Devices:
             return jax.ShapeDtypeStruct(shape, x.dtype, sharding=target)
         if isinstance(x, jax.Array) and (jax.process_count() == 1 or not x.is_fully_addressable):
             if x.shape != shape:
-                x = jax.device_put(x, self.whole) if layout.tells_in_type(x) else arrays.ready(x)
-                x = _padded(x, num_padded)
+                x = _padded(jax.device_put(x, self.whole) if layout.tells_in_type(x) else x, num_padded)
             return x if x.sharding == target else jax.device_put(x, target)
         host = dtypes.native(np.array(x))  # a copy: the caller may write into the batch while the devices read it
         host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)

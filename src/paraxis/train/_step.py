@@ -142,7 +142,7 @@ class TrainStep(_Step):
     def _state_on(self, devices: Devices, state: TrainState) -> TrainState:
         if devices.whole is None or getattr(state.step, "sharding", None) == devices.whole:  # as a step returned it
             return state
-        return arrays.send(state, _sharding.of_state(state, devices.placement, self._shard))
+        return jax.tree.map(arrays.put, state, _sharding.of_state(state, devices.placement, self._shard))
 
     def _body(self, state: TrainState, padded: Any, size: int, devices: Devices) -> tuple[TrainState, Metrics]:
         key = self._key(state)
@@ -200,7 +200,7 @@ class EvalStep(_Step):
         mesh = getattr(devices.whole, "mesh", None)
         if mesh is None or getattr(getattr(state.step, "sharding", None), "mesh", None) == mesh:
             return used
-        return arrays.send(used, jax.tree.map(lambda _: devices.whole, used))
+        return arrays.put(used, devices.whole)
 
     def _body(self, state: TrainState, padded: Any, size: int, devices: Devices) -> Metrics:
         def part(rows: Any, size: int, key: Any, _: Any) -> tuple[None, Any]:

@@ -109,7 +109,6 @@ class Parallel(Compiled[_R], Generic[_R]):
         target = arrays.sharding(placement, rows=False)
         if target is None:
             return binding, program, values, args, kwargs
-        arrays.ready(values)  # a loop of steps, each begun before the last one is done, could deadlock on CPU
         args, kwargs = jax.tree.map(functools.partial(_sent, placement=placement), (args, kwargs))
         is_placed = len(values) == len(self._placed) and all(map(operator.is_, values, self._placed))
         if target != self._target or not is_placed:
@@ -125,7 +124,7 @@ class Parallel(Compiled[_R], Generic[_R]):
         if self._target is None:
             return result
         self._placed = binding.graph.values()
-        return arrays.whole(arrays.ready(result))  # calls of the same values would not wait for each other
+        return arrays.whole(result)
 
 
 class Options(NamedTuple):

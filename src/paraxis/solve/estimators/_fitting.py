@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from paraxis._core import arrays, layout, placing
+from paraxis._core import layout, placing
 from paraxis._core.axis import Axis
 from paraxis.errors import DeviceError
 from paraxis.solve import prox
@@ -65,7 +65,7 @@ class Placed:
     def weighted(self, weight: np.ndarray) -> "Placed":
         """Return the same rows with other weights ``(n,)``."""
         own = self.data.weight
-        padded = layout.padded_weights(weight.astype(own.dtype), len(own))
+        padded = np.pad(weight.astype(own.dtype), (0, len(own) - len(weight)))
         data = self.data._replace(weight=jax.device_put(padded, own.sharding))
         return Placed(data, self.means, float(weight.sum(dtype=np.float64)))
 
@@ -93,7 +93,7 @@ def place(X: np.ndarray | TableRows, posed: Posed, devices: int | None) -> Place
         means = np.einsum("n,nd->d", (posed.weight / total).astype(X.dtype), X)
     X, y, weight = _few_sizes(X, means if posed.centre else None, posed.targets, posed.weight)
     # Not copied: a fit lets its rows go before it returns.
-    data = arrays.ready(lay(X, y, weight, axis_of(len(X), devices), copied=False))
+    data = jax.block_until_ready(lay(X, y, weight, axis_of(len(X), devices), copied=False))
     return Placed(data, means, total)
 
 
@@ -145,7 +145,7 @@ def _few_sizes(
     size = len(X)
     step = max(64, 2 ** (size.bit_length() - 6))
     num_padded = size + -size % step if size <= _LARGE else size
-    targets, weight = layout.repeat_last(y, num_padded), layout.padded_weights(weight, num_padded)
+    targets, weight = layout.repeat_last(y, num_padded), np.pad(weight, (0, num_padded - size))
     if means is None and num_padded == size:
         return X, targets, weight
     rows = np.empty((num_padded, X.shape[1]), X.dtype)
@@ -161,7 +161,8 @@ def axis_of(size: int, devices: int | None) -> Axis:
         DeviceError: if there are not so many.
     """
     if devices is None:
-        return Axis("rows", size, over=placing.names_in_force("rows"))
+        names = jax.sharding.get_abstract_mesh().axis_names
+        return Axis("rows", size, over=None if {"rows", placing.DEVICES} & {*names} else names or None)
     there = jax.devices()
     if not 1 <= devices <= len(there):
         raise DeviceError(f"devices must be from 1 to {len(there)}, as many as there are, got {devices!r}")
