@@ -387,23 +387,6 @@ def test_rows_that_each_have_a_matrix_of_a_group_are_shared_or_not(spec: Any) ->
     assert px.tabulate(ragged, *args).total.flops == 2 * 64 * 8 * 16
 
 
-def repeated(x):
-    return sum(jnp.tanh(x @ x) @ x.T for _ in range(8))
-
-
-def in_calls(x):
-    product = jax.jit(lambda x: x @ x)
-    return product(x) + 2 * product(x) + product(x + 1)
-
-
-@pytest.mark.parametrize(("fn", "products"), [(repeated, 2), (in_calls, 2)])
-def test_what_is_written_several_times_and_computed_once_is_shared_once(fn: Any, products: int) -> None:
-    lying = lies(FLAT)
-    report = px.explain(lambda x: jax.lax.with_sharding_constraint(fn(x), lying))(struct(64, 64, lies=lying))
-    assert (report.work.flops, report.work.share) == (products * 2 * 64**3, products * 2 * 64**3 / 8)
-    assert report.found("redundant")
-
-
 def test_memory_is_what_the_compiler_says() -> None:
     fn, args, _ = PROGRAMS["tensor-parallel MLP"]
     memory: Any = report_on("tensor-parallel MLP").memory

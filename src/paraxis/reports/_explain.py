@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import itertools
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -92,7 +91,7 @@ def explain(fn: Callable[..., Any], *, on: str | None = None) -> Callable[..., R
 def _report(name: str, closed: Any, lowered: Any, compiled: Any, seconds: tuple[float, float]) -> Report:
     program = _hlo.Program(compiled.as_text() or "")
     jaxpr = jax_api.without_dead(closed) if closed is not None else None
-    results, shardings = _results(lowered, compiled)
+    results, shardings = _results(closed, lowered, compiled)
     given = _given(closed, lowered, compiled)
     places = jax.tree.leaves((compiled.input_shardings, shardings))
     meshes = tuple(_meshes.used(jaxpr, places, program.num_devices))
@@ -111,19 +110,13 @@ def _report(name: str, closed: Any, lowered: Any, compiled: Any, seconds: tuple[
     return dataclasses.replace(report, findings=found, unchecked=tuple(_findings.unchecked(report, jaxpr)))
 
 
-def _results(lowered: Any, compiled: Any) -> tuple[Any, Any]:
-    """Return the structs and shardings of a function's results.
-
-    JAX refuses to say where the function writes to references: these are results of the program, not of the function.
-    """
+def _results(closed: Any, lowered: Any, compiled: Any) -> tuple[Any, Any]:
+    """Return the structs and shardings of a function's results."""
     try:
         return lowered.out_info, compiled.output_shardings
-    except ValueError:
-        executable = compiled._executable
-        returned = [number is None for number in executable.unsafe_call.mut.out_mut]
-        flat = executable.out_avals, executable._out_shardings
-        infos, shardings = (compiled.out_tree.unflatten(itertools.compress(x, returned)) for x in flat)
-        return infos, shardings
+    except ValueError:  # of a function that writes to references, JAX says neither
+        infos = compiled.out_tree.unflatten(closed.out_avals)
+        return infos, jax.tree.map(lambda _: None, infos)
 
 
 # --- lowered and compiled --------------------------------------------------------------------------------------------
@@ -162,19 +155,26 @@ def _traced(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the trace of a plain function, or of a model; what is no array among its arguments is constant."""
     if not jax.tree_util.all_leaves([fn]):  # the arrays of a model are arguments, too
         fn, args = type(fn).__call__, (fn, *args)
-    leaves, structure = jax.tree.flatten((args, kwargs))
-    is_array = [_is_array(leaf) for leaf in leaves]
+    arrays, constants = partition((args, kwargs), _is_array)
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
-        arrays = iter(jax.tree.leaves((args, kwargs)))
-        whole = [next(arrays) if moves else leaf for leaf, moves in zip(leaves, is_array, strict=True)]
-        args, kwargs = jax.tree.unflatten(structure, whole)
-        return jax.tree.map(lambda x: x if _is_array(x) else None, fn(*args, **kwargs))
+        args, kwargs = combine((args, kwargs), constants)
+        return partition(fn(*args, **kwargs), _is_array)[0]
 
-    arrays = [leaf if moves else None for leaf, moves in zip(leaves, is_array, strict=True)]
-    args, kwargs = jax.tree.unflatten(structure, arrays)
+    args, kwargs = arrays
     return jax.jit(run).trace(*args, **kwargs)
+
+
+def partition(tree: Any, is_first: Callable[[Any], bool]) -> tuple[Any, Any]:
+    """Return a tree with some of its leaves, and one with the others; ``None`` is in the place of the rest."""
+    first = jax.tree.map(lambda x: x if is_first(x) else None, tree)
+    return first, jax.tree.map(lambda x: None if is_first(x) else x, tree)
+
+
+def combine(*trees: Any) -> Any:
+    """Return the tree whose parts these are."""
+    return jax.tree.map(lambda *xs: next((x for x in xs if x is not None), None), *trees, is_leaf=lambda x: x is None)
 
 
 def _is_array(leaf: Any) -> bool:

@@ -4,7 +4,7 @@ Each function looks for one thing, and yields nothing if it is not there, or too
 """
 
 import collections
-import itertools
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,17 +16,12 @@ from paraxis._core import jax_api
 from paraxis.reports import _flops, _lines, _meshes, units
 from paraxis.reports._layout import Layout
 from paraxis.reports._report import Report
-from paraxis.reports._values import Collective, Finding
+from paraxis.reports._values import Collective, Finding, LineWork
 
-_SENT = 64 * 1024
-"""The least bytes of a collective that is worth a word."""
-_HELD = 16 * 1024**2
-"""The least bytes of an array that is worth a word for being on each device."""
-_STATE = 1024**2
-"""The least bytes of a state, or of a constant."""
-_TWICE = 1.25
-"""More work than this, of a line's share, is done more than once."""
-_PADDED = 1.1
+# The least that is worth a word: bytes of a collective, of an array on each device, and of a state or a constant; work
+# of a line over its share; places over elements.
+_SENT, _HELD, _STATE = 64 * 1024, 16 * 1024**2, 1024**2
+_TWICE, _PADDED = 1.25, 1.1
 
 
 def findings(report: Report, jaxpr: jax_api.Jaxpr | None, consts: Sequence[Any]) -> tuple[Finding, ...]:
@@ -58,25 +53,21 @@ def unchecked(report: Report, jaxpr: jax_api.Jaxpr | None) -> Iterator[str]:
 
 
 def _gathers(report: Report) -> Iterator[Finding]:
-    by_line: dict[Any, list[Collective]] = {}
+    by_line: dict[Any, list[Collective]] = collections.defaultdict(list)
     for c in report.collectives:
         if c.kind == "all_gather" and not c.is_written:
-            by_line.setdefault((c.line, c.axes), []).append(c)
+            by_line[c.line, c.axes].append(c)
     for (line, axes), group in by_line.items():
         first, sent = group[0], sum(c.total_bytes for c in group)
-        if sent < _SENT:
-            continue
         along = f" along {', '.join(map(repr, axes))}" if axes else ""
-        often = f", {units.of(first.times, 'time')}" if first.times > 1 else ""
-        shown = f"{first.shape}, {units.size(first.bytes)}{often}" if len(group) == 1 else f"{units.size(sent)} in all"
         what = f"{first.operand}, which lies in blocks, is" if first.operand else "rows that lie in blocks are"
+        text = f"{what} gathered on each device{along}: {first.shape}, {units.size(sent)} in all"
         write = (
             "compute on each device's own rows, by px.map_fn over them or jax.shard_map; or, if the array is small, "
             "keep it whole on each device"
         )
-        yield Finding(
-            "gather", f"{what} gathered on each device{along}: {shown}", line, write, sent / report.total_bytes
-        )
+        if sent >= _SENT:
+            yield Finding("gather", text, line, write, sent / report.total_bytes)
 
 
 def _conditions(report: Report) -> Iterator[Finding]:
@@ -91,40 +82,34 @@ def _conditions(report: Report) -> Iterator[Finding]:
 
 
 def _redundant(report: Report, jaxpr: jax_api.Jaxpr) -> Iterator[Finding]:
-    work = report.work
-    if report.num_devices == 1 or not work.share:
+    work, devices = report.work, report.num_devices
+    if devices == 1 or not work.share:
         return
-    padded, _ = _flops.of_jaxpr(jaxpr, padded=True)
-    fair = {line: flops / report.num_devices for line, flops in padded.items()}
-    if work.flops < _TWICE * sum(fair.values()):
-        return
-    excess = {one: one.flops - fair.get(one.line, 0.0) for one in work.lines if one.line and fair.get(one.line)}
+    fair = {line: flops / devices for line, flops in _flops.of_jaxpr(jaxpr, padded=True)[0].items()}
+    excess = {one: one.flops - fair.get(one.line, math.inf) for one in work.lines if one.line}
     lines = [
-        one
-        for one, more in excess.items()
-        if one.flops >= _TWICE * fair[one.line] and more >= 0.05 * work.flops  # the line is in excess
+        one for one, more in excess.items() if more >= max((_TWICE - 1) * fair.get(one.line, 0), 0.05 * work.flops)
     ]
-    for one in lines:
-        yield _repeated(report, one.line, one.flops, one.share or 0.0, excess[one] / work.flops)
-    if not lines:
-        yield _repeated(report, None, work.flops, work.share, 1 - sum(fair.values()) / work.flops)
-
-
-def _repeated(report: Report, line: _lines.Line | None, flops: float, share: float, weight: float) -> Finding:
-    text = (
-        f"the same work is done {flops / share:.1f} times: each device computes {units.amount(flops)}, an equal share "
-        f"is {units.amount(share)}"
-    )
+    rest = LineWork(None, work.flops, work.share)
+    excess[rest] = work.flops - sum(fair.values())
+    if excess[rest] < (_TWICE - 1) * sum(fair.values()):
+        return
     write = (
-        f"let each of the {report.num_devices} devices compute its own rows: px.map_fn over them, or jax.shard_map; "
-        "under jax.vmap, convolutions with a kernel per row are gathered"
+        f"let each of the {devices} devices compute its own rows: px.map_fn over them, or jax.shard_map; under "
+        "jax.vmap, convolutions with a kernel per row are gathered"
     )
-    return Finding("redundant", text, line, write, weight)
+    for one in lines or [rest]:
+        share = one.share or math.inf
+        text = (
+            f"the same work is done {one.flops / share:.1f} times: each device computes {units.amount(one.flops)}, an "
+            f"equal share is {units.amount(share)}"
+        )
+        yield Finding("redundant", text, one.line, write, excess[one] / work.flops)
 
 
 def _padding(jaxpr: jax_api.Jaxpr) -> Iterator[Finding]:
     told: set[Any] = set()
-    for eqn in _flops.equations(jaxpr):
+    for eqn, *_ in _flops.walk(jaxpr):
         if (place := _meshes.placement(eqn)) is None:
             continue
         name, size, padded = found = place.axis.name, place.size, place.num_padded
@@ -151,68 +136,60 @@ def _of_memory(report: Report, size: float) -> float:
 
 def _too_large(report: Report) -> Iterator[Finding]:
     memory = report.memory
-    if report.fits is not False:
-        return
-    parts = {"arguments": memory.arguments, "results": memory.results, "temporaries": memory.temporaries}
-    most = max(parts, key=lambda part: parts[part])
     ways = {
         "arguments": "split the arguments over more devices by their shardings",
         "results": "split the results over more devices by out_shardings, or donate the arguments that they replace",
         "temporaries": "compute fewer rows at a time, as by px.Axis(…, at_once=…), or use jax.checkpoint",
     }
+    most = max(ways, key=lambda part: getattr(memory, part))
     text = (
         f"it does not fit: {units.size(memory.peak)} are needed on each device, and a device has "
-        f"{units.size(memory.limit or 0)}; {units.size(parts[most])} are {most}"
+        f"{units.size(memory.limit or 0)}; {units.size(getattr(memory, most))} are {most}"
     )
-    yield Finding("too_large", text, None, ways[most], 1.0)
+    if report.fits is False:
+        yield Finding("too_large", text, None, ways[most], 1.0)
 
 
 def _replicated(report: Report) -> Iterator[Finding]:
     devices = report.num_devices
-    if devices == 1:
-        return
-    given, made = _whole(report.arguments, devices), _whole(report.results, devices)
-    kinds = collections.Counter(_kind(x) for group in given.values() for x in group)
-    made = {name: group for name, group in made.items() if collections.Counter(map(_kind, group)) - kinds}
-    for groups, which in ((given, "in_shardings"), (made, "out_shardings")):
-        for name, group in groups.items():
+    kinds = collections.Counter((x.shape, x.dtype) for x in report.arguments if x.copies == devices)
+    for arrays, which in ((report.arguments, "in_shardings"), (report.results, "out_shardings")):
+        for name, group in _groups([x for x in arrays if x.copies == devices > 1]).items():
             held = sum(array.bytes for array in group)
-            if held >= _HELD:
+            is_given = which == "out_shardings" and not collections.Counter((x.shape, x.dtype) for x in group) - kinds
+            if held >= _HELD and not is_given:
                 what, verb = (f"{len(group):,} arrays of {name}", "are") if len(group) > 1 else (group[0].name, "is")
                 text = f"{what} ({units.size(held)}) {verb} whole on each of {devices} devices"
                 write = f"split it: give it, or jit's {which}, a NamedSharding over a mesh axis"
                 yield Finding("replicated", text, None, write, _of_memory(report, held * (1 - 1 / devices)))
 
 
-def _whole(arrays: Sequence[Layout], devices: int) -> dict[str, list[Layout]]:
-    """Return the arrays of each group that are whole on all devices."""
-    return {name: [x for x in group if x.copies == devices] for name, group in _groups(arrays).items()}
-
-
 def _constants(report: Report, jaxpr: jax_api.Jaxpr, consts: Sequence[Any]) -> Iterator[Finding]:
-    inside = [v.val for eqn in _flops.equations(jaxpr) for v in eqn.invars if isinstance(v, jax_api.Literal)]
-    params = itertools.chain.from_iterable(eqn.params.values() for eqn in _flops.equations(jaxpr))
-    items = (item for value in params for item in (value if isinstance(value, (tuple, list)) else (value,)))
-    inside += itertools.chain.from_iterable(item.consts for item in items if isinstance(item, jax_api.ClosedJaxpr))
-    arrays = {id(x): x for x in (*consts, *inside) if isinstance(x, (np.ndarray, jax.Array))}
+    inside = [*consts]
+    for eqn, *_ in _flops.walk(jaxpr):
+        inside += [v.val for v in eqn.invars if isinstance(v, jax_api.Literal)]
+        for value in jax.tree.leaves([*eqn.params.values()]):
+            inside += value.consts if isinstance(value, jax_api.ClosedJaxpr) else []
+    arrays = {id(x): x for x in inside if isinstance(x, (np.ndarray, jax.Array))}
     for array in arrays.values():
-        held = getattr(array, "nbytes", 0)
-        if held >= _STATE:
-            text = f"an array {array.dtype}{list(array.shape)} ({units.size(held)}) is closed over, and so a constant"
-            yield Finding("constant", text, None, "make it an argument of the function", _of_memory(report, held))
+        if array.nbytes >= _STATE:
+            size = units.size(array.nbytes)
+            text = f"an array {array.dtype}{list(array.shape)} ({size}) is closed over, and so a constant"
+            write = "make it an argument of the function"
+            yield Finding("constant", text, None, write, _of_memory(report, array.nbytes))
 
 
 def _undonated(report: Report) -> Iterator[Finding]:
     """Yield arguments that are trees, and that come back with the same paths, shapes, dtypes and layouts."""
-    made: dict[str, set[Any]] = {}
+    made: dict[str, set[Any]] = collections.defaultdict(set)
     for array in report.results:
         for end in (match.start() for match in re.finditer(r"[.\[]|$", array.name)):
-            made.setdefault(array.name[:end], set()).add((array.name[end:], *_kind(array), array.blocks))
-    alike: dict[Any, dict[str, list[Layout]]] = {}
+            made[array.name[:end]].add((array.name[end:], array.shape, array.dtype, array.blocks))
+    alike: dict[Any, dict[str, list[Layout]]] = collections.defaultdict(dict)
     for name, group in _groups(report.arguments).items():
-        tree = frozenset((array.name.removeprefix(name), *_kind(array), array.blocks) for array in group)
+        tree = frozenset((x.name.removeprefix(name), x.shape, x.dtype, x.blocks) for x in group)
         if all(path for path, *_ in tree):
-            alike.setdefault(tree, {})[name] = group
+            alike[tree][name] = group
     for tree, groups in alike.items():
         kept = {name: group for name, group in groups.items() if not any(array.is_donated for array in group)}
         held = sum(array.bytes_per_device for array in next(iter(groups.values())))
@@ -226,12 +203,8 @@ def _undonated(report: Report) -> Iterator[Finding]:
 
 def _groups(arrays: Sequence[Layout]) -> dict[str, list[Layout]]:
     """Return the arrays of each argument, or of each part of the result."""
-    found: dict[str, list[Layout]] = {}
+    found: dict[str, list[Layout]] = collections.defaultdict(list)
     for array in arrays:
         owner = re.match(r"(?:args|result)\[[^\]]*\]|[^\[.]*", array.name)
-        found.setdefault(owner[0] if owner else array.name, []).append(array)
+        found[owner[0] if owner else array.name].append(array)
     return found
-
-
-def _kind(array: Layout) -> tuple[Any, ...]:
-    return array.shape, array.dtype

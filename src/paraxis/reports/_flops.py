@@ -9,7 +9,7 @@ count.
 import collections
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from paraxis._core import jax_api
@@ -57,7 +57,6 @@ def flops(program: _hlo.Program, operation: _hlo.Operation) -> int:
         return 0
     operands = [program.by_name.get(name) for name in operation.operands[:2]]
     shapes = [_hlo.dims(x.shape) if x is not None else () for x in operands]
-    size = 2 * math.prod(_hlo.dims(operation.shape))
     if (labels := _LABELS.search(operation.text)) and len(shapes) == 2:
         given, kernel, results = *shapes, _hlo.dims(operation.shape)
         if by_cudnn := _BY_CUDNN.search(operation.text):
@@ -66,7 +65,9 @@ def flops(program: _hlo.Program, operation: _hlo.Operation) -> int:
         return _of_convolution(operation, [given, kernel, results], labels.groups())
     if contracted := _CONTRACTED.search(operation.text):
         numbers = [int(n) for n in (contracted[1] or contracted[2] or "").replace('"', "").split(",") if n]
-        return size * math.prod(shapes[0][n] for n in numbers if n < len(shapes[0]))
+        return (
+            2 * math.prod(_hlo.dims(operation.shape)) * math.prod(shapes[0][n] for n in numbers if n < len(shapes[0]))
+        )
     return 0
 
 
@@ -106,7 +107,7 @@ def of_jaxpr(jaxpr: jax_api.Jaxpr, *, padded: bool = False) -> tuple[Lines, bool
     """
     found: Lines = collections.Counter()
     is_certain = True
-    for eqn, times, is_bounded, _ in _scoped(jaxpr, padded=padded, chosen=_distinct):
+    for eqn, times, is_bounded, _ in walk(jaxpr, padded=padded):
         if amount := _products.of_product(eqn) * _products.groups(eqn):
             found[_lines.behind(jax_api.frames_of(eqn))[0]] += amount * times
             is_certain &= is_bounded
@@ -115,74 +116,31 @@ def of_jaxpr(jaxpr: jax_api.Jaxpr, *, padded: bool = False) -> tuple[Lines, bool
 
 def calls_python(jaxpr: jax_api.Jaxpr) -> Iterator[_lines.Line | None]:
     """Yield the line of each call of Python while the program runs."""
-    for eqn in equations(jaxpr):
+    for eqn, *_ in walk(jaxpr):
         if "callback" in eqn.primitive.name or eqn.primitive.name == "debug_print":
             yield _lines.behind(jax_api.frames_of(eqn))[0]
 
 
-def by_scope(jaxpr: jax_api.Jaxpr) -> Iterator[tuple[str, int]]:
-    """Yield, for each product, the names of ``jax.named_scope`` around it, and what all devices compute for it."""
-    for eqn, times, _, scope in _scoped(jaxpr):
-        if amount := _products.of_product(eqn):
-            yield scope, amount * times
-
-
-def equations(jaxpr: jax_api.Jaxpr) -> Iterator[Any]:
-    """Yield each operation, also of programs within the program."""
-    return (eqn for eqn, *_ in _scoped(jaxpr))
-
-
-def _distinct(eqns: Sequence[Any]) -> Iterator[Any]:
-    """Yield operations but for those that compute the same as one before, which the compiler computes once."""
-    before: dict[Any, Any] = {}
-    same: dict[Any, Any] = {}
-    for eqn in eqns:
-        name, inside = eqn.primitive.name, any(True for _ in jax_api.subjaxprs(eqn))
-        if eqn.effects or name == "optimization_barrier" or (inside and name not in ("jit", "pjit")):
-            yield eqn
-            continue
-        given = (v if isinstance(v, jax_api.Literal) else same.get(v, v) for v in eqn.invars)
-        key = (name, *map(_key, given), *((param, _key(value)) for param, value in eqn.params.items()))
-        first = before.setdefault(key, eqn)
-        if first is eqn:
-            yield eqn
-        else:
-            same.update(zip(eqn.outvars, first.outvars, strict=True))
-
-
-def _key(value: Any) -> Any:
-    """Return what is equal for equal values: the value itself, or which one it is if it cannot be compared."""
-    if isinstance(value, jax_api.Literal):
-        return str(value.aval), _key(value.val)
-    try:
-        hash(value)
-    except TypeError:
-        return id(value)
-    return value
-
-
-def _scoped(
-    jaxpr: jax_api.Jaxpr,
-    times: int = 1,
-    is_bounded: bool = True,
-    scope: str = "",
-    padded: bool = False,
-    chosen: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+def walk(
+    jaxpr: jax_api.Jaxpr, times: int = 1, is_bounded: bool = True, scope: str = "", *, padded: bool = False
 ) -> Iterator[tuple[Any, int, bool, str]]:
-    for eqn in chosen(jaxpr.eqns):
-        within = f"{scope}/{eqn.source_info.name_stack}"
-        yield eqn, times, is_bounded, within
+    """Yield each operation, also of programs within the program.
+
+    With each, how often all devices together run it, whether all loops around it have a known end, and the names of
+    ``jax.named_scope`` around it.
+    """
+    for eqn in jaxpr.eqns:
         name, params = eqn.primitive.name, eqn.params
+        within, inner, inside = f"{scope}/{eqn.source_info.name_stack}", times, jax_api.subjaxprs(eqn)
+        yield eqn, times, is_bounded, within
         if (place := _meshes.placement(eqn)) is not None:  # the others of its parameters say how this one is run
-            size = place.num_padded if padded else place.size
-            body = jax_api.without_dead(params["body"])
-            yield from _scoped(body, times * size, is_bounded, within, padded, chosen)
-            continue
-        inner = times
-        if name == "scan":
+            inner *= place.num_padded if padded else place.size
+            inside = [jax_api.without_dead(params["body"])]
+        elif name == "scan":
             inner *= params["length"]
         elif name == "shard_map":
             inner *= math.prod(params["mesh"].shape[axis] for axis in jax_api.bound_axes(eqn))
-        solved = params["jaxprs"].solve if name == "custom_linear_solve" else None  # the others are for derivatives
-        for sub in jax_api.subjaxprs(eqn) if solved is None else [solved.jaxpr]:
-            yield from _scoped(sub, inner, is_bounded and name != "while", within, padded, chosen)
+        elif name == "custom_linear_solve":  # the others are for derivatives
+            inside = [params["jaxprs"].solve.jaxpr]
+        for sub in inside:
+            yield from walk(sub, inner, is_bounded and name != "while", within, padded=padded)

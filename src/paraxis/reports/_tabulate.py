@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core import check, jax_api
-from paraxis.reports import _flops, units
+from paraxis.reports import _explain, _flops, _products, units
 from paraxis.reports._layout import Layout, layout_of
 from paraxis.reports._page import Page, Section
 
@@ -131,13 +131,13 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
     """
     check.function("tabulate", "model", model, "px.tabulate(net, jax.ShapeDtypeStruct((8, 28, 28, 1), jnp.float32))")
     params, rest, call = _taken(model, args, kwargs)
-    given, static = _partition((args, kwargs), _is_array)
+    given, static = _explain.partition((args, kwargs), _is_array)
     kind = getattr(getattr(model, "func", model), "__name__", type(model).__name__)
     calls: _Calls = {}
 
     def both(params: Any, rest: Any, given: Any) -> Any:
         def forward(params: Any) -> Any:
-            args, kwargs = _combine(given, static)
+            args, kwargs = _explain.combine(given, static)
             run = functools.partial(call, calls, params, rest)
             results = [x for x in jax.tree.leaves(_note(calls, (), kind, run, *args, **kwargs)) if _is_array(x)]
             return [x for x in results if jnp.issubdtype(x.dtype, jnp.inexact)], results
@@ -147,8 +147,9 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
 
     program = jax.make_jaxpr(both)(*_structs((params, rest, given)))
     flops: _Flops = collections.Counter()
-    for scope, amount in _flops.by_scope(jax_api.without_dead(program)):
-        for path in calls:
+    for eqn, times, _, scope in _flops.walk(jax_api.without_dead(program)):
+        amount = times * _products.of_product(eqn)
+        for path in calls if amount else ():
             if not path or _scope(path) in scope:
                 flops[path, "transpose(" in scope] += amount
     return ModuleTable(tuple(_row(path, made, params, rest, flops) for path, made in calls.items()))
@@ -264,10 +265,10 @@ def _of_linen(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
     from flax import linen
 
     key = jax.random.key(0)
-    given, static = _partition((args, kwargs), _is_array)
+    given, static = _explain.partition((args, kwargs), _is_array)
 
     def init(given: Any) -> Any:
-        args, kwargs = _combine(given, static)
+        args, kwargs = _explain.combine(given, static)
         return model.init(key, *args, **kwargs)
 
     rest = linen.unbox(jax.eval_shape(init, given))
@@ -288,11 +289,11 @@ def _of_linen(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
 
 
 def _of_tree(model: Any) -> tuple[Any, Any, Callable[..., Any]]:
-    arrays, static = _partition(model, _is_array)
-    params, rest = _partition(arrays, lambda x: jnp.issubdtype(x.dtype, jnp.inexact))
+    arrays, static = _explain.partition(model, _is_array)
+    params, rest = _explain.partition(arrays, lambda x: jnp.issubdtype(x.dtype, jnp.inexact))
 
     def call(calls: _Calls, params: Any, rest: Any, *args: Any, **kwargs: Any) -> Any:
-        copy = _combine(params["params"], rest["rest"], static)
+        copy = _explain.combine(params["params"], rest["rest"], static)
         for path, module in _equinox_modules(copy, ()):
             _notes(calls, path, module)
         return copy(*args, **kwargs)
@@ -316,17 +317,6 @@ def _equinox_modules(module: Any, path: _Path) -> Iterator[tuple[_Path, Any]]:
 
 def _keys(path: Any) -> _Path:
     return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
-
-
-def _partition(tree: Any, is_first: Callable[[Any], bool]) -> tuple[Any, Any]:
-    """Return a tree with some of its leaves, and one with the others; ``None`` is in the place of the rest."""
-    first = jax.tree.map(lambda x: x if is_first(x) else None, tree)
-    return first, jax.tree.map(lambda x: None if is_first(x) else x, tree)
-
-
-def _combine(*trees: Any) -> Any:
-    """Return the tree whose parts these are."""
-    return jax.tree.map(lambda *xs: next((x for x in xs if x is not None), None), *trees, is_leaf=lambda x: x is None)
 
 
 def _structs(tree: Any) -> Any:

@@ -85,11 +85,7 @@ class Communication:
 def of_program(text: str) -> Communication:
     """Count the collectives in the text of a compiled program (XLA's HLO).
 
-    Args:
-        text: what ``jax.jit(f).lower(x).compile().as_text()`` returns.
-
-    Returns:
-        The same as :func:`paraxis.testing.communication`; :func:`paraxis.explain` tells more.
+    ``text`` is what ``jax.jit(f).lower(x).compile().as_text()`` returns; :func:`paraxis.explain` tells more.
 
     Example:
         >>> import jax, jax.numpy as jnp
