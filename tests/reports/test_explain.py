@@ -624,7 +624,6 @@ def test_the_text_has_it_all_in_a_few_lines() -> None:
     assert "Sends 992 bytes per device in 2 collectives" in text
     assert "1.00 × an equal share" in text
     assert re.search(r"x +float32 +16/8 × 3 × 8 +192 bytes per device", text)
-    assert repr(report_on("ring")) == "<report on ring: 1 collective_permute (16 bytes); 0 findings>"
 
 
 def test_html_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def drawn(text: str) -> set[tuple[tuple[str, ...], str]]:
     """Read a drawing: for each block, its places (panel, down, right) and its devices."""
     found: set[tuple[tuple[str, ...], str]] = set()
     panel, right = "", [""]
-    for line in text.splitlines()[1:]:
+    for line in filter(str.strip, text.splitlines()[1:]):
         cells = line.strip().split("  ")
         cells = [cell.strip() for cell in cells if cell.strip()]
         if line.strip().startswith("dimension"):
@@ -77,11 +77,11 @@ def test_a_picture_has_each_block_in_its_place() -> None:
         return tuple(f"{cut.start}:{cut.stop}" for cut in shard.index)
 
     expected = {(places(shard), str(shard.device.id)) for shard in x.addressable_shards}
-    assert drawn(str(px.show(x)).split("\n\n")[2]) == expected
+    assert drawn(str(px.show(x)).split("\n\n", 2)[2]) == expected
     page = px.show(x)._repr_html_()
-    assert re.findall(r"<caption[^>]*>([^<]*)", page) == ["dimension 0: 0:2", "dimension 0: 2:4"]
+    assert re.findall(r"dimension 0: (\d:\d)</h2>", page) == ["0:2", "2:4"]
     in_order = sorted(x.addressable_shards, key=lambda s: tuple(cut.start or 0 for cut in s.index))
-    assert re.findall(r'<td style="[^"]*hsl[^"]*">(\d)</td>', page) == [str(s.device.id) for s in in_order]
+    assert re.findall(r"<td[^>]*>(\d)</td>", page) == [str(s.device.id) for s in in_order]
 
 
 def test_a_picture_agrees_with_jax() -> None:

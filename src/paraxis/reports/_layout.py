@@ -1,20 +1,19 @@
-"""Layouts of arrays on devices: the blocks along each dimension, the devices that hold each, and drawings of both."""
+"""Layouts of arrays on devices: the blocks along each dimension, the devices that hold each, and tables of both."""
 
 import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis import _html as html
 from paraxis.reports import _page, units
 
-_MOST_COLUMNS, _MOST_ROWS, _MOST_PANELS = 12, 16, 8
+_MOST_COLUMNS, _MOST_ROWS, _MOST_TABLES = 12, 16, 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,79 +92,35 @@ def _blocks(sharding: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tup
     return split, tuple(tuple(sorted(held[start])) for start in sorted(held))
 
 
-# --- drawn -----------------------------------------------------------------------------------------------------------
+def drawing(name: str, layout: Layout, *, in_text: bool = True) -> Iterator[_page.Section]:
+    """Yield tables of an array's blocks, which are several, with the devices that hold each.
 
-# The last dimension that is cut goes to the right, the one before it down, and each choice of blocks of those before
-# that is a panel of its own.
-
-
-@dataclasses.dataclass(frozen=True)
-class _Panel:
-    """Blocks in two dimensions: where along the others, the parts to the right, and each part down with its blocks."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]
-
-
-def picture(name: str, layout: Layout) -> _page.Picture:
-    """Return a drawing of an array's blocks, which are several, each with the devices that hold it."""
+    The last dimension that is cut goes to the right, the one before it down, and each choice of blocks of those before
+    that is a table of its own.
+    """
     names = [f"dimension {axis} ({layout.shape[axis]:,})" for axis in reversed(layout.cut)]
-    ways = ["to the right", "down", *["in panels"] * len(names)]
-    label = ", ".join(f"{name} {way}" for name, way in zip(names, ways, strict=False))
-    panels, left_out = _panels(layout)
-    lines: list[str] = []
-    for panel in panels:
-        lines += [f"  {panel.title}"] if panel.title else []
-        rows = [[part, *map(units.runs, devices)] for part, devices in panel.rows]
-        lines += _page.table([["", *panel.columns], *rows], len(rows) + 1)
-    rest = [f"and {left_out:,} more blocks"] if left_out else []
-    drawn = f'<div role="img" aria-label="{html.escaped(label)}">{"".join(map(_html_panel, panels))}</div>'
-    drawn += "".join(map(html.note, rest))
-    return _page.Picture(f"{name}: the devices of each block, {label}", [*lines, *(f"  {x}" for x in rest)], drawn)
-
-
-def _panels(layout: Layout) -> tuple[list[_Panel], int]:
-    """Return the panels of an array in blocks, and the number of blocks that are left out."""
-    *others, last = layout.cut
-    before = others.pop() if others else None
-    parts = {axis: _parts(layout, axis) for axis in layout.cut}
-    down = parts[before] if before is not None else [""]
-    width, height = len(parts[last]), len(down)
-    found = []
-    for number, place in enumerate(itertools.product(*(parts[axis] for axis in others))):
-        title = ", ".join(f"dimension {axis}: {part}" for axis, part in zip(others, place, strict=True))
-        first = number * height * width
-        rows = [
-            (part, layout.blocks[first + row * width :][: min(width, _MOST_COLUMNS)]) for row, part in enumerate(down)
-        ]
-        found.append(_Panel(title, tuple(parts[last][:_MOST_COLUMNS]), tuple(rows[:_MOST_ROWS])))
-    found = found[:_MOST_PANELS]
-    return found, len(layout.blocks) - sum(len(row) for panel in found for _, row in panel.rows)
+    ways = ["to the right", "down", *["in tables"] * len(names)]
+    title = f"{name}: the devices of each block, {', '.join(map(' '.join, zip(names, ways, strict=False)))}"
+    *others, down, right = [[""], *(_parts(layout, axis) for axis in layout.cut)][-max(len(names), 2) :]
+    places = [*itertools.product(*others)]
+    blocks = np.array([units.runs(devices) for devices in layout.blocks]).reshape(len(places), len(down), len(right))
+    shown = blocks[:_MOST_TABLES, :_MOST_ROWS, :_MOST_COLUMNS]
+    for number, (place, table) in enumerate(zip(places, shown, strict=False)):
+        where = ", ".join(f"dimension {axis}: {part}" for axis, part in zip(layout.cut, place, strict=False))
+        rows = [[part, *map(str, row)] for part, row in zip(down, table, strict=False)]
+        is_last = number == len(shown) - 1 and shown.size < blocks.size
+        yield _page.Section(
+            title="\n  ".join(filter(None, (title * (not number), where))),
+            rows=rows,
+            head=["", *right[:_MOST_COLUMNS]],
+            has_head=True,
+            notes=[f"and {blocks.size - shown.size:,} more blocks"] * is_last,
+            in_text=in_text,
+            most=len(rows),
+        )
 
 
 def _parts(layout: Layout, axis: int) -> list[str]:
     size, number = layout.shape[axis], layout.split[axis]
     local = -(-size // number)
     return [f"{part * local}:{min((part + 1) * local, size)}" for part in range(number)]
-
-
-_PANEL = "border-collapse: collapse; display: inline-table; width: auto; margin: 0.2em 0.8em 0.2em 0; color: inherit"
-_BLOCK = "border: 1px solid currentColor; padding: 0.2em 0.7em; text-align: center; font-size: 0.85em"
-_HEAD = "padding: 0.1em 0.5em; font-weight: normal; font-size: 0.8em; opacity: 0.7; border: none; background: none"
-
-
-def _html_panel(panel: _Panel) -> str:
-    style = f"{_HEAD}; text-align: left; white-space: nowrap"
-    title = f'<caption style="{style}">{html.escaped(panel.title)}</caption>' if panel.title else ""
-    head = "".join(f'<th scope="col" style="{_HEAD}">{html.escaped(part)}</th>' for part in panel.columns)
-    rows = [
-        f'<tr><th scope="row" style="{_HEAD}">{html.escaped(part)}</th>{"".join(map(_cell, devices))}</tr>'
-        for part, devices in panel.rows
-    ]
-    return f'<table style="{_PANEL}">{title}<tbody><tr><td></td>{head}</tr>{"".join(rows)}</tbody></table>'
-
-
-def _cell(devices: tuple[int, ...]) -> str:
-    tone = f"hsl({47 * devices[0] % 360} 70% 50% / 0.3)"  # text is read on it, on dark and on light
-    return f'<td style="{_BLOCK}; background: {tone}">{html.escaped(units.runs(devices))}</td>'

@@ -25,15 +25,6 @@ td { overflow-wrap: break-word; } section > table { margin-top: .3rem; }
 
 
 @dataclasses.dataclass(frozen=True)
-class Picture:
-    """A drawing: what it is of, its lines of text, and HTML."""
-
-    title: str
-    lines: Sequence[str]
-    html: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Section:
     """A part of what is printed or shown.
 
@@ -43,8 +34,7 @@ class Section:
         head: the names of its columns.
         has_head: whether they are printed, too.
         notes: lines below.
-        pictures: further below.
-        are_printed: whether these are printed, too.
+        in_text: whether it is printed, and not only shown.
         most: the most rows that are printed.
     """
 
@@ -53,28 +43,27 @@ class Section:
     head: Sequence[str] = ()
     has_head: bool = False
     notes: Sequence[str] = ()
-    pictures: Sequence[Picture] = ()
-    are_printed: bool = True
+    in_text: bool = True
     most: int = MOST_ROWS
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of its text."""
+        """Yield the lines of its text: of a table, the first rows, without empty columns."""
         if self.title:
             yield self.title
-        if self.rows:
-            yield from table([self.head, *self.rows] if self.has_head else self.rows, self.most + self.has_head)
+        rows = [self.head, *self.rows] if self.has_head else self.rows
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        most = self.most + self.has_head
+        for row in rows[:most] if self.rows else ():
+            yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width)
+        if len(rows) > most:
+            yield f"  … {len(rows) - most:,} more"
         yield from (f"  {line}" for note in self.notes for line in note.splitlines())
-        for picture in self.pictures if self.are_printed else ():
-            yield ""
-            yield picture.title
-            yield from picture.lines
 
     def html(self) -> str:
         """Return it as HTML."""
         parts = [f"<h2>{html.escaped(self.title)}</h2>"] if self.title else []
         parts += [html.table(self.head, self.rows)] if self.rows else []
         parts += [f'<div style="white-space: pre-wrap">{html.escaped(note)}</div>' for note in self.notes]
-        parts += [f"<div><code>{html.escaped(x.title)}</code></div>{x.html}" for x in self.pictures]
         return "".join(parts)
 
 
@@ -94,8 +83,8 @@ class Page(abc.ABC):
         return str(self)
 
     def __str__(self) -> str:
-        parts = ["\n".join(line.rstrip() for line in section.lines()) for section in self._sections()]
-        return "\n\n".join([self._title, *parts])
+        printed = (section for section in self._sections() if section.in_text)
+        return "\n\n".join([self._title, *("\n".join(map(str.rstrip, section.lines())) for section in printed)])
 
     def _repr_html_(self) -> str:
         return html.titled(self._title, *(section.html() for section in self._sections()))
@@ -130,13 +119,3 @@ class Page(abc.ABC):
         )
         with files.replaced(path) as file:
             file.write(page.encode())
-
-
-def table(rows: Sequence[Sequence[str]], most: int = MOST_ROWS) -> Iterator[str]:
-    """Yield the lines of a table without its empty columns; of many rows, the first ones."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows[:most]:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width)
-        yield "  " + "  ".join(cells)
-    if len(rows) > most:
-        yield f"  … {len(rows) - most:,} more"

@@ -10,10 +10,9 @@ from paraxis.reports import _layout, units
 from paraxis.reports._layout import Layout
 from paraxis.reports._lines import Line
 from paraxis.reports._page import MOST_ROWS, Page, Section
-from paraxis.reports._values import Collective, Communication, Finding, FindingKind, LineWork, Memory, Work, counted
+from paraxis.reports._values import Collective, Communication, Finding, FindingKind, LineWork, Memory, Work
 
-_CODE = 60
-"""The most letters of a line's code."""
+_CODE = 60  # the most letters of a line
 _SENT = ("bytes", "what", "along", "whose", "line", "code")
 _WORK = ("work", "of its share", "line", "code")
 _ARRAYS = ("array", "dtype", "shape", "bytes", "")
@@ -29,15 +28,14 @@ class Report(Page):
     Attributes:
         name: of the function.
         num_devices: on which it runs.
-        collectives: what it sends, most bytes first; each has ``kind``, ``shape``, ``bytes``, ``times``,
-            ``total_bytes``, ``axes``, ``line``, ``verb``, ``is_backward`` and ``is_written``.
-        work: what it computes: ``flops`` and ``share`` of one device, and ``lines`` with the same.
-        memory: what one device holds: ``arguments``, ``results``, ``temporaries``, ``donated``, ``peak``, ``limit``.
-        arguments: how each lies: ``name``, ``shape``, ``split``, ``blocks``, ``copies``, ``bytes_per_device``.
+        collectives: what it sends, most bytes first, as :class:`paraxis.reports.Collective`.
+        work: what it computes, as :class:`paraxis.reports.Work`.
+        memory: what one device holds, as :class:`paraxis.reports.Memory`.
+        arguments: how each lies, as :class:`paraxis.reports.Layout`.
         results: likewise.
         callbacks: the lines that call Python while it runs.
         seconds: what tracing and lowering took, and what compiling took.
-        findings: what could be better, worst first: ``kind``, ``text``, ``line``, ``write`` and ``weight``.
+        findings: what could be better, worst first, as :class:`paraxis.reports.Finding`.
         unchecked: what nobody can look for here, each with the reason.
     """
 
@@ -56,7 +54,7 @@ class Report(Page):
     @property
     def communication(self) -> Communication:
         """The number and bytes of each kind of collective; one in a loop counts once."""
-        return counted((collective.kind, collective.bytes) for collective in self.collectives)
+        return Communication.of((collective.kind, collective.bytes) for collective in self.collectives)
 
     @property
     def total_bytes(self) -> int:
@@ -100,12 +98,9 @@ class Report(Page):
             found[f"{c.kind}{along}, times{turn}"] += c.times
             found[f"{c.kind}{along}, bytes{turn}"] += c.total_bytes
         found["flops" if self.work.is_certain else f"flops, {_ONE_TURN}"] = self.work.flops
-        memory = {"argument": "arguments", "result": "results", "temporary": "temporaries"}
-        return {**found, **{f"{name} bytes": getattr(self.memory, part) for name, part in memory.items()}}
-
-    def __repr__(self) -> str:
-        num = len(self.findings)
-        return f"<report on {self.name}: {self.communication}; {num} finding{'' if num == 1 else 's'}>"
+        found["argument bytes"], found["result bytes"] = self.memory.arguments, self.memory.results
+        found["temporary bytes"] = self.memory.temporaries
+        return dict(found)
 
     @property
     def _title(self) -> str:
@@ -116,37 +111,48 @@ class Report(Page):
     def _sections(self) -> Iterator[Section]:
         lines = ", ".join(str(line or "an unknown line") for line in self.callbacks)
         calls = [f"Calls Python from {lines}"] if lines else []
-        yield Section(_sent(self), [_collective(c) for c in self.collectives], _SENT, notes=calls)
+        yield Section(self._sent(), [_collective(c) for c in self.collectives], _SENT, notes=calls)
         work = [_line_work(line) for line in self.work.lines] if self.work.flops else []
         opaque = [f"not counted: {', '.join(self.work.uncounted)}"] if self.work.uncounted else []
-        yield Section(_computed(self), work, _WORK, notes=opaque)
-        yield Section(_held(self))
+        yield Section(self._computed(), work, _WORK, notes=opaque)
+        yield Section(self._held())
         for title, arrays in (("Arguments", self.arguments), ("Results", self.results)):
             if arrays:
-                drawn = [_layout.picture(x.name, x) for x in arrays[:MOST_ROWS] if len(x.blocks) > 1]
-                yield Section(title, [_array(x) for x in arrays], _ARRAYS, pictures=drawn, are_printed=False)
+                yield Section(title, [_array(x) for x in arrays], _ARRAYS)
+            for array in arrays[:MOST_ROWS]:
+                yield from _layout.drawing(array.name, array, in_text=False) if len(array.blocks) > 1 else ()
+        notes = [f"not looked for: {what}" for what in self.unchecked]
+        for number, finding in reversed([*enumerate(self.findings, 1)]):
+            where = f"\n   {finding.line}   {_code(finding.line)}" if finding.line else ""
+            notes.insert(0, f"{number}. {finding.text}{where}\n   → {finding.write}")
         among = " among what can be looked for" if self.unchecked else ""
-        found = [_finding(number, finding) for number, finding in enumerate(self.findings, 1)]
-        told = [*found, *(f"not looked for: {what}" for what in self.unchecked)]
-        yield Section("Findings" if found else f"No findings{among}", notes=told)
+        yield Section("Findings" if self.findings else f"No findings{among}", notes=notes)
 
+    def _sent(self) -> str:
+        if not self.collectives:
+            return "Sends nothing"
+        count, size = units.of(len(self.collectives), "collective"), units.size(self.total_bytes)
+        branches = "all branches" if any(c.is_branch for c in self.collectives) else ""
+        counting = " and ".join(filter(None, (branches, "" if self.is_certain else _ONE_TURN)))
+        return f"Sends {size} per device in {count}{counting and f', counting {counting}'}"
 
-def _finding(number: int, finding: Finding) -> str:
-    where = f"\n   {finding.line}   {_code(finding.line)}" if finding.line else ""
-    return f"{number}. {finding.text}{where}\n   → {finding.write}"
+    def _computed(self) -> str:
+        work = self.work
+        if not work.flops:
+            return "Computes no matrix products or convolutions"
+        share = f", {work.factor:.2f} × an equal share" if work.factor else ""
+        open_ = "" if work.is_certain else f", counting {_ONE_TURN}"
+        return f"Computes {units.amount(work.flops)} per device in products and convolutions{share}{open_}"
 
-
-def _sent(report: Report) -> str:
-    if not report.collectives:
-        return "Sends nothing"
-    count, size = units.of(len(report.collectives), "collective"), units.size(report.total_bytes)
-    branches = "all branches" if any(c.is_branch for c in report.collectives) else ""
-    counting = " and ".join(filter(None, (branches, "" if report.is_certain else _ONE_TURN)))
-    return f"Sends {size} per device in {count}{counting and f', counting {counting}'}"
+    def _held(self) -> str:
+        memory = self.memory
+        limit = f" of {units.size(memory.limit)}" if memory.limit else ""
+        parts = ", ".join(f"{x} {units.size(getattr(memory, x))}" for x in ("arguments", "results", "temporaries"))
+        donated = f"; {units.size(memory.donated)} of the results lie where arguments were" if memory.donated else ""
+        return f"Holds {units.size(memory.peak)}{limit} per device: {parts}{donated}"
 
 
 def _collective(c: Collective) -> list[str]:
-    """Return a collective's cells: bytes, kind and shape, along, whose, where, code."""
     often = f"{c.times:,} × " if c.times > 1 else ""
     each = f"{often}{units.size(c.bytes)}" + ("" if c.is_certain else " per turn")
     along = f"along {', '.join(c.axes)}" if c.axes else f"of {c.group_size} devices"
@@ -156,36 +162,16 @@ def _collective(c: Collective) -> list[str]:
     return [each, f"{c.kind} {c.shape}", along, by + side, line, _code(c.line)]
 
 
-def _code(line: Line | None) -> str:
-    text = line.code if line else ""
-    return text if len(text) <= _CODE else f"{text[: _CODE - 2]} …"
-
-
-def _computed(report: Report) -> str:
-    work = report.work
-    if not work.flops:
-        return "Computes no matrix products or convolutions"
-    share = f", {work.factor:.2f} × an equal share" if work.factor else ""
-    open_ = "" if work.is_certain else f", counting {_ONE_TURN}"
-    return f"Computes {units.amount(work.flops)} per device in products and convolutions{share}{open_}"
-
-
 def _line_work(line: LineWork) -> list[str]:
-    """Return a line's cells: work, of its share, where, code."""
     share = f"{line.flops / line.share:.2f} × its share" if line.share else ""
     return [units.amount(line.flops), share, str(line.line or "unknown line"), _code(line.line)]
 
 
-def _held(report: Report) -> str:
-    memory = report.memory
-    limit = f" of {units.size(memory.limit)}" if memory.limit else ""
-    parts = {"arguments": memory.arguments, "results": memory.results, "temporaries": memory.temporaries}
-    text = ", ".join(f"{name} {units.size(size)}" for name, size in parts.items())
-    donated = f"; {units.size(memory.donated)} of the results lie where arguments were" if memory.donated else ""
-    return f"Holds {units.size(memory.peak)}{limit} per device: {text}{donated}"
-
-
 def _array(array: Layout) -> list[str]:
-    """Return an array's cells: name, dtype, how it is cut, bytes on one device."""
     donated = "donated" if array.is_donated else ""
     return [array.name, array.dtype, str(array), f"{units.size(array.bytes_per_device)} per device", donated]
+
+
+def _code(line: Line | None) -> str:
+    text = line.code if line else ""
+    return text if len(text) <= _CODE else f"{text[: _CODE - 2]} …"

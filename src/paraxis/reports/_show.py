@@ -16,9 +16,8 @@ from paraxis.reports._page import Page, Section
 LeafState = Literal["device", "host", "deleted", "struct", "traced"]
 _ARRAYS = (jax.Array, jax.Ref, jax.ShapeDtypeStruct, jax_api.ShapedArray)
 _MOST_LINES = 60
-_MOST_PICTURES = 8
+_MOST_DRAWINGS = 8
 _HEAD = ("array", "dtype", "shape", "bytes", "", "where")
-_LABELS = {"deleted": "deleted", "traced": "traced, its place is not known", "host": "on the host"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,19 +75,30 @@ class Arrays(Page):
 
     @property
     def _title(self) -> str:
-        count = units.of(len(self.leaves), "array")
-        return (
-            "; ".join([f"{count}, {units.size(self.bytes)}", *_held(self.bytes_per_device)]) if self.leaves else count
-        )
+        held: dict[tuple[str, int], list[int]] = collections.defaultdict(list)  # devices that hold as much
+        for device, size in self.bytes_per_device.items():
+            platform, _, number = device.rpartition(" ")
+            held[platform, size].append(int(number))
+        texts = [
+            f"{platform} {units.runs(numbers)}: {units.size(size)}{' each' if len(numbers) > 1 else ''}"
+            for (platform, size), numbers in held.items()
+        ]
+        total = f", {units.size(self.bytes)}" if self.leaves else ""
+        return "; ".join([units.of(len(self.leaves), "array") + total, *texts[:4], *["…"] * (len(texts) > 4)])
 
     def _sections(self) -> Iterator[Section]:
         notes = [f"No array: {_first(self.others)}"] if self.others else []
-        ways = _ways(self.leaves)
-        drawn = [_layout.picture(names, leaf) for names, leaf in ways[:_MOST_PICTURES]]
-        if len(ways) > _MOST_PICTURES:
-            notes.append(f"{units.of(len(ways) - _MOST_PICTURES, 'layout')} more than those that are drawn")
+        ways: dict[Any, list[Leaf]] = collections.defaultdict(list)  # those that lie alike are drawn once
+        for leaf in self.leaves:
+            if len(leaf.blocks) > 1 and leaf.state != "deleted":
+                parts = tuple((axis, leaf.split[axis], leaf.shape[axis]) for axis in leaf.cut)
+                ways[leaf.platform, parts, leaf.blocks].append(leaf)
+        if len(ways) > _MOST_DRAWINGS:
+            notes.append(f"{units.of(len(ways) - _MOST_DRAWINGS, 'layout')} more than those that are drawn")
         if self.leaves or notes:
-            yield Section("", [_row(x) for x in self.leaves], _HEAD, notes=notes, pictures=drawn, most=_MOST_LINES)
+            yield Section("", [_row(x) for x in self.leaves], _HEAD, notes=notes, most=_MOST_LINES)
+        for alike in [*ways.values()][:_MOST_DRAWINGS]:
+            yield from _layout.drawing(_first([leaf.name or "The array" for leaf in alike]), alike[0])
 
 
 def show(x: Any) -> Arrays:
@@ -133,7 +143,9 @@ def show(x: Any) -> Arrays:
         name = jax.tree_util.keystr(path).removeprefix(".")
         if isinstance(value, (bool, int, float, complex)) and not isinstance(value, np.generic):
             leaves.append(Leaf(name, (), type(value).__name__, (), (), 0, 0))
-        elif isinstance(value, _ARRAYS) or (hasattr(value, "shape") and isinstance(_dtype(value), np.dtype)):
+        elif isinstance(value, _ARRAYS) or (
+            hasattr(value, "shape") and isinstance(getattr(value, "dtype", None), np.dtype)
+        ):
             leaves.append(dataclasses.replace(_leaf(name, value), is_shared=id(value) in seen))
             seen.add(id(value))
         else:
@@ -141,70 +153,36 @@ def show(x: Any) -> Arrays:
     return Arrays(tuple(leaves), tuple(others))
 
 
-def _dtype(x: Any) -> Any:
-    return getattr(x, "dtype", None)  # PyTorch's are of another class
-
-
 def _leaf(name: str, x: Any) -> Leaf:
-    state: LeafState = "device" if isinstance(x, (jax.Array, jax.Ref)) else "struct"
-    sharding = None if isinstance(x, (np.ndarray, np.generic, jax_api.Tracer)) else getattr(x, "sharding", None)
+    is_host = isinstance(x, (np.ndarray, np.generic))
+    sharding = None if is_host or isinstance(x, jax_api.Tracer) else getattr(x, "sharding", None)
+    if isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh):
+        sharding = None  # it has no devices
+    state: LeafState = "host" if is_host else "device" if isinstance(x, (jax.Array, jax.Ref)) else "struct"
     if isinstance(x, jax_api.Tracer):
         state = "traced"
-    elif isinstance(x, (np.ndarray, np.generic)):
-        state = "host"
     elif isinstance(x, jax.Array) and x.is_deleted():
         state = "deleted"
-    if sharding is not None and isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh):
-        sharding = None  # it has no devices
     layout = vars(layout_of(name, x.shape, x.dtype, sharding))
     if sharding is None:
         return Leaf(**layout, state=state)
     device = next(iter(sharding.device_set))
-    memory = getattr(sharding, "memory_kind", None)
-    is_usual = memory in (None, device.default_memory().kind)
-    return Leaf(**layout, state=state, platform=device.platform, memory="" if is_usual else str(memory))
-
-
-def _held(bytes_per_device: dict[str, int]) -> list[str]:
-    """Return what devices hold; those in a row that hold as much are named together."""
-    by_size: dict[tuple[str, int], list[int]] = {}
-    for device, size in bytes_per_device.items():
-        platform, _, number = device.rpartition(" ")
-        by_size.setdefault((platform, size), []).append(int(number))
-    texts = [
-        f"{platform} {units.runs(numbers)}: {units.size(size)}{' each' if len(numbers) > 1 else ''}"
-        for (platform, size), numbers in by_size.items()
-    ]
-    return [*texts[:4], *["…"] * (len(texts) > 4)]
+    is_usual = sharding.memory_kind in (None, device.default_memory().kind)
+    return Leaf(**layout, state=state, platform=device.platform, memory="" if is_usual else sharding.memory_kind)
 
 
 def _row(leaf: Leaf) -> list[str]:
     size = "" if leaf.state == "host" and not leaf.bytes else units.size(leaf.bytes)
     local = f"{units.size(leaf.bytes_per_device)} per device" if leaf.bytes_per_device < leaf.bytes else ""
-    return [leaf.name, leaf.dtype, str(leaf).partition(",")[0], size, local, _where(leaf)]
-
-
-def _where(leaf: Leaf) -> str:
     devices = f"{leaf.platform} {units.runs(leaf.devices)}" if leaf.devices else ""
     if leaf.copies > 1:
         devices += f", {leaf.copies} copies" if len(leaf.blocks) > 1 else ", whole on each"
-    text = _LABELS.get(leaf.state, devices)
-    if leaf.state == "struct":
-        text = f"only a shape{devices and f', for {devices}'}"
+    labels = {"struct": f"only a shape{devices and f', for {devices}'}", "traced": "traced, its place is not known"}
+    where = {"deleted": "deleted", "host": "on the host", **labels}.get(leaf.state, devices)
     shared = "the same array as one above" if leaf.is_shared else ""
-    return ", ".join(filter(None, [text, leaf.memory, shared]))
+    where = ", ".join(filter(None, [where, leaf.memory, shared]))
+    return [leaf.name, leaf.dtype, str(leaf).partition(",")[0], size, local, where]
 
 
-def _ways(leaves: Sequence[Leaf]) -> list[tuple[str, Leaf]]:
-    """Return each way to lie in blocks once: who lies so, and the first of them."""
-    ways: dict[Any, list[Leaf]] = {}
-    for leaf in leaves:
-        if len(leaf.blocks) > 1 and leaf.state != "deleted":
-            parts = tuple((axis, leaf.split[axis], leaf.shape[axis]) for axis in leaf.cut)
-            ways.setdefault((leaf.platform, parts, leaf.blocks), []).append(leaf)
-    return [(_first([leaf.name or "The array" for leaf in alike]), alike[0]) for alike in ways.values()]
-
-
-def _first(names: Sequence[str], most: int = 2) -> str:
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:2]) + (f" and {len(names) - 2:,} more" if len(names) > 2 else "")

@@ -4,6 +4,7 @@ JAX exports a trace for any devices of a platform, and the chips of a topology t
 traced for. So the shardings, meshes and donations of a program stay as they are.
 """
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -64,7 +65,9 @@ def lowered(name: str, traced: Any, chips: Sequence[Any]) -> Any:
     """
     if calls := [str(line) for line in _flops.calls_python(traced.jaxpr.jaxpr)]:
         raise ValueError(f"explain: {name} calls Python at {calls[0]}, and on= has no host for it; leave the call out")
-    exported = jax.export.export(_Stage(traced), platforms=["tpu"])()
+    stage: Any = functools.partial(traced.lower)  # takes any attributes, and so the place of the jitted function
+    stage.trace, stage.lower = lambda: traced, traced.lower
+    exported = jax.export.export(stage, platforms=["tpu"])()
     count = exported.nr_devices
     if count not in (1, len(chips)):
         raise ValueError(f"explain: {name} lies over {count} devices, and the topology of on= has {len(chips)} chips")
@@ -81,10 +84,9 @@ def lowered(name: str, traced: Any, chips: Sequence[Any]) -> Any:
     def struct(aval: Any, side: Any) -> jax.ShapeDtypeStruct:
         place = None  # where the compiler likes, as a number
         if side is not None and side.mesh.axis_names:
-            mesh = Mesh(
-                np.array(chips).reshape(side.mesh.axis_sizes), side.mesh.axis_names, axis_types=side.mesh.axis_types
-            )
-            place = NamedSharding(mesh, side.spec, memory_kind=side.memory_kind)
+            mesh, devices = side.mesh, np.array(chips).reshape(side.mesh.axis_sizes)
+            there = Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
+            place = NamedSharding(there, side.spec, memory_kind=side.memory_kind)
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=place)
 
     donated = [place for place, info in enumerate(jax.tree.leaves(traced.args_info)) if info.donated]
@@ -93,19 +95,3 @@ def lowered(name: str, traced: Any, chips: Sequence[Any]) -> Any:
     names, sizes = zip(*shapes[0], strict=True) if shapes else (("device",), (count,))
     with jax.set_mesh(Mesh(np.array(chips).reshape(sizes), names)):
         return jax.jit(call, donate_argnums=donated).trace(*map(struct, exported.in_avals, sides)).lower()
-
-
-class _Stage:
-    """A trace in the place of a jitted function, for :func:`jax.export.export`."""
-
-    def __init__(self, traced: Any) -> None:
-        self._traced = traced
-
-    def __call__(self) -> Any:
-        raise NotImplementedError
-
-    def trace(self) -> Any:
-        return self._traced
-
-    def lower(self) -> Any:
-        return self._traced.lower()

@@ -69,6 +69,15 @@ class Communication:
     count: dict[str, int]
     bytes: dict[str, int]
 
+    @classmethod
+    def of(cls, sent: Iterable[tuple[str, int]]) -> "Communication":
+        """Return the communication in collectives that are given by kind and bytes."""
+        found = cls(dict.fromkeys(_hlo.KINDS, 0), dict.fromkeys(_hlo.KINDS, 0))
+        for kind, num_bytes in sent:
+            found.count[kind] += 1
+            found.bytes[kind] += num_bytes
+        return found
+
     @property
     def total_count(self) -> int:
         return sum(self.count.values())
@@ -83,9 +92,7 @@ class Communication:
 
 
 def of_program(text: str) -> Communication:
-    """Count the collectives in the text of a compiled program (XLA's HLO).
-
-    ``text`` is what ``jax.jit(f).lower(x).compile().as_text()`` returns; :func:`paraxis.explain` tells more.
+    """Count the collectives in the text of a compiled program (XLA's HLO); :func:`paraxis.explain` tells more.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -94,16 +101,7 @@ def of_program(text: str) -> Communication:
         no communication
     """
     program = _hlo.Program(text)
-    return counted((str(op.kind), program.sent_bytes(op)) for op in program.collectives)
-
-
-def counted(sent: Iterable[tuple[str, int]]) -> Communication:
-    """Return the number and bytes of collectives, each given by its kind and bytes."""
-    count, size = dict.fromkeys(_hlo.KINDS, 0), dict.fromkeys(_hlo.KINDS, 0)
-    for kind, num_bytes in sent:
-        count[kind] += 1
-        size[kind] += num_bytes
-    return Communication(count, size)
+    return Communication.of((str(op.kind), program.sent_bytes(op)) for op in program.collectives)
 
 
 @dataclasses.dataclass(frozen=True)
