@@ -180,8 +180,9 @@ def _ragged_rounds(devices: int, repeats: int) -> harness.Tables:
         },
         max(2, repeats // 3),
     )
-    padding = [engine.passes(round_of, p, cohorts[0]).padding for engine in engines.values()]
     whole = cohorts[0].arrays()
+    schedules = [engine.passes(round_of, p, cohorts[0]).chunks for engine in engines.values()]
+    padding = [sum(count * (length or 0) for count, (length,) in chunks) / whole.count.sum() for chunks in schedules]
     padding.append(float(COHORT * whole.mask.shape[1] / whole.count.sum()))
     best = min(found.values())
     return {

@@ -198,24 +198,19 @@ ROWS = {"x": np.zeros((4, 3), np.float32), "y": np.zeros(4, np.float32)}
 )
 def test_an_element_that_looks_otherwise_is_named(odd, ragged):
     clients = [ROWS, ROWS, odd, {k: v[:2] for k, v in ROWS.items()}][: 3 + ragged]
-    with pytest.raises(px.ShapeError, match=r"element 2 is .*, but the first is \['x'\] float32\[4, 3\]"):
+    with pytest.raises(px.ShapeError, match=r"element 2 is .*, but element \d is \['x'\] float32\[4, 3\]"):
         px.Groups(clients, lengths=[4, 4, 4, 2] if ragged else None).arrays()
 
 
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: px.Groups([]), "source has no elements"),
-        (lambda: px.Groups({"x": 1}), "source must have a length and give elements by number, got"),
         (lambda: px.Groups([1, 2], lengths=[1]), r"lengths must be 2 integers, 0 or more"),
         (lambda: px.Groups([1, 2], lengths=[1, -1]), r"lengths must be 2 integers, 0 or more"),
         (
             lambda: px.Groups.of_arrays({"a": np.zeros(3), "b": np.zeros(2)}),
             "tree must have arrays of equally many rows",
         ),
-        (lambda: px.Groups(["a", "b"])[0], r"element 0 holds <U1 where numbers are needed"),
-        (lambda: px.Groups([{"x": 1.0, "label": "cat"}])[0], r"element 0\['label'\] holds <U3 .*np\.unique"),
-        (lambda: px.Groups([{"x": {1, 2}}])[0], r"element 0\['x'\] holds object"),
         (lambda: px.Groups([{"x": np.array([2**40])}])[0], r"element 0\['x'\] holds 1099511627776"),
     ],
 )

@@ -108,14 +108,6 @@ def test_a_cluster_runs_the_tasks_of_a_lost_worker_again(ray, tmp_path):
     assert (tmp_path / "mark").exists()
 
 
-def test_what_other_processes_cannot_give_is_refused():
-    def keys(x):
-        return px.map_fn(lambda x, k: jax.random.fold_in(k, 1), (x, px.keys(jax.random.key(0), AXIS)), AXIS)
-
-    with pytest.raises(px.LoweringError, match=r"random keys are .* returned, from .*test_map\.py:\d+"):
-        px.Stream(at_once=4, map=map).run(keys, px.Groups.of_arrays(X))
-
-
 def test_an_error_of_a_task_is_raised_here(pool):
     def rows(x):
         return px.reduce_sum(px.map_fn(lambda w, x: one(w, x, x[:, 0]), (px.broadcast(W, AXIS), x), AXIS), AXIS)

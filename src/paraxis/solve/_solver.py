@@ -238,7 +238,7 @@ class Solver(abc.ABC):
                         journal.save_state([], jax.tree.leaves(step))
             except KeyboardInterrupt as error:
                 if journal is not None:
-                    journal.save_state([], jax.tree.leaves(step), now=True)
+                    journal.save_state([], jax.tree.leaves(step))
                 status = jnp.where(step.state.status == Status.RUNNING, Status.INTERRUPTED, step.state.status)
                 raise Interrupted(step.params, step.state._replace(status=status.astype(jnp.int32))) from error
             return step

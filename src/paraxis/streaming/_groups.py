@@ -3,7 +3,7 @@
 import dataclasses
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -33,7 +33,7 @@ class Groups:
         lengths: number of rows of each element, integers ``(size,)``; default: all elements have the same shapes.
 
     Raises:
-        DataError: if there are no elements, or ``lengths`` are not one integer for each.
+        DataError: if ``lengths`` are not one integer for each element.
 
     Example:
         >>> import numpy as np, paraxis as px
@@ -44,21 +44,12 @@ class Groups:
     """
 
     def __init__(self, source: Any, *, lengths: Any = None) -> None:
-        if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")) or isinstance(
-            source, (dict, str, bytes)
-        ):
-            raise DataError(
-                f"Groups: source must have a length and give elements by number, got {check.described(source)}; "
-                f"write px.Groups([{{'x': x, 'y': y}} for x, y in clients]), or px.Groups.of_arrays(tree)"
-            )
-        if not len(source):
-            raise DataError("Groups: source has no elements; give at least one")
         self._source = source
         self._numbers = np.arange(len(source))
         self._all_lengths = None if lengths is None else np.asarray(lengths)
         if self._all_lengths is not None and (
             self._all_lengths.shape != (len(source),)
-            or not np.issubdtype(self._all_lengths.dtype, np.integer)
+            or self._all_lengths.dtype.kind not in "iu"
             or (self._all_lengths < 0).any()
         ):
             raise DataError(
@@ -95,9 +86,7 @@ class Groups:
             "loss, w, groups), or on the mesh loss(w, groups.arrays())"
         )
 
-    @property
-    def __jax_array__(self) -> Any:  # jit and other transformations ask for it before they raise what says less
-        return self.__array__()
+    __jax_array__ = property(__array__)  # jit and other transformations ask for it before they raise what says less
 
     @property
     def lengths(self) -> np.ndarray | None:
@@ -158,36 +147,48 @@ class Groups:
         if together not in self._padded_to:
             longest = np.sort(self._all_lengths)[::-1]
             heads = np.arange(len(longest)) // together * together
-            self._padded_to[together] = fewest(longest[heads], _NUM_LENGTHS)
+            self._padded_to[together] = _fewest(longest[heads], _NUM_LENGTHS)
         among = self._padded_to[together]
         return int(among[np.searchsorted(among, lengths.max())])
 
     @property
     def _form(self) -> "_Form":
-        """What the source's elements look like, as its first one does."""
+        """What the source's elements look like."""
         wide = dtypes.is_wide()
         if wide not in self._forms:
-            self._forms[wide] = _Form.of(self._element(0), self._all_lengths, self._element)
+            self._forms[wide] = self._look()
         return self._forms[wide]
 
-    @property
-    def _num_leaves(self) -> int:
-        return len(self._form.dtypes) + 2 * (self._all_lengths is not None)  # mask and count
+    def _look(self) -> "_Form":
+        lengths = self._all_lengths
+        ends = [0] if lengths is None else [int(lengths.argmin()), int(lengths.argmax())]
+        elements = [*map(self._element, ends)]
+        leaves, structure = jax.tree.flatten(elements[0])
+        shapes = [x.shape for x in leaves]
+        if lengths is not None:  # the shortest and the longest element show which leaves have their length
+            both = zip(ends, map(jax.tree.leaves, elements), strict=True)
+            is_long = [*map(all, zip(*([x.shape[:1] == (lengths[n],) for x in y] for n, y in both), strict=True))]
+            if not any(is_long):
+                raise ShapeError(
+                    f"Groups: element {ends[0]} is {_shown(elements[0])}, where lengths says {lengths[ends[0]]} rows; "
+                    f"give lengths=[len(…) for each element], or leave lengths out if all have the same shapes"
+                )
+            shapes = [(_LENGTH, *x[1:]) if long else x for x, long in zip(shapes, is_long, strict=True)]
+        return _Form(ends[0], structure, tuple(shapes), tuple(x.dtype for x in leaves))
 
     @property
     def _kind(self) -> Any:
         """What a trace with these groups depends on."""
         return len(self), self._all_lengths is None, self._form
 
-    def _is_padded(self, leaf: int) -> bool:
-        """Return whether a leaf of the elements has padding: mask and count, the last two, have none."""
-        return leaf < len(self._form.is_long) and self._form.is_long[leaf]
+    @property
+    def _padded(self) -> list[bool]:
+        """Return which leaves of what is read have padding; mask and count, the last two, have none."""
+        return [shape[:1] == (_LENGTH,) for shape in self._form.shapes] + [False] * 2 * (self._all_lengths is not None)
 
     def _structs(self, size: int, length: int | None) -> Any:
         """Return shapes ``(size, ...)`` of so many elements, padded to this length."""
-        form = self._form
-        shapes = zip(form.shapes(length), form.dtypes, strict=True)
-        tree = form.structure.unflatten([jax.ShapeDtypeStruct((size, *shape), dtype) for shape, dtype in shapes])
+        tree = self._form.structs(length, size)
         if length is None:
             return tree
         return Padded(tree, jax.ShapeDtypeStruct((size, length), bool), jax.ShapeDtypeStruct((size,), np.int32))
@@ -197,111 +198,75 @@ class Groups:
 
         Raises:
             DataError: if one cannot be read, or JAX would cut its integers; the message names it.
-            ShapeError: if one does not look like the first; likewise.
+            ShapeError: if one does not look like the others; likewise.
         """
         numbers, form = self._numbers[places], self._form
         if isinstance(self._source, _Rows) and length is None:
-            return _as_arrays(self._source.rows(numbers), "elements")
-        stacked = [
-            np.empty((len(numbers), *shape), dtype)
-            for shape, dtype in zip(form.shapes(length), form.dtypes, strict=True)
-        ]
-        for at, (number, element) in enumerate(zip(numbers, self._elements(numbers), strict=True)):
-            own = None if self._all_lengths is None else int(self._all_lengths[number])
-            for into, leaf, is_long in zip(stacked, form.leaves(element, number, own), form.is_long, strict=True):
-                if is_long:
-                    into[at, :own], into[at, own:] = leaf, leaf[-1:] if own else 0
+            return _as_arrays("elements", lambda: self._source.rows(numbers))
+        tree = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), form.structs(length, len(numbers)))
+        own = [None] * len(numbers) if self._all_lengths is None else self._all_lengths[numbers].tolist()
+        stacked = jax.tree.leaves(tree)
+        for at, (number, element) in enumerate(zip(numbers.tolist(), self._elements(numbers.tolist()), strict=True)):
+            for into, x in zip(stacked, form.leaves_of(element, number, own[at]), strict=True):
+                if x.shape == into.shape[1:]:
+                    into[at] = x
                 else:
-                    into[at] = leaf
-        tree = form.structure.unflatten(stacked)
-        if length is None or self._all_lengths is None:
+                    into[at, : len(x)], into[at, len(x) :] = x, x[-1:] if len(x) else 0
+        if length is None:
             return tree
-        lengths = self._all_lengths[numbers].astype(np.int32)
-        return Padded(tree, np.arange(length) < lengths[:, None], lengths)
+        count = np.array(own, np.int32)
+        return Padded(tree, np.arange(length) < count[:, None], count)
 
-    def _elements(self, numbers: np.ndarray) -> Iterable[Any]:
-        many = getattr(self._source, "__getitems__", None)
-        if many is None:
-            return map(self._element, numbers.tolist())
-        try:
-            found = list(many(numbers.tolist()))
-        except Exception as error:
-            raise DataError(
-                f"Groups: elements {numbers.tolist()} cannot be read: {type(error).__name__}: {error}"
-            ) from error
-        if len(found) != len(numbers):
-            raise DataError(f"Groups: the source gave {len(found)} elements for {len(numbers)}: {numbers.tolist()}")
-        return [_as_arrays(x, f"element {number}") for x, number in zip(found, numbers, strict=True)]
+    def _elements(self, numbers: list[int]) -> Iterable[Any]:
+        if not hasattr(self._source, "__getitems__"):
+            return map(self._element, numbers)
+        return _as_arrays(f"elements {numbers}", lambda: [*self._source.__getitems__(numbers)])
 
     def _element(self, number: int) -> Any:
-        try:
-            found = self._source[number]
-        except Exception as error:
-            raise DataError(f"Groups: element {number} cannot be read: {type(error).__name__}: {error}") from error
-        return _as_arrays(found, f"element {number}")
+        return _as_arrays(f"element {number}", lambda: self._source[number])
 
 
-def _as_arrays(tree: Any, name: str) -> Any:
-    """Return a tree's numbers in NumPy arrays, of dtypes that JAX has."""
-
-    def array(path: Any, leaf: Any) -> np.ndarray:
-        found = np.asarray(leaf)
-        if found.dtype == object or found.dtype.kind in "USMm":
-            raise DataError(
-                f"Groups: {name}{jax.tree_util.keystr(path)} holds {found.dtype} where numbers are needed; leave it "
-                f"out, or give numbers: np.unique(labels, return_inverse=True)[1]"
-            )
-        if (reason := check.why_cut(found)) is not None:
-            raise DataError(f"Groups: {name}{jax.tree_util.keystr(path)} {reason}")
-        found = dtypes.native(found)
-        return found.astype(jax.dtypes.canonicalize_dtype(found.dtype), copy=False)
-
-    return jax.tree.map_with_path(array, tree)
+def _as_arrays(name: str, read: Callable[[], Any]) -> Any:
+    """Return what is read in NumPy arrays of dtypes that JAX has."""
+    try:
+        tree = jax.tree.map(lambda x: dtypes.native(np.asarray(x)), read())
+        check.no_cut("Groups", name, tree)
+        return jax.tree.map(lambda x: x.astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False), tree)
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"Groups: {name} cannot be read: {type(error).__name__}: {error}") from error
 
 
-@dataclasses.dataclass(frozen=True)
-class _Form:
-    """What elements look like: their structure, dtypes, and shapes, which may begin with a length of their own."""
+_LENGTH = -1
+"""In a shape, the element's own length."""
 
+
+class _Form(NamedTuple):
+    """What elements look like, as ``example``, the number of one, does."""
+
+    example: int
     structure: Any
+    shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[np.dtype, ...]
-    own: tuple[tuple[int, ...], ...]
-    is_long: tuple[bool, ...]
 
-    @classmethod
-    def of(cls, first: Any, lengths: np.ndarray | None, element: Callable[[int], Any]) -> "_Form":
-        leaves, structure = jax.tree.flatten(first)
-        is_long = (False,) * len(leaves)
-        if lengths is not None:  # elements of the least and of the greatest length show which leaves have it
-            numbers = int(lengths.argmin()), int(lengths.argmax())
-            shapes = [[x.shape[:1] == (lengths[n],) for x in jax.tree.leaves(element(n))] for n in numbers]
-            is_long = tuple(map(all, zip(*shapes, strict=True)))
-            if not any(is_long):
-                raise ShapeError(
-                    f"Groups: element {numbers[0]} is {_look(element(numbers[0]))}, where lengths says "
-                    f"{lengths[numbers[0]]} rows; give lengths=[len(…) for each element], or leave lengths out if all "
-                    f"have the same shapes"
-                )
-        own = tuple(x.shape[long:] for x, long in zip(leaves, is_long, strict=True))
-        return cls(structure, tuple(x.dtype for x in leaves), own, is_long)
+    def structs(self, length: int | None, *size: int) -> Any:
+        """Return what an element of this length looks like, or so many of them."""
+        shapes = [(*size, *(length if n == _LENGTH else n for n in shape)) for shape in self.shapes]
+        return self.structure.unflatten(map(jax.ShapeDtypeStruct, shapes, self.dtypes))
 
-    def shapes(self, length: int | None) -> list[tuple[int, ...]]:
-        """Return the leaves' shapes, of this length."""
-        return [(length or 0, *own) if long else own for own, long in zip(self.own, self.is_long, strict=True)]
-
-    def leaves(self, element: Any, number: int, length: int | None) -> list[np.ndarray]:
-        """Return the leaves of an element of this length.
+    def leaves_of(self, element: Any, number: int, length: int | None) -> list[np.ndarray]:
+        """Return the arrays of an element of this length.
 
         Raises:
             ShapeError: if it looks otherwise.
         """
         leaves, structure = jax.tree.flatten(element)
-        shapes = self.shapes(length)
-        expected = [*zip(shapes, self.dtypes, strict=True)]
-        if structure != self.structure or [(x.shape, x.dtype) for x in leaves] != expected:
-            first = self.structure.unflatten([jax.ShapeDtypeStruct(*x) for x in expected])
+        first = self.structs(length)
+        kinds = [[(x.shape, x.dtype) for x in found] for found in (leaves, jax.tree.leaves(first))]
+        if structure != self.structure or kinds[0] != kinds[1]:
             raise ShapeError(
-                f"Groups: element {number} is {_look(element)}, but the first is {_look(first)}; "
+                f"Groups: element {number} is {_shown(element)}, but element {self.example} is {_shown(first)}; "
                 + (
                     "if elements have different lengths, write px.Groups(source, lengths=[len(…) for each element])"
                     if length is None
@@ -309,6 +274,11 @@ class _Form:
                 )
             )
         return leaves
+
+
+def _shown(element: Any) -> str:
+    leaves = jax.tree_util.tree_leaves_with_path(element)
+    return ", ".join(f"{jax.tree_util.keystr(path)} {x.dtype}{list(x.shape)}".strip() for path, x in leaves)
 
 
 @jax.tree_util.register_dataclass
@@ -331,16 +301,15 @@ class Padded:
         return self.data[name]
 
 
-def fewest(lengths: np.ndarray, most: int) -> np.ndarray:
+def _fewest(lengths: np.ndarray, most: int) -> np.ndarray:
     """Return the lengths, at most so many, to which elements are padded with the least padding in all.
 
-    By dynamic programming over the different lengths: with ``k`` of them, the last covers lengths ``i`` to ``j``.
+    By dynamic programming over the different lengths, or 512 quantiles: with ``k`` of them, the last covers lengths
+    ``i`` to ``j``.
     """
-    values, counts = np.unique(np.maximum(lengths, 1), return_counts=True)
-    if len(values) > 512:  # as many quantiles of the work are as good
-        edges = np.searchsorted(np.cumsum(values * counts), np.linspace(0, (values * counts).sum(), 513)[1:-1])
-        last = np.unique(np.append(edges, len(values) - 1))
-        values, counts = values[last], np.diff(np.cumsum(counts)[last], prepend=0)
+    lengths = np.maximum(lengths, 1)
+    values = np.unique(np.quantile(lengths, np.linspace(0, 1, 513), method="higher"))
+    counts = np.bincount(np.searchsorted(values, lengths))
     below = np.concatenate([[0], np.cumsum(counts)])
     covered = np.tril(values[:, None] * (below[1:, None] - below[:-1]).astype(float))  # [j, i]: by one length, i to j
     covered[np.triu_indices(len(values), 1)] = np.inf
@@ -362,15 +331,12 @@ class _Rows:
     """Arrays as a source of their rows."""
 
     def __init__(self, tree: Any) -> None:
-        self.tree = jax.tree.map(lambda x: x if isinstance(x, np.ndarray) else np.asarray(x), tree)
-        counts = {leaf.shape[:1] for leaf in jax.tree.leaves(self.tree)}
-        if len(counts) != 1 or counts in ({()}, {(0,)}):
-            shapes = ", ".join(str(leaf.shape) for leaf in jax.tree.leaves(self.tree)) or "none"
-            raise ShapeError(
-                f"Groups.of_arrays: tree must have arrays of equally many rows, (size, ...), got {shapes}; of a list "
-                f"of elements, write px.Groups(clients, lengths=[len(…) for each element])"
-            )
-        self.count = counts.pop()[0]
+        self.tree = jax.tree.map(np.asanyarray, tree)
+        counts = {x.shape[:1] for x in jax.tree.leaves(self.tree)}
+        if len(counts) != 1 or counts == {()}:
+            shapes = ", ".join(str(x.shape) for x in jax.tree.leaves(self.tree)) or "none"
+            raise ShapeError(f"Groups.of_arrays: tree must have arrays of equally many rows, (size, ...), got {shapes}")
+        ((self.count,),) = counts
 
     def __len__(self) -> int:
         return self.count
@@ -379,13 +345,6 @@ class _Rows:
         return jax.tree.map(lambda x: x[number], self.tree)
 
     def rows(self, numbers: np.ndarray) -> Any:
-        first, last = int(numbers[0]), int(numbers[-1])
-        in_order = last - first + 1 == len(numbers) and bool((np.diff(numbers) == 1).all())
-        at = slice(first, last + 1) if in_order else numbers
+        is_range = bool((np.diff(numbers) == 1).all())
+        at = slice(int(numbers[0]), int(numbers[-1]) + 1) if is_range else numbers
         return jax.tree.map(lambda x: x[at], self.tree)
-
-
-def _look(element: Any) -> str:
-    leaves = jax.tree_util.tree_leaves_with_path(element)
-    shown = [f"{jax.tree_util.keystr(path)} {x.dtype}{list(x.shape)}".strip() for path, x in leaves[:6]]
-    return ", ".join([*shown, *["…"] * (len(leaves) > 6)]) or "without arrays"

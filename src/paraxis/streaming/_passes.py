@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._core import collectives, jax_api, maps
-from paraxis._core.jax_api import Literal
+from paraxis._core.jax_api import JaxprEqn, Literal
 from paraxis.errors import CollectiveError, LoweringError
 from paraxis.streaming import _probe
-from paraxis.streaming._trace import Flat, Operation, Pair, meet, rows_p, verbs_in
+from paraxis.streaming._trace import Flat, Operation, meet, rows_p, verbs_in
 
 _FOLDS = {f"px_reduce_{kind}": kind for kind in ("sum", "max", "min", "any", "all")}
 _FOLDS |= {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_or": "any", "reduce_and": "all"}
@@ -30,7 +30,7 @@ _SAME_ROWS = frozenset((jax_api.ONCE, rows_p.name, "select_n", "convert_element_
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pass:
-    """A pass over the chunks; or what is computed once before one, of which all is shared.
+    """A pass over the chunks; or, if ``is_once``, what is computed once before one, of which all is shared.
 
     Attributes:
         operations: by their number in the trace, in order.
@@ -44,192 +44,175 @@ class Pass:
     rows: list[int]
     results: list[int]
     kinds: list[str]
+    is_once: bool = False
 
     def program(self, flat: Flat) -> tuple[Callable[..., list[Any]], list[jax.ShapeDtypeStruct]]:
         """Return it as a function of shared values and rows, as many as a trace is for, and their shapes."""
+        given = [*self.shared, *self.rows]
 
         def run(*args: Any) -> list[Any]:
             values = dict(zip(given, args, strict=True))
             for number in self.operations:
-                operation = flat.operations[number]
-                found: Sequence[Any] = [v.val if isinstance(v, Literal) else values[v] for v in operation.inputs]
-                if operation.eqn.primitive is not rows_p:
-                    found = jax_api.bind(operation.eqn, operation.eqn.params, found)
-                for v, y in zip(operation.outputs, found, strict=True):
+                eqn, inputs, outputs, _ = flat.operations[number]
+                found: Sequence[Any] = [v.val if isinstance(v, Literal) else values[v] for v in inputs]
+                if eqn.primitive is not rows_p:
+                    found = jax_api.bind(eqn, eqn.params, found)
+                for v, y in zip(outputs, found, strict=True):
                     values.setdefault(v, y)  # what the pass is given is as an earlier one has computed it
             return [values[v] for v in self.results]
 
-        given = [*self.shared, *self.rows]
         avals = [flat.avals[v] for v in given]
         return run, [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in avals]
 
 
 class Plan:
-    """The passes of a program.
+    """The passes of a program, from its traces for all elements and for five.
 
     Attributes:
         dims: for each value, the dimension of its elements; ``None``: it is shared.
-        sources: values of elements that are read from an array or from groups.
-        made: the number of the operation that makes a value.
         kept: values of elements that a later pass is given.
-        stages: what is computed once, and the pass after it; ``None``: nothing.
+        steps: the passes, and what is computed once before each.
 
     Raises:
         LoweringError: if elements meet elsewhere than in a reduction; it names the operation and its line.
         CollectiveError: if a mapped function exchanges values.
     """
 
-    def __init__(self, pair: Pair, axis: str) -> None:
-        self._who, self._flat, self._pair, self._axis = pair.who, pair.whole, pair, axis
-        self.dims = pair.dims()
-        known = [*range(len(self._flat.closed.jaxpr.invars)), *self._flat.constants]
-        self.sources = {v for v in known if self.dims[v] is not None}
-        self.kept: set[int] = set()
-        self.made: dict[int, int] = {}
+    def __init__(self, whole: Flat, part: Flat, axis: str, dims: list[int | None]) -> None:
+        self._flat, self._axis, self.dims, self.kept = whole, axis, dims, set[int]()
+        known = [*range(len(whole.closed.jaxpr.invars)), *whole.constants]
+        self._sources = {v for v in known if dims[v] is not None}  # read from an array or from groups
+        self._made: dict[int, int] = {}
         self._level = dict.fromkeys(known, 0)
         self._folds: dict[int, str] = {}
         self._once: set[int] = set()  # operations that are done between passes
-        self._of_rows: set[int] = set()  # shared values beside rows, such as the counter of a loop over these
-        for number, operation in enumerate(self._flat.operations):
+        for number, operation in enumerate(whole.operations):
+            self._place(number, operation, part.operations[number].eqn)
+            self._made.update(dict.fromkeys(operation.outputs, number))
             level = self._level_of(operation)
-            self.made.update(dict.fromkeys(operation.outputs, number))
-            self._place(number, operation)
             self._level.update((v, level + (v in self._folds)) for v in operation.outputs)
-        self._returned = [v for v in self._flat.results if isinstance(v, int)]
-        for v in self._of_rows.intersection(self._returned):
-            meet(self._who, self._flat.operations[self.made[v]], "it gives a value of all elements beside one of each")
-        self._acting = [n for n, x in enumerate(self._flat.operations) if x.acts]
-        passes = self._planned()
-        self.stages = [(self._before(level), passes[level]) for level in range(len(passes))]
+        self._returned = [v for v in whole.results if isinstance(v, int)]
+        self.steps = self._planned()
 
     @property
     def passes(self) -> list[Pass]:
-        return [one for _, one in self.stages if one is not None]
+        return [one for one in self.steps if not one.is_once]
 
     def line(self, value: int) -> str:
         """Return the line of the user's that computes a value."""
-        return self._flat.operations[self.made[value]].line
+        return self._flat.operations[self._made[value]].line
 
     def _level_of(self, operation: Operation) -> int:
         return max((self._level[v] for v in operation.values), default=0)
 
     # --- one operation ---------------------------------------------------------------------------------------------
 
-    def _place(self, number: int, operation: Operation) -> None:
+    def _place(self, number: int, operation: Operation, part: JaxprEqn) -> None:
         """Decide where an operation is done: between passes, or on the rows of a chunk; as a reduction or not."""
-        eqn, name = operation.eqn, operation.name
+        eqn, name, axis = operation.eqn, operation.name, operation.eqn.params.get("axis")
+        is_map, is_reduction = eqn.primitive is maps.map_p, name.startswith("px_reduce_") and name != jax_api.ONCE
         dims = [None if isinstance(v, Literal) else self.dims[v] for v in operation.inputs]
         outs = [self.dims[v] for v in operation.outputs]
-        has_rows = any(dim is not None for dim in dims) or not self._of_rows.isdisjoint(operation.values)
-        makes_rows = any(dim is not None for dim in outs)
-        if eqn.primitive is maps.map_p and eqn.params["axis"] == self._axis:
+        if is_map and axis == self._axis:
             self._map(operation, dims)
         elif any(e.params["axis"] == self._axis for sub in jax_api.subjaxprs(eqn) for e in verbs_in(sub)):
             raise LoweringError(
-                f"{self._who}: elements meet inside {name}, at {operation.line}; "
+                f"Stream: elements meet inside {name}, at {operation.line}; "
                 + (
                     "write jax.vmap in place of this map of another axis"
-                    if eqn.primitive is maps.map_p
+                    if is_map
                     else "write the loop in Python, around one round: step = px.Stream(at_once=64).jit(round), and "
                     "for _ in range(10): w = step(w, groups)"
                 )
             )
-        elif not has_rows:
-            if makes_rows and name in ("px_broadcast", "broadcast_in_dim"):
-                return  # the same row for each element
-            self._once.add(number)  # for all elements, if they have rows: a range, random keys
-            self.sources.update(v for v in operation.outputs if self.dims[v] is not None)
-        elif eqn.primitive is rows_p or name == "px_broadcast":
-            if dims != outs or name == "px_broadcast":
-                meet(self._who, operation, "all elements are needed as one array")
-        elif not makes_rows:
-            if name not in _FOLDS or (name.startswith("px_") and eqn.params["axis"] != self._axis):
-                meet(self._who, operation, "it is no sum, maximum or minimum")
+        elif all(dim is None for dim in dims):
+            if outs == [None] or name not in ("px_broadcast", "broadcast_in_dim"):  # these give each element one row
+                self._once.add(number)  # for all elements, if they have rows: a range, random keys
+                self._sources.update(v for v in operation.outputs if self.dims[v] is not None)
+        elif name == "px_broadcast" or (eqn.primitive is rows_p and dims != outs):
+            meet(operation, "all elements are needed as one array")
+        elif all(dim is None for dim in outs):
+            if name not in _FOLDS or (is_reduction and axis != self._axis):
+                meet(operation, "it is no sum, maximum or minimum")
             self._folds[operation.outputs[0]] = _FOLDS[name]
-        else:
-            if eqn.primitive is maps.map_p or (name.startswith("px_reduce_") and name != jax_api.ONCE):
-                meet(self._who, operation, f"it is along another axis, {eqn.params['axis']!r}; write jax.vmap there")
-            try:
-                reasons = [_probe.why_mixed(*one, self._pair.count) for one in self._pair.on_rows(number)]
-            except ValueError as error:
-                reasons = [str(error)]
-            for reason in filter(None, reasons):
-                meet(self._who, operation, reason)
-            self._of_rows.update(v for v in operation.outputs if self.dims[v] is None)
+        elif is_map or is_reduction:
+            meet(operation, f"it is along another axis, {axis!r}; write jax.vmap there")
+        elif eqn.primitive is not rows_p:
+            used = [v in self._flat.used for v in operation.outputs]
+            if (reason := _probe.why_mixed(part, dims, outs, used)) is not None:
+                meet(operation, reason)
 
     def _map(self, operation: Operation, dims: Sequence[int | None]) -> None:
         params = operation.eqn.params
         if collectives.mentions(params["body"].jaxpr, params["how"].mapped[-1]):
             raise CollectiveError(
-                f"{self._who}: a mapped function reads its element's index or exchanges values along "
-                f"{self._axis!r}, at {operation.line}; elements of a chunk do not see the others. Give the index as "
-                f"an argument, np.arange(n), and reduce after the map: px.reduce_sum(px.map_fn(…))"
+                f"Stream: a mapped function reads its element's index or exchanges values along {self._axis!r}, at "
+                f"{operation.line}; elements of a chunk do not see the others. Give the index as an argument, "
+                f"np.arange(n), and reduce after the map: px.reduce_sum(px.map_fn(…))"
             )
         for dim, is_shared in zip(dims, params["shared"], strict=True):
             if is_shared and dim is not None:
-                meet(self._who, operation, "the mapped function closes over all elements' values")
+                meet(operation, "the mapped function closes over all elements' values")
             if not is_shared and dim != 0:
-                meet(self._who, operation, "the elements' values are not in the first dimension")
+                meet(operation, "the elements' values are not in the first dimension")
         summed = zip(operation.outputs, params["summed"], strict=True)
         self._folds.update((v, "sum") for v, is_summed in summed if is_summed)
 
     # --- what is computed when -------------------------------------------------------------------------------------
 
-    def _planned(self) -> list[Pass | None]:
-        operations = self._flat.operations
+    def _planned(self) -> list[Pass]:
+        operations, used = self._flat.operations, self._flat.used
+        acting = [n for n, x in enumerate(operations) if n not in self._once and jax_api.has_effects(x.eqn)]
         extremes = [v for v, kind in self._folds.items() if kind in ("max", "min")]
-        candidates = {root for v in extremes for x in operations[self.made[v]].values for root in self._roots(x)}
-        acting = [n for n in self._acting if n not in self._once]
+        candidates = {root for v in extremes for x in operations[self._made[v]].values for root in self._roots(x)}
         candidates.update(v for n in acting for v in operations[n].outputs if self.dims[v] is not None)
-        passes: list[Pass | None] = [None] * (1 + max(self._level.values(), default=0))
-        for level in reversed(range(len(passes))):  # later passes say what earlier ones keep
-            folds = [v for v in self._folds if v in self._flat.live and self._level[v] == level + 1]
+        steps = list[Pass]()
+        for level in reversed(range(1 + max(self._level.values(), default=0))):  # later passes say what earlier keep
+            folds = [v for v in self._folds if v in used and self._level[v] == level + 1]
             rows = [v for v in self._returned if self.dims[v] is not None] + sorted(self.kept)
             rows = [v for v in dict.fromkeys(rows) if self._level[v] == level]
             begin = [n for n in acting if self._level_of(operations[n]) == level]
             if folds or rows or begin:
-                one = passes[level] = self._pass(level, folds, rows, begin, candidates)
-                self.kept.update(v for v in one.rows if v in candidates and v not in self.sources)
-        return passes
+                steps.append(self._pass(level, folds, rows, begin, candidates))
+                self.kept.update(v for v in steps[-1].rows if v in candidates and v not in self._sources)
+            if once := [n for n in sorted(self._once) if self._level_of(operations[n]) == level]:
+                steps.append(self._before(once))
+        return steps[::-1]
 
     def _roots(self, value: int) -> list[int]:
         """Return the values of elements whose last bits a value has."""
-        if self.dims[value] is None or value in self.sources:
+        if self.dims[value] is None or value in self._sources:
             return []
-        operation = self._flat.operations[self.made[value]]
+        operation = self._flat.operations[self._made[value]]
         if operation.name not in _SAME_ROWS:
             return [value]
         return [root for v in operation.values for root in self._roots(v)]
 
     def _pass(self, level: int, folds: list[int], rows: list[int], begin: list[int], candidates: set[int]) -> Pass:
-        operations, done, given = self._flat.operations, set(begin), set[int]()
+        operations, done, given, seen = self._flat.operations, set(begin), set[int](), set[int]()
         wanted = [*folds, *rows, *(v for n in begin for v in operations[n].values)]
-        targets, seen = {*folds, *rows}, set[int]()
         while wanted:
             v = wanted.pop()
             if v in seen:
                 continue
             seen.add(v)
-            is_whole = v in self.sources or v not in self.made or self.made[v] in self._once
-            if is_whole or (v in self._folds and v not in targets) or (v in candidates and self._level[v] < level):
+            is_whole = v in self._sources or v not in self._made or self._made[v] in self._once
+            if is_whole or (v in self._folds and v not in folds) or (v in candidates and self._level[v] < level):
                 given.add(v)
             else:
-                done.add(self.made[v])
-                wanted += operations[self.made[v]].values
+                done.add(self._made[v])
+                wanted += operations[self._made[v]].values
         of_rows = sorted(v for v in given if self.dims[v] is not None)
         kinds = [self._folds[v] for v in folds]
         return Pass(sorted(done), sorted(given.difference(of_rows)), of_rows, [*folds, *rows], kinds)
 
-    def _before(self, level: int) -> Pass | None:
-        """Return what is computed between pass ``level - 1`` and pass ``level``."""
+    def _before(self, once: list[int]) -> Pass:
+        """Return what is computed between two passes."""
         operations = self._flat.operations
-        numbers = [n for n in sorted(self._once) if self._level_of(operations[n]) == level]
-        if not numbers:
-            return None
-        own = {v for n in numbers for v in operations[n].outputs}
-        inputs = dict.fromkeys(v for n in numbers for v in operations[n].values if v not in own)
-        used = {v for n, x in enumerate(operations) if n not in numbers for v in x.values}.union(self._returned)
-        return Pass(numbers, [*inputs], [], sorted(own & used), [])
+        own = {v for n in once for v in operations[n].outputs}
+        inputs = dict.fromkeys(v for n in once for v in operations[n].values if v not in own)
+        used = {v for n, x in enumerate(operations) if n not in once for v in x.values}.union(self._returned)
+        return Pass(once, [*inputs], [], sorted(own & used), [], is_once=True)
 
 
 # --- the parts of a pass's reductions --------------------------------------------------------------------------------
@@ -240,27 +223,20 @@ _MERGE = {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum, "any": jnp.bit
 class Totals:
     """Parts of reductions put together in a fixed order, whatever made them and whenever they came.
 
-    As in a binary counter: two parts of equal weight become one of twice that weight. ``n`` parts are put together in
-    the same pairs, whoever computes them, and at most ``log2(n)`` are held: ``held[i]`` is of ``2**i`` chunks, or
-    ``None``. Sums of many parts lose less than one after the other: the error grows with the logarithm of their number.
+    As in a binary counter: two parts of equal weight become one of twice that weight, so at most ``log2(n)`` are held:
+    ``held[i]`` is of ``2**i`` chunks, or ``None``. The error of sums grows with the logarithm of their number.
     """
 
     def __init__(self, kinds: Sequence[str]) -> None:
         self.kinds, self.held = tuple(kinds), list[list[Any] | None]()
 
-    def add(self, part: list[Any], place: int = 0) -> None:
-        """Add the parts of the next ``2**place`` chunks."""
+    def add(self, part: list[Any]) -> None:
+        """Add the parts of the next chunk."""
+        place = 0
         while place < len(self.held) and (other := self.held[place]) is not None:
             self.held[place], part = None, _merged(self.kinds, other, part)
             place += 1
-        self.held += [None] * (place + 1 - len(self.held))
-        self.held[place] = part
-
-    def join(self, others: Sequence[list[Any] | None]) -> None:
-        """Add what other totals hold: of the next ``2**i`` chunks, after a multiple of so many; or of the last ones."""
-        for place, part in reversed(list(enumerate(others))):
-            if part is not None:
-                self.add(part, place)
+        self.held[place : place + 1] = [part]
 
     def result(self) -> list[Any]:
         """Return all of them together; later chunks are added to earlier ones."""

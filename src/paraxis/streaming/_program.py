@@ -1,20 +1,19 @@
 """A call and its program: arguments told apart, the function traced, its passes decided and compiled."""
 
 import contextlib
-import dataclasses
-import inspect
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from paraxis._core import arrays, check, dtypes, jax_api, placing, programs, pytrees, structure
+from paraxis._core import arrays, check, dtypes, jax_api, placing, programs, pytrees
 from paraxis.errors import LoweringError, ShapeError
 from paraxis.streaming import _trace
 from paraxis.streaming._groups import Groups
 from paraxis.streaming._passes import Pass, Plan
-from paraxis.streaming._trace import Flat, Pair
+from paraxis.streaming._trace import Flat
 
 Lengths = tuple[int | None, ...]
 """For each of a call's groups, the length to which their elements are padded; ``None``: they have the same shapes."""
@@ -23,12 +22,26 @@ READERS = 2
 """Threads that read elements ahead."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Chunk:
+class Leaf(NamedTuple):
+    """An array of the elements of groups: which of the call's groups, and which leaf of their elements."""
+
+    place: int
+    number: int
+
+
+class Chunk(NamedTuple):
     """Elements that are run together: their numbers, and the lengths to which they are padded."""
 
     numbers: np.ndarray
     lengths: Lengths
+
+    def read(self, groups: Sequence[Groups | None], rows: Sequence[Any]) -> list[Any]:
+        """Return rows with those of the groups in place of their leaves."""
+        read = dict[int, list[Any]]()
+        for place in {x.place for x in rows if isinstance(x, Leaf)}:
+            if (own := groups[place]) is not None:
+                read[place] = jax.tree.leaves(own._read(self.numbers, self.lengths[place]))
+        return [read[x.place][x.number] if isinstance(x, Leaf) and x.place in read else x for x in rows]
 
 
 class Call:
@@ -37,52 +50,41 @@ class Call:
     Attributes:
         groups: among the arguments, in order.
         size: how many elements they have; ``None``: there are no groups.
+        values: what each argument of the trace stands for: an array, or a leaf of groups.
     """
 
-    def __init__(self, who: str, fn: Callable[..., Any], args: Sequence[Any]) -> None:
-        self.who, self.fn = who, fn
+    def __init__(self, fn: Callable[..., Any], args: Sequence[Any]) -> None:
         if jax_api.is_tracing() or arrays.is_traced(args):
             raise LoweringError(
-                f"{who}: px.Stream is a loop outside of JAX and cannot be traced, but it was called inside jax.jit, "
-                f"jax.grad or the like; write px.Stream(at_once=64).run(jax.grad(fn), w, groups), and jit none of it"
+                "Stream: it is a loop outside of JAX and cannot be traced, but it was called inside jax.jit, jax.grad "
+                "or the like; write px.Stream(at_once=64).run(jax.grad(fn), w, groups), and jit none of it"
             )
         args = tuple(x if isinstance(x, Groups) else pytrees.sealed(x) for x in args)
-        self.leaves, self.structure = jax.tree.flatten(args)
-        self._arrays = [isinstance(x, _ARRAYS) and not isinstance(x, bool) for x in self.leaves]
-        self.groups = [leaf for leaf in self.leaves if isinstance(leaf, Groups)]
-        check.no_cut(who, "args", [leaf for leaf in self.leaves if isinstance(leaf, np.ndarray)])
+        self._fn, (self._leaves, self._structure) = fn, jax.tree.flatten(args)
+        self.groups, self.values = list[Groups](), list[Any]()
+        for leaf in self._leaves:
+            if isinstance(leaf, Groups):
+                self.values += [Leaf(len(self.groups), number) for number in range(len(leaf._padded))]
+                self.groups.append(leaf)
+            else:
+                self.values.append(leaf)
+        check.no_cut("Stream", "args", [x for x in self.values if isinstance(x, np.ndarray)])
         sizes = set(map(len, self.groups))
         if len(sizes) > 1:
-            raise ShapeError(f"{who}: groups must have equally many elements, got {' and '.join(map(str, sizes))}")
+            raise ShapeError(f"Stream: groups must have equally many elements, got {' and '.join(map(str, sizes))}")
         self.size = sizes.pop() if sizes else None
 
     @property
     def key(self) -> Any:
         """What a trace depends on."""
-        kinds = [
-            leaf._kind if isinstance(leaf, Groups) else jax.typeof(leaf) if is_array else structure.key(leaf)
-            for leaf, is_array in zip(self.leaves, self._arrays, strict=True)
-        ]
-        return (self.structure, *kinds, jax.sharding.get_abstract_mesh(), dtypes.is_wide())
-
-    def values(self) -> list[Any]:
-        """Return what each argument of the trace stands for: an array, or numbers of groups and of a leaf of these."""
-        found, place = list[Any](), 0
-        for leaf, is_array in zip(self.leaves, self._arrays, strict=True):
-            if isinstance(leaf, Groups):
-                found += [(place, number) for number in range(leaf._num_leaves)]
-                place += 1
-            elif is_array:
-                found.append(leaf)
-        return found
+        kinds = [leaf._kind if isinstance(leaf, Groups) else jax.typeof(leaf) for leaf in self._leaves]
+        return (self._structure, *kinds, jax.sharding.get_abstract_mesh(), dtypes.is_wide())
 
     def chunks(self, size: int, count: int) -> list[Chunk]:
         """Return the elements in chunks of ``count``, the last one shorter. Longer elements come first."""
         ragged = [groups.lengths for groups in self.groups]
-        if all(lengths is None for lengths in ragged):
-            none = (None,) * len(ragged)
-            return [Chunk(np.arange(start, min(start + count, size)), none) for start in range(0, size, count)]
-        order = np.argsort(-sum(x for x in ragged if x is not None), kind="stable")
+        total = sum(x for x in ragged if x is not None)
+        order = np.arange(size) if isinstance(total, int) else np.argsort(-total, kind="stable")
         chunks = []
         for part in (order[start : start + count] for start in range(0, size, count)):
             own = zip(self.groups, ragged, strict=True)
@@ -91,33 +93,17 @@ class Call:
 
     def trace(self, size: int | None, lengths: Lengths) -> Flat:
         """Return the function traced for so many elements, padded to these lengths."""
-        given, padded = list[Any](), iter(lengths)
-        for leaf, is_array in zip(self.leaves, self._arrays, strict=True):
-            if isinstance(leaf, Groups):
-                given.append(leaf._structs(len(leaf) if size is None else size, next(padded)))
-            else:
-                given.append(jax_api.typed_struct(leaf) if is_array else None)
-        structs, tree = jax.tree.flatten(given)
+        padded = iter(lengths)
+        args = self._structure.unflatten(
+            x._structs(size or len(x), next(padded)) if isinstance(x, Groups) else jax_api.typed_struct(x)
+            for x in self._leaves
+        )
 
-        def run(*traced: Any) -> Any:
-            leaves = zip(jax.tree.unflatten(tree, traced), self.leaves, strict=True)
-            args = jax.tree.unflatten(self.structure, [fixed if x is None else x for x, fixed in leaves])
-            return pytrees.sealed(self.fn(*pytrees.opened(args)))
+        @functools.wraps(self._fn)  # JAX's errors then name the user's function, and its arguments
+        def run(*args: Any) -> Any:
+            return pytrees.sealed(self._fn(*pytrees.opened(args)))
 
-        vars(run)["__wrapped__"] = self.fn  # JAX's errors then name the user's function
-        return Flat.of(*jax_api.trace(run, structs, {}))
-
-    def name_of(self, place: int) -> str:
-        """Return the name of the argument of ``fn`` that groups are, or are in."""
-        paths = jax.tree_util.tree_leaves_with_path(self.structure.unflatten(self.leaves))
-        at = next(path[0].idx for path, leaf in paths if leaf is self.groups[place])
-        with contextlib.suppress(TypeError, ValueError, IndexError):
-            return [*inspect.signature(self.fn).parameters][at]
-        return f"args[{at}]"
-
-
-_ARRAYS = (int, float, complex, np.ndarray, np.generic, jax.Array)
-"""Leaves that are traced; of other types, they are part of the program."""
+        return Flat(*jax_api.trace(run, args, {}))
 
 
 class Program:
@@ -136,31 +122,26 @@ class Program:
     """
 
     def __init__(self, call: Call, *, alone: bool, options: dict[str, Any] | None) -> None:
-        self.who = call.who
         self._placing = placing.alone if alone else contextlib.nullcontext
         self._options = options
         self._traces: dict[tuple[int | None, Lengths], Flat] = {}
         self._compiled: dict[Any, Callable[..., Any]] = {}
-        self._shardings: dict[int | None, Any] = {}
         self.checked: set[Pass] = set()
         self.fits: int | None = None
         lengths = call.chunks(call.size, call.size)[0].lengths if call.size else ()
-        try:
-            whole = self.whole(call, lengths)
-        except Exception as error:
-            if not call.groups:
-                error.add_note(f"{self.who}: no argument is px.Groups; of a list of elements, write px.Groups(clients)")
-            raise
-        self.axis, placement = _trace.axis_of(self.who, whole.closed, call.size)
+        whole = self.whole(call, lengths)
+        self.axis, placement = _trace.axis_of(whole.closed, call.size)
         self.size = self.axis.size
         with self._placing():
             self.placement = placement or placing.place(self.axis)
         if self.placement.is_explicit:
             raise LoweringError(
-                f"{self.who}: axis {self.axis.name!r} lies on a mesh with Explicit axes, where sizes are part of types;"
-                f" leave out its mesh, or make it with axis_types=(jax.sharding.AxisType.Auto, …)"
+                f"Stream: axis {self.axis.name!r} lies on a mesh with Explicit axes, where sizes are part of types; "
+                f"leave out its mesh, or make it with axis_types=(jax.sharding.AxisType.Auto, …)"
             )
-        self.plan = Plan(self._pair(call, 5 + (self.size == 5), lengths), self.axis.name)
+        count = 5 + (self.size == 5)
+        part = self._part(call, count, lengths)
+        self.plan = Plan(whole, part, self.axis.name, _trace.dims_of(whole, part, self.size, count))
 
     def whole(self, call: Call, lengths: Lengths) -> Flat:
         """Return the function traced for all elements."""
@@ -174,30 +155,28 @@ class Program:
 
     def _require_same(self, first: Flat, flat: Flat) -> None:
         """Refuse values of all elements that have another shape where these have another length."""
-        Pair(self.who, first, flat, self.size, self.size)
+        _trace.require_same(first, flat, "elements of another length")
         wanted = [v for one in self.plan.passes for v in one.results[: len(one.kinds)]]
         for v in (*wanted, *(v for v in flat.results if isinstance(v, int))):
             if first.avals[v].shape != flat.avals[v].shape:
                 raise LoweringError(
-                    f"{self.who}: values of which elements of different length have different numbers are reduced or "
+                    f"Stream: values of which elements of different length have different numbers are reduced or "
                     f"returned, at {self.plan.line(v)}; reduce them over an element's rows, with its mask"
                 )
 
     def part(self, call: Call, count: int, lengths: Lengths) -> Flat:
         """Return the function traced for a chunk, with the literals of the trace for all elements."""
-        if count == self.size:
-            return self.whole(call, lengths)
-        key = count, lengths
-        if key not in self._traces:
-            pair = self._pair(call, count, lengths)
-            for v, (dim, known) in enumerate(zip(pair.dims(), self.plan.dims, strict=True)):
-                if dim != known:
-                    _trace.meet(self.who, pair.whole.operations[self.plan.made[v]], f"of {count} it makes other shapes")
-            self._traces[key] = pair.with_literals()
-        return self._traces[key]
-
-    def _pair(self, call: Call, count: int, lengths: Lengths) -> Pair:
         whole = self.whole(call, lengths)
+        if count == self.size:
+            return whole
+        if (count, lengths) not in self._traces:
+            part = self._part(call, count, lengths)
+            _trace.dims_of(whole, part, self.size, count)
+            part.operations = _trace.with_literals(whole, part)
+            self._traces[count, lengths] = part
+        return self._traces[count, lengths]
+
+    def _part(self, call: Call, count: int, lengths: Lengths) -> Flat:
         try:
             with self._placing(), _trace.sized(self.axis.name, self.size, count):
                 part = call.trace(count, lengths)
@@ -205,31 +184,30 @@ class Program:
             raise
         except Exception as error:
             raise LoweringError(
-                f"{self.who}: fn can be traced for its {self.size} elements, but not for {count}, as chunks are: "
+                f"Stream: fn can be traced for its {self.size} elements, but not for {count}, as chunks are: "
                 f"{type(error).__name__}: {error}. If it writes their number out, take it from an argument: "
                 f"jnp.arange(x.shape[0]); an array of all elements, beside groups, is given as px.Groups.of_arrays(x)"
             ) from error
-        return Pair(self.who, whole, part, self.size, count)
+        one = ": give at_once=2 or more" if count == 1 else ""
+        _trace.require_same(self.whole(call, lengths), part, f"{count} of its {self.size} elements{one}")
+        return part
 
     def compiled(self, call: Call, one: Pass, count: int, lengths: Lengths) -> Callable[..., list[Any]]:
         """Return a pass on so many elements: ``(*shared, *rows)`` → parts of sums, rows."""
         key = one, count, lengths
         if key not in self._compiled:
             fn, structs = one.program(self.part(call, count, lengths))
-            closed = jax_api.trace(fn, structs, {})[0]
             if self._options is None:
-                closed = jax_api.pruned(closed, closed.jaxpr.outvars)
-                self._compiled[key] = programs.by_structure(closed)
+                closed = jax_api.trace(fn, structs, {})[0]
+                self._compiled[key] = programs.by_structure(jax_api.pruned(closed, closed.jaxpr.outvars))
             else:
-                self._compiled[key] = jax.jit(jax_api.jaxpr_as_fun(closed), compiler_options=self._options)
+                self._compiled[key] = jax.jit(fn, compiler_options=self._options)
         return self._compiled[key]
 
+    @functools.cache  # noqa: B019  a program is kept by the function that is run
     def sharding(self, count: int | None) -> Any:
         """Return how so many rows lie on the devices, or what is shared; ``None``: there is one."""
-        if count not in self._shardings:
-            held = self.placement.holding(count or self.size)
-            self._shardings[count] = arrays.sharding(held, rows=count is not None)
-        return self._shardings[count]
+        return arrays.sharding(self.placement.holding(count or self.size), rows=count is not None)
 
     def bytes_of(self, call: Call, one: Pass, count: int, lengths: Lengths) -> int:
         """Return the bytes that a pass on so many elements takes on all devices, and those of rows read ahead."""

@@ -37,12 +37,9 @@ Show = Callable[[Progress], Any]
 
 @contextlib.contextmanager
 def shown(verbose: bool | Show) -> Iterator[Show | None]:
-    """Give what to call with each progress, if anything; at the end, also by an error, the last one is shown."""
+    """Give what to call with each progress, if anything."""
     if not verbose or callable(verbose):
         yield verbose or None
-        return
-    display = Display()
-    try:
-        yield lambda progress: display.show(progress.__str__, progress.done, progress.elements)
-    finally:
-        display.close()
+    else:
+        with contextlib.closing(Display()) as display:
+            yield lambda progress: display.show(progress.__str__, progress.done, progress.elements)

@@ -11,16 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import dtypes, pytrees
+from paraxis._core import dtypes, jax_api, pytrees
 from paraxis._core.jax_api import Literal
 from paraxis._host import memory, reading
 from paraxis.errors import LoweringError
 from paraxis.streaming import _probe, _tasks
 from paraxis.streaming._passes import Pass, Totals
-from paraxis.streaming._program import READERS, Call, Lengths, Program
+from paraxis.streaming._program import READERS, Call, Chunk, Leaf, Lengths, Program
 from paraxis.streaming._progress import Progress, Show
 from paraxis.streaming._resume import Saved, is_key
-from paraxis.streaming._tasks import Map, Result, Work
+from paraxis.streaming._tasks import Map
 
 
 class Run:
@@ -30,33 +30,25 @@ class Run:
         call, program: what is run.
         count: the number of elements in a chunk.
         mapped: carries out chunks elsewhere, if not ``None``.
+        show: is called with the progress of each chunk, if not ``None``.
     """
 
-    def __init__(self, call: Call, program: Program, count: int, mapped: Map | None) -> None:
-        self._call, self._program, self._plan, self._map = call, program, program.plan, mapped
+    def __init__(self, call: Call, program: Program, count: int, mapped: Map | None, show: Show | None) -> None:
+        self._call, self._program, self._plan, self._map, self._show = call, program, program.plan, mapped, show
         self._chunks = call.chunks(program.size, count)
-        self._groups: dict[int, tuple[int, int]] = {}  # of an argument of the trace, the groups and their leaf
-        given: dict[int, Any] = {}
-        for v, x in enumerate(call.values()):
-            (self._groups if isinstance(x, tuple) else given)[v] = x
-        self._values: dict[Lengths, dict[int, Any]] = {}
-        for chunk in self._chunks:
-            if chunk.lengths not in self._values:
-                self._values[chunk.lengths] = self._laid({**given, **program.whole(call, chunk.lengths).constants})
+        self._values: dict[Lengths, dict[int, Any]] = {}  # those that are known, and leaves of groups
+        for lengths in dict.fromkeys(chunk.lengths for chunk in self._chunks):
+            self._values[lengths] = self._laid(dict(enumerate(call.values)) | program.whole(call, lengths).constants)
         self._kept: dict[int, list[Any]] = {}  # rows of chunks, by value
         self._totals: list[list[Any]] = []  # of passes that are done
-        self._begun: tuple[int, list[Any]] | None = None
-        self._saved: Saved | None = None
-        self._show: Show | None = None
-        self._clock: tuple[float, int] | None = None
+        self._began, self._ran = time.monotonic(), 0
 
     def _laid(self, values: dict[int, Any]) -> dict[int, Any]:
         """Lay shared values over all devices, once: JAX would, at each chunk."""
         target = None if self._map else self._program.sharding(None)
         if target is None:
             return values
-        shared = {v: x for v, x in values.items() if self._plan.dims[v] is None}
-        return {**values, **jax.device_put(shared, target)}
+        return values | jax.device_put({v: x for v, x in values.items() if self._plan.dims[v] is None}, target)
 
     def depends(self) -> list[Any]:
         """Return what the numbers of a run depend on."""
@@ -64,33 +56,33 @@ class Run:
         for groups in self._call.groups:
             found += [str(len(groups)), *jax.tree.leaves(groups[0]), groups.numbers]
             found += [] if groups.lengths is None else [groups.lengths]
-        found += [x for x in self._call.values() if not isinstance(x, tuple)]
+        found += [x for x in self._call.values if not isinstance(x, Leaf)]
         found += [f"{chunk.lengths}: {chunk.numbers.tolist()}" for chunk in self._chunks]
         for lengths in self._values:
             flat = self._program.whole(self._call, lengths)
-            text = re.sub(r" at 0x[0-9a-f]+", "", str(flat.closed.jaxpr))
-            found += [text, *flat.constants.values()]
+            found += [re.sub(r" at 0x[0-9a-f]+", "", str(flat.closed.jaxpr)), *flat.constants.values()]
         return found
 
-    def result(self, saved: Saved | None, show: Show | None) -> Any:
+    def result(self, saved: Saved | None) -> Any:
         """Run all passes; return the function's result."""
-        self._saved, self._show = saved, show
-        if saved and saved.found:
-            self._totals, at, held, kept = saved.found
-            self._begun, self._kept = (at, held), {int(v): rows for v, rows in kept.items()}
+        begun: list[Any] = []
+        if saved and (state := saved.state()) is not None:
+            self._totals, *begun, kept = state
+            self._kept = {int(v): rows for v, rows in kept.items()}
         number = 0
-        for before, one in self._plan.stages:
-            if before is not None:
+        for one in self._plan.steps:
+            if one.is_once:
                 for lengths, values in self._values.items():
-                    run = self._program.compiled(self._call, before, self._program.size, lengths)
-                    found = run(*[values[v] for v in before.shared])
-                    values.update(self._laid(dict(zip(before.results, found, strict=True))))
-            if one is not None:
-                if number == len(self._totals):
-                    self._totals.append(self._pass(number, one))
-                for values in self._values.values():
-                    values.update(zip(one.results, self._totals[number], strict=False))
-                number += 1
+                    run = self._program.compiled(self._call, one, self._program.size, lengths)
+                    found = run(*[values[v] for v in one.shared])
+                    values.update(self._laid(dict(zip(one.results, found, strict=True))))
+                continue
+            if number == len(self._totals):
+                self._totals.append(self._pass(number, one, saved, *begun))
+                begun = []
+            for values in self._values.values():
+                values.update(zip(one.results, self._totals[number], strict=False))
+            number += 1
         lengths = self._chunks[0].lengths
         flat, values, leaves = self._program.whole(self._call, lengths), self._values[lengths], []
         for v in flat.results:
@@ -102,170 +94,137 @@ class Run:
 
     # --- one pass --------------------------------------------------------------------------------------------------
 
-    def _pass(self, number: int, one: Pass) -> list[Any]:
-        """Return the totals of a pass; its rows are kept."""
-        totals, rows, at = Totals(one.kinds), one.results[len(one.kinds) :], 0
-        if self._begun is not None:
-            (at, totals.held), self._begun = self._begun, None
-        else:
-            self._kept.update((v, []) for v in rows)
+    def _pass(self, number: int, one: Pass, saved: Saved | None, at: int = 0, held: Sequence[Any] = ()) -> list[Any]:
+        """Return the totals of a pass, of which ``at`` chunks are done; its rows are kept."""
+        totals, count, at = Totals(one.kinds), len(one.kinds), int(at)
+        totals.held = [*held]
+        if not at:
+            self._kept.update((v, []) for v in one.results[count:])
         if one not in self._program.checked and self._check(one):
             self._program.checked.add(one)
-        blocks = self._elsewhere(one, at) if self._map else self._here(one, at)
-        with contextlib.closing(blocks):
-            for held, found in blocks:
-                totals.join(held)
-                for each in found:
-                    for v, y in zip(rows, each, strict=True):
-                        self._kept[v].append(y)
-                before, at = at, at + len(found)
-                if self._saved:
-                    self._saved.keep(functools.partial(self._state, number, at, [*totals.held]))
+        with contextlib.closing(self._elsewhere(one, at) if self._map else self._here(one, at)) as chunks:
+            for found in chunks:
+                at += 1
+                if count:
+                    totals.add(found[:count])
+                for v, y in zip(one.results[count:], found[count:], strict=True):
+                    self._kept[v].append(np.asarray(y))
+                if saved:
+                    saved.keep(functools.partial(self._state, number, at, [*totals.held]))
                 if self._show:
-                    self._show(self._progress(number, before, at))
-        return totals.result() if one.kinds else []
+                    self._show(self._progress(number, at))
+        return totals.result() if count else []
 
-    def _state(self, number: int, at: int, held: list[Any]) -> Any:
+    def _state(self, number: int, at: int, held: Any) -> Any:
         """Return what passes gave, and what the one under way has come to with its first ``at`` chunks."""
         done = {v for one in self._plan.passes[:number] for v in one.results}
         kept = {v: rows if v in done else rows[:at] for v, rows in self._kept.items()}
-        return self._totals[:number], at, held, kept
+        return [self._totals[:number], at, held, kept]
 
-    def _progress(self, number: int, before: int, at: int) -> Progress:
-        size, passes, now = self._program.size, len(self._plan.passes), time.monotonic()
+    def _progress(self, number: int, at: int) -> Progress:
+        size, passes = self._program.size, len(self._plan.passes)
         done = sum(len(chunk.numbers) for chunk in self._chunks[:at])
-        total, left = number * size + done, None
-        if self._clock is None:
-            self._clock = now, total
-        elif total > self._clock[1]:
-            left = (now - self._clock[0]) / (total - self._clock[1]) * (passes * size - total)
-        return Progress(
-            self._program.axis.name, done, size, number + 1, passes, 0.0 if total == passes * size else left
-        )
+        self._ran += len(self._chunks[at - 1].numbers)
+        left = (time.monotonic() - self._began) / self._ran * ((passes - number) * size - done)
+        return Progress(self._program.axis.name, done, size, number + 1, passes, left)
 
     # --- rows ------------------------------------------------------------------------------------------------------
 
-    def _rows(self, values: Sequence[int], at: int) -> list[Any]:
-        """Return the rows of a chunk, in the host's memory; of random keys, as they are."""
-        chunk, read, found = self._chunks[at], dict[int, list[Any]](), []
-        for v in values:
-            if v in self._groups:
-                place, leaf = self._groups[v]
-                if place not in read:
-                    tree = self._call.groups[place]._read(chunk.numbers, chunk.lengths[place])
-                    read[place] = jax.tree.leaves(tree)
-                found.append(read[place][leaf])
-            elif v not in self._values[chunk.lengths]:
+    def _rows(self, one: Pass, at: int) -> list[Any]:
+        """Return the rows of a chunk in the host's memory, random keys as they are; of groups, their leaves."""
+        chunk, found = self._chunks[at], []
+        for v in one.rows:
+            x, cut = self._values[chunk.lengths].get(v), (*[slice(None)] * (self._plan.dims[v] or 0), chunk.numbers)
+            if x is None:
                 found.append(self._kept[v][at])
+            elif isinstance(x, Leaf) or is_key(x):
+                found.append(x if isinstance(x, Leaf) else x[cut])
             else:
-                x = self._values[chunk.lengths][v]
-                cut = (*[slice(None)] * (self._plan.dims[v] or 0), chunk.numbers)
-                found.append(x[cut] if is_key(x) else np.asarray(x)[cut])
+                found.append(np.asarray(x)[cut])
         return found
 
-    def _on_devices(self, one: Pass, rows: Sequence[Any]) -> list[Any]:
+    def _laid_rows(self, one: Pass, rows: Sequence[Any]) -> list[Any]:
         """Lay rows over the devices, if they are in the first dimension and divide; else JAX does it."""
-        target, found = None, []
+        found = []
         for v, x in zip(one.rows, rows, strict=True):
-            if self._plan.dims[v] or is_key(x):
-                found.append(x)
-            else:
-                target = target or self._program.sharding(len(x))
-                found.append(x if target is None else jax.device_put(x, target))
+            target = None if self._plan.dims[v] or is_key(x) else self._program.sharding(len(x))
+            found.append(x if target is None else jax.device_put(x, target))
         return found
 
-    def _whole(self, v: int) -> Any:
+    def _whole(self, v: int) -> np.ndarray:
         """Put the rows of a result together, in the order of the elements; those of chunks are let go on the way."""
-        parts, dim, whole, impl = self._kept[v], self._plan.dims[v] or 0, np.empty(0), None
+        parts, dim = self._kept[v], self._plan.dims[v] or 0
+        shape = (*parts[0].shape[:dim], self._program.size, *parts[0].shape[dim + 1 :])
+        whole = np.empty(shape, parts[0].dtype)
         for at, chunk in enumerate(self._chunks):
-            part, parts[at] = parts[at], None
-            if is_key(part):
-                part, impl = jax.random.key_data(part), jax.random.key_impl(part)
-            if at == 0:
-                whole = np.empty((*part.shape[:dim], self._program.size, *part.shape[dim + 1 :]), part.dtype)
-            whole[(*[slice(None)] * dim, chunk.numbers)] = part
-        return whole if impl is None else jax.random.wrap_key_data(jnp.asarray(whole), impl=impl)
+            whole[(*[slice(None)] * dim, chunk.numbers)], parts[at] = parts[at], None
+        return whole
 
     # --- chunks, here and elsewhere --------------------------------------------------------------------------------
 
-    def _here(self, one: Pass, begin: int) -> Generator[Result, None, None]:
-        wide, before, count = dtypes.is_wide(), None, len(one.kinds)
-        shared = {lengths: [values[v] for v in one.shared] for lengths, values in self._values.items()}
+    def _shared(self, one: Pass) -> dict[Lengths, list[Any]]:
+        return {lengths: [values[v] for v in one.shared] for lengths, values in self._values.items()}
 
-        def laid(at: int) -> list[Any]:
+    def _compute(self, one: Pass, chunk: Chunk, shared: Sequence[Any], rows: Sequence[Any]) -> list[Any]:
+        run = self._program.compiled(self._call, one, len(chunk.numbers), chunk.lengths)
+        return jax.block_until_ready(run(*shared, *rows))
+
+    def _here(self, one: Pass, begin: int) -> Generator[list[Any], None, None]:
+        wide, shared = dtypes.is_wide(), self._shared(one)
+
+        def read(at: int) -> list[Any]:
             with jax.enable_x64(wide):  # a thread does not see the width that is in force where it is started
-                return self._on_devices(one, self._rows(one.rows, at))
+                return self._laid_rows(one, self._chunks[at].read(self._call.groups, self._rows(one, at)))
 
-        calls = (functools.partial(laid, at) for at in range(begin, len(self._chunks)))
-        with contextlib.closing(reading.ahead(calls, READERS, READERS)) as read:
-            for at, rows in enumerate(read, begin):
-                chunk = self._chunks[at]
-                run = self._program.compiled(self._call, one, len(chunk.numbers), chunk.lengths)
-                try:
-                    found = jax.block_until_ready(run(*shared[chunk.lengths], *rows))
-                except FloatingPointError as error:  # where jax.debug_nans looks
-                    error.add_note(
-                        f"{self._call.who}: a value is not finite of the elements {sorted(chunk.numbers.tolist())}"
-                    )
-                    raise
-                yield [found[:count]], [[y if is_key(y) else np.asarray(y) for y in found[count:]]]
-                jax.block_until_ready(before)  # where work is sent ahead, one chunk computes, and one waits
-                before = found
+        calls = (functools.partial(read, at) for at in range(begin, len(self._chunks)))
+        with contextlib.closing(reading.ahead(calls, READERS, READERS)) as ahead:
+            for chunk, rows in zip(self._chunks[begin:], ahead, strict=True):
+                yield self._compute(one, chunk, shared[chunk.lengths], rows)
                 if self._program.fits is not None:
                     memory.give_back()
 
-    def _elsewhere(self, one: Pass, begin: int) -> Generator[Result, None, None]:
-        programs = {}
-        for chunk in self._chunks:
-            key = len(chunk.numbers), chunk.lengths
-            if key not in programs:
-                fn, structs = one.program(self._program.part(self._call, *key))
-                programs[key] = _tasks.exported(fn, structs, lambda at: self._plan.line(one.results[at]))
-        groups = [*map(_tasks.sendable, self._call.groups)]
-        where = [self._groups.get(v) for v in one.rows]
-        reads = [x if x is not None and groups[x[0]] is not None else None for x in where]
-        whole = {lengths: [_tasks.plain(values[v]) for v in one.shared] for lengths, values in self._values.items()}
-        work = Work(programs, whole, groups, reads, one.kinds, dtypes.is_wide())
-        sent = [v for v, x in zip(one.rows, reads, strict=True) if x is None]
+    def _elsewhere(self, one: Pass, begin: int) -> Generator[list[Any], None, None]:
+        programs = dict[Any, bytes]()
+        for key in dict.fromkeys((len(chunk.numbers), chunk.lengths) for chunk in self._chunks):
+            programs[key] = _tasks.exported(*one.program(self._program.part(self._call, *key)))
+        there = [groups if _tasks.can_be_sent(groups) else None for groups in self._call.groups]
+        here = [groups if sent is None else None for groups, sent in zip(self._call.groups, there, strict=True)]
+        tasks = ((x, x.read(here, self._rows(one, at))) for at, x in enumerate(self._chunks[begin:], begin))
+        work = _tasks.Work(programs, self._shared(one), there, dtypes.is_wide())
         assert self._map is not None
-        yield from _tasks.carried_out(self._map, work, self._chunks, functools.partial(self._rows, sent), begin)
+        yield from _tasks.carried_out(self._map, work, tasks)
 
     # --- a forgotten mask ------------------------------------------------------------------------------------------
 
     def _check(self, one: Pass) -> bool:
         """Refuse a pass whose results depend on padding; return whether there was some that could tell."""
-        padded = {
-            n: place
-            for n, (place, leaf) in enumerate(self._groups.get(v, (0, -1)) for v in one.rows)
-            if leaf >= 0 and self._call.groups[place]._is_padded(leaf)
-        }
-        operations = self._program.whole(self._call, self._chunks[0].lengths).operations
-        if not padded or any(operations[n].acts for n in one.operations):
+        groups, whole = self._call.groups, self._program.whole(self._call, self._chunks[0].lengths)
+        leaves = enumerate(self._rows(one, 0))
+        padded = {n: x.place for n, x in leaves if isinstance(x, Leaf) and groups[x.place]._padded[x.number]}
+        if not padded or any(jax_api.has_effects(whole.operations[n].eqn) for n in one.operations):
             return True
-        own = [np.zeros(0, int) if x is None else x for x in (groups.lengths for groups in self._call.groups)]
-        shares = [
-            max(_probe.share_that_differs(own[n][chunk.numbers], chunk.lengths[n] or 0) for n in padded.values())
-            for chunk in self._chunks
-        ]
-        at = int(np.argmax(shares))
-        if not shares[at]:
+        own = {n: np.asarray(groups[place].lengths) for n, place in padded.items()}
+
+        def telling(at: int) -> int:
+            """Return how many elements have two rows, and two of padding."""
+            numbers, to = self._chunks[at].numbers, [length or 0 for length in self._chunks[at].lengths]
+            return max(((own[n][numbers] > 1) & (own[n][numbers] < to[x] - 1)).sum() for n, x in padded.items())
+
+        at = max(range(len(self._chunks)), key=telling)
+        if not telling(at):
             return False
         chunk = self._chunks[at]
-        run = self._program.compiled(self._call, one, len(chunk.numbers), chunk.lengths)
-        lengths = [own[padded[n]][chunk.numbers] if n in padded else None for n in range(len(one.rows))]
-
-        def chunk_of(values: Sequence[Any], rows: Sequence[Any]) -> list[Any]:
-            return run(*values, *self._on_devices(one, rows))
-
-        shared = [self._values[chunk.lengths][v] for v in one.shared]
-        avals = self._program.whole(self._call, chunk.lengths).avals
-        for n in _probe.counted(chunk_of, shared, self._rows(one.rows, at), lengths):
-            if n >= len(one.kinds) and set(chunk.lengths).intersection(avals[one.results[n]].shape):
-                continue  # rows of an element are returned as they are, those of padding included
-            name = self._call.name_of(next(iter(padded.values())))
+        wrong = _probe.counted(
+            lambda values, rows: self._compute(one, chunk, values, self._laid_rows(one, rows)),
+            [self._values[chunk.lengths][v] for v in one.shared],
+            chunk.read(groups, self._rows(one, at)),
+            {n: lengths[chunk.numbers] for n, lengths in own.items()},
+        )
+        if wrong is not None:
+            (name,) = re.findall(r"^\w+", whole.closed.jaxpr.debug_info.arg_names[one.rows[next(iter(padded))]])
             raise LoweringError(
-                f"{self._call.who}: {self._plan.line(one.results[n])}: the result depends on rows that only pad the "
-                f"elements of {name}. Use the mask for all that is computed over an element's rows: jnp.mean(x, "
+                f"Stream: {self._plan.line(one.results[wrong])}: the result depends on rows that only pad the elements "
+                f"of {name}. Use the mask for all that is computed over an element's rows: jnp.mean(x, "
                 f"where={name}.mask), or jnp.sum(jnp.where({name}.mask, x, 0)) / {name}.count"
             )
         return True

@@ -4,12 +4,11 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ParamSpec, Self, TypeVar, cast
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar, cast
 
 import jax
-import numpy as np
 
 from paraxis._core import check
 from paraxis.errors import DataError
@@ -28,29 +27,18 @@ _ENOUGH = 1 << 24
 again; that of larger ones is new each time, and its pages then cost more than reading (`bench_table.py`)."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Schedule:
+class Schedule(NamedTuple):
     """What :meth:`Stream.run` would do; see :meth:`Stream.passes`.
 
     Attributes:
         num_passes: how often each element is read.
-        elements: how many there are.
         chunks: sizes of the chunks, each with the lengths to which the elements of each groups are padded.
         kept: shapes of one element's values that are kept between passes.
-        padding: rows that are computed over rows that are real; 1.0 if all elements have the same shapes.
-
-    Example:
-        >>> import numpy as np, paraxis as px
-        >>> total = lambda x: px.reduce_sum(x, px.Axis("clients", 10))
-        >>> px.Stream(at_once=10).passes(total, px.Groups.of_arrays(np.ones(10))).num_passes
-        1
     """
 
     num_passes: int
-    elements: int
     chunks: list[tuple[int, tuple[int | None, ...]]]
     kept: list[tuple[int, ...]]
-    padding: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,8 +123,7 @@ class Stream:
             DataError, ShapeError: if an element cannot be read, or does not look like the others; they name it.
             CheckpointError: if ``folder`` holds another run, or cannot be written.
         """
-        call = Call("Stream.run", fn, args)
-        return self._result(call, self._program(call))
+        return self.jit(fn)(*args)
 
     def jit(self, fn: Callable[_P, _R]) -> Callable[_P, _R]:
         """Return :meth:`run` of a function that is traced once for each type of arguments, as under ``jax.jit``.
@@ -154,11 +141,17 @@ class Stream:
 
         @functools.wraps(fn)
         def run(*args: Any) -> _R:
-            call = Call("Stream.jit", fn, args)
+            call = Call(fn, args)
             key = call.key
             if key not in known:
                 known[key] = self._program(call)
-            return self._result(call, known[key])
+            program = known[key]
+            with shown(self.verbose) as show:
+                one = Run(call, program, self._count(call, program), self.map, show)
+                if self.folder is None:
+                    return one.result(None)
+                with Saved(self.folder, one.depends()) as saved:
+                    return one.result(saved)
 
         return cast("Callable[_P, _R]", run)
 
@@ -173,26 +166,17 @@ class Stream:
             >>> px.Stream(at_once=8).passes(spread, px.Groups.of_arrays(np.ones(100))).num_passes
             2
         """
-        call = Call("Stream.passes", fn, args)
+        call = Call(fn, args)
         program = self._program(call)
         chunks, plan = call.chunks(program.size, self._count(call, program)), program.plan
         avals = program.whole(call, chunks[0].lengths).avals
         kept = [tuple(n for d, n in enumerate(avals[v].shape) if d != plan.dims[v]) for v in plan.kept]
-        rows = sum(int(groups.lengths.sum()) for groups in call.groups if groups.lengths is not None)
-        padded = sum(len(chunk.numbers) * sum(filter(None, chunk.lengths)) for chunk in chunks)
-        sizes = [(len(chunk.numbers), chunk.lengths) for chunk in chunks]
-        return Schedule(len(plan.passes), program.size, sizes, kept, padded / rows if rows else 1.0)
+        return Schedule(len(plan.passes), [(len(chunk.numbers), chunk.lengths) for chunk in chunks], kept)
 
     def _program(self, call: Call) -> Program:
         # On CPU, XLA puts matrix products and what is between them into a library's calls, of unknown memory.
         without_calls = {"xla_cpu_experimental_ynn_fusion_type": ""} if jax.default_backend() == "cpu" else {}
         return Program(call, alone=self.map is not None, options=None if self.memory is None else without_calls)
-
-    def _result(self, call: Call, program: Program) -> Any:
-        run = Run(call, program, self._count(call, program), self.map)
-        saved = None if self.folder is None else Saved("Stream", self.folder, run.depends())
-        with shown(self.verbose) as show, saved or contextlib.nullcontext():
-            return run.result(saved, show)
 
     def _count(self, call: Call, program: Program) -> int:
         """Return the number of elements in a chunk."""
@@ -216,7 +200,7 @@ class Stream:
         if count < devices:
             least -= each * (few - devices)
             raise ValueError(
-                f"{call.who}: memory must be at least {least:,} bytes, which one element on each of {devices} devices "
+                f"Stream: memory must be at least {least:,} bytes, which one element on each of {devices} devices "
                 f"takes, got {self.memory:,}; write px.Stream(memory={2 * least})"
             )
         return min(count // devices * devices, program.size)
@@ -263,8 +247,7 @@ class Stream:
         """
         if self.folder is None:
             return contextlib.nullcontext()
-        depends = jax.tree.leaves({name: of if isinstance(of, Sequence) else str(of) for name, of in described.items()})
-        return Saved("Stream", self.folder, depends)
+        return Saved(self.folder, (x if hasattr(x, "dtype") else str(x) for x in jax.tree.leaves(described)))
 
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -274,10 +257,5 @@ _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 def _bytes(memory: Any) -> int:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", memory.lower()) if isinstance(memory, str) else None
     if found is not None and found[2] in _UNITS:
-        memory = int(float(found[1]) * _UNITS[found[2]])
-    if isinstance(memory, (bool, np.bool_)) or not isinstance(memory, int) or memory < 1:
-        raise ValueError(
-            f"Stream: memory must be a number of bytes, or text such as '2GB', got {check.described(memory)}; "
-            f"write px.Stream(memory='2GB')"
-        )
-    return memory
+        return check.count("Stream", "memory", int(float(found[1]) * _UNITS[found[2]]), most=2**62)
+    return check.count("Stream", "memory", memory, most=2**62, write="px.Stream(memory='2GB')")
