@@ -38,62 +38,32 @@ def tell(step: int) -> None:
     sys.stdout.flush()
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def on_call(number: int, original: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, but the process dies when it is called for the so-manyth time."""
-    calls = iter(range(number))
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if next(calls) == number - 1:
-            die()
-        return original(*args, **kwargs)
-
-    return call
-
-
-def on_call_with(is_it: Callable[..., bool], original: Callable[..., Any]) -> Callable[..., Any]:
+def dying(is_it: Callable[..., bool], original: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, but the process dies when it is called with the arguments in question."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if is_it(*args, **kwargs):
-            die()
+        if is_it(*args):
+            os.kill(os.getpid(), signal.SIGKILL)
         return original(*args, **kwargs)
 
     return call
-
-
-def is_manifest(self: Path, target: Any) -> bool:
-    return Path(target).name.endswith("crc32.json")
-
-
-def is_going(directory: Any, *_: Any, **__: Any) -> bool:
-    """Whether a directory of an older checkpoint is removed."""
-    return Path(directory).name.isdecimal()
 
 
 def arm(point: str) -> None:
     """Have the process die in the next save."""
     if point == "while the arrays are written":
-        tensorstore.open = on_call(1, tensorstore.open)
+        tensorstore.open = dying(lambda *_: True, tensorstore.open)
     elif point == "before the manifest is written":
-        Path.replace = on_call_with(is_manifest, Path.replace)
+        Path.replace = dying(lambda path, target: Path(target).name.endswith("crc32.json"), Path.replace)
     elif point == "while the files of another are removed":
-        shutil.rmtree = on_call_with(is_going, shutil.rmtree)
+        shutil.rmtree = dying(lambda path, *_: Path(path).name.isdecimal(), shutil.rmtree)
 
 
 def main(path: str, point: str) -> None:
     with px.Checkpoints(path, keep=NUM_SAVED) as checkpoints:
-        for step in range(1, NUM_SAVED + 1):
-            checkpoints.save(step, state(step))
-            checkpoints.wait()
-            tell(step)
-        arm(point)
-        step = NUM_SAVED
-        while True:
-            step += 1
+        for step in range(1, 10_000):
+            if step == NUM_SAVED + 1:
+                arm(point)
             checkpoints.save(step, state(step))
             checkpoints.wait()
             tell(step)

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen, nnx
-from jax.sharding import Mesh
 
 import paraxis as px
+from tests._support import axis_on
 
 FEATURES = 4
 Rows = dict[str, np.ndarray]
@@ -43,11 +43,8 @@ class LinenNet(linen.Module):
 
 def plain_params(seed: int = 0, width: int = 16) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    return {
-        "w": rng.normal(size=(FEATURES, width)).astype("float32"),
-        "b": np.zeros(width, "float32"),
-        "v": rng.normal(size=width).astype("float32") / 4,
-    }
+    w, v = rng.normal(size=(FEATURES, width)).astype("float32"), rng.normal(size=width).astype("float32") / 4
+    return {"w": w, "b": np.zeros(width, "float32"), "v": v}
 
 
 def plain(params: Any, x: Any) -> jax.Array:
@@ -64,14 +61,13 @@ def loss(model: Any, batch: Any) -> jax.Array:
 
 
 def rows(number: int, seed: int = 0) -> Rows:
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(number, FEATURES)).astype("float32")
+    x = np.random.default_rng(seed).normal(size=(number, FEATURES)).astype("float32")
     return {"x": x, "y": np.sin(x.sum(1)).astype("float32")}
 
 
 def axis(devices: int) -> px.Axis:
     """An axis over the first so many devices; its size does not matter."""
-    return px.Axis("batch", 1, mesh=Mesh(np.array(jax.devices()[:devices]), ("batch",)))
+    return axis_on(devices, 1, "batch")
 
 
 def trained(state: Any, step: Any, batches: list[Any]) -> tuple[Any, np.ndarray]:
@@ -83,45 +79,38 @@ def trained(state: Any, step: Any, batches: list[Any]) -> tuple[Any, np.ndarray]
     return state, np.array(losses, "float32")
 
 
-def nnx_by_hand(net: Net, optimizer: Any, batches: list[Rows]) -> tuple[Any, Any, np.ndarray]:
-    """Parameters and other variables as nested dicts, and losses, of a plain loop."""
-    graph, params, rest = nnx.split(net, nnx.Param, ...)
-    opt_state = optimizer.init(params)
+def by_hand(params: Any, rest: Any, optimizer: Any, batches: list[Any], fn: Any) -> tuple[Any, Any, np.ndarray]:
+    """Parameters, what else changes, and losses of a plain loop; ``fn(params, rest, batch)`` → loss, rest."""
+    opt_state, losses = optimizer.init(params), []
 
     @jax.jit
     def update(params: Any, rest: Any, opt_state: Any, batch: Any) -> Any:
-        def of(params: Any) -> Any:
-            model = nnx.merge(graph, params, rest, copy=True)
-            model.train()
-            return loss(model, batch), nnx.split(model, nnx.Param, ...)[2]
-
-        (value, after), gradient = jax.value_and_grad(of, has_aux=True)(params)
+        (value, rest), gradient = jax.value_and_grad(fn, has_aux=True)(params, rest, batch)
         updates, opt_state = optimizer.update(gradient, opt_state, params)
-        return optax.apply_updates(params, updates), after, opt_state, value
+        return optax.apply_updates(params, updates), rest, opt_state, value
 
-    losses = []
     for batch in batches:
         params, rest, opt_state, value = update(params, rest, opt_state, batch)
         losses.append(value)
-    return nnx.to_pure_dict(params), nnx.to_pure_dict(rest), np.array(losses)
+    return params, rest, np.array(losses)
+
+
+def nnx_by_hand(net: Net, optimizer: Any, batches: list[Rows]) -> tuple[Any, Any, np.ndarray]:
+    graph, params, rest = nnx.split(net, nnx.Param, ...)
+
+    def fn(params: Any, rest: Any, batch: Any) -> Any:
+        model = nnx.merge(graph, params, rest, copy=True)
+        model.train()
+        return loss(model, batch), nnx.split(model, nnx.Param, ...)[2]
+
+    params, rest, losses = by_hand(params, rest, optimizer, batches, fn)
+    return nnx.to_pure_dict(params), nnx.to_pure_dict(rest), losses
 
 
 def plain_by_hand(params: Any, optimizer: Any, batches: list[Any], fn: Any = plain_loss) -> tuple[Any, np.ndarray]:
-    """Parameters and losses of a plain loop."""
     params = jax.tree.map(jnp.asarray, params)
-    opt_state = optimizer.init(params)
-
-    @jax.jit
-    def update(params: Any, opt_state: Any, batch: Any) -> Any:
-        value, gradient = jax.value_and_grad(lambda p: jnp.mean(fn(p, batch)))(params)
-        updates, opt_state = optimizer.update(gradient, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, value
-
-    losses = []
-    for batch in batches:
-        params, opt_state, value = update(params, opt_state, batch)
-        losses.append(value)
-    return params, np.array(losses)
+    params, _, losses = by_hand(params, None, optimizer, batches, lambda p, rest, batch: (jnp.mean(fn(p, batch)), None))
+    return params, losses
 
 
 def assert_near(actual: Any, expected: Any, rtol: float = 1e-4, atol: float = 2e-5) -> None:
@@ -134,6 +123,5 @@ def assert_same_bits(actual: Any, expected: Any) -> None:
 
 def data(x: Any) -> np.ndarray:
     """The numbers of an array, of random keys too."""
-    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return np.asarray(jax.random.key_data(x))
-    return np.asarray(x)
+    is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(x) if is_key else x)

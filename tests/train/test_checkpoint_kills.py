@@ -3,8 +3,6 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,8 +10,7 @@ import pytest
 
 import paraxis as px
 from tests.train._checkpoint_writer import NUM_SAVED, same, state
-
-ROOT = Path(__file__).parents[2]
+from tests.train._processes import started
 
 # Where it dies, and the step that is the last one then.
 POINTS = [
@@ -21,12 +18,6 @@ POINTS = [
     ("before the manifest is written", 4),
     ("while the files of another are removed", 4),
 ]
-
-
-def writer(path: Path, point: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.train._checkpoint_writer", str(path), point]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]), "XLA_FLAGS": ""}
-    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
 
 
 def assert_whole(path: Path, step: int) -> None:
@@ -42,31 +33,29 @@ def assert_whole(path: Path, step: int) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("point", "step"), POINTS)
 def test_killed_inside_a_save(tmp_path: Path, point: str, step: int) -> None:
-    with writer(tmp_path, point) as process:
+    with started("-m", "tests.train._checkpoint_writer", tmp_path, point) as process:
         process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL
     assert_whole(tmp_path, step)
 
 
 def test_what_a_killed_process_left_of_an_old_checkpoint_is_removed(tmp_path: Path) -> None:
-    with px.Checkpoints(tmp_path) as checkpoints:
-        for step in (1, 2):
+    for step in (1, 2, 3):
+        with px.Checkpoints(tmp_path) as checkpoints:
             checkpoints.save(step, state(step))
-    (tmp_path / "1" / "_CHECKPOINT_METADATA").unlink()  # killed as it removed the first
-    with px.Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(3, state(3))
+        (tmp_path / "1" / "_CHECKPOINT_METADATA").unlink(missing_ok=True)  # killed as it removed the first
     assert sorted(os.listdir(tmp_path)) == ["2", "3", "paraxis.lock"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_killed_at_any_time(tmp_path: Path, seed: int) -> None:
-    with writer(tmp_path, "any time") as process:
+    with started("-m", "tests.train._checkpoint_writer", tmp_path, "any time") as process:
         assert process.stdout is not None
-        told = int(process.stdout.readline())
+        said = process.stdout.readline()
         time.sleep(random.Random(seed).uniform(0, 0.8))
         process.kill()
-        told = max([told, *map(int, process.stdout.read().split())])
+        told = max(map(int, (said + process.stdout.read()).split()))
     latest = px.Checkpoints(tmp_path).latest
     assert latest in {told, told + 1}
     assert_whole(tmp_path, latest)

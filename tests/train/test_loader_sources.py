@@ -12,8 +12,11 @@ import paraxis as px
 
 
 def numbers(batch: Any) -> list[int]:
-    """The real rows of a batch whose tree is one array, or has one named ``number``."""
     return np.asarray(batch["number"] if isinstance(batch, dict) else batch).tolist()
+
+
+def first(number: int, batches: Iterator[Any]) -> list[list[int]]:
+    return [numbers(batch) for batch in itertools.islice(batches, number)]
 
 
 class Tensor:
@@ -21,8 +24,7 @@ class Tensor:
 
     def __init__(self, value: Any) -> None:
         self.value = np.asarray(value)
-        self.shape = self.value.shape
-        self.dtype = f"torch.{self.value.dtype}"
+        self.shape, self.dtype = self.value.shape, f"torch.{self.value.dtype}"
 
     def __getitem__(self, index: Any) -> "Tensor":
         return Tensor(self.value[index])
@@ -67,50 +69,36 @@ class DataLoader:
     """A PyTorch ``DataLoader``: batches in an order of its own, another one at each pass."""
 
     def __init__(self, dataset: TensorDataset, batch_size: int) -> None:
-        self.dataset = dataset
-        self.batch_size = batch_size
+        self.dataset, self.batch_size = dataset, batch_size
         self.draw = np.random.default_rng(7)
-        self.open = 0
 
     def __len__(self) -> int:
         return -(-len(self.dataset) // self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
         order = self.draw.permutation(len(self.dataset))
-        self.open += 1
-        try:
-            for k in range(len(self)):
-                rows = order[k * self.batch_size : (k + 1) * self.batch_size]
-                yield {"x": Tensor(self.dataset.x[rows]), "number": Tensor(rows)}
-        finally:
-            self.open -= 1
+        for k in range(len(self)):
+            rows = order[k * self.batch_size : (k + 1) * self.batch_size]
+            yield {"x": Tensor(self.dataset.x[rows]), "number": Tensor(rows)}
 
 
 @pytest.mark.parametrize("kind", [TensorDataset, SeveralAtOnce])
 def test_a_dataset_of_tensors_gives_its_rows(kind: type[TensorDataset]) -> None:
     dataset = kind(10)
     data = px.loader(dataset, 4)
-    for k, batch in enumerate(data.epoch(0)):
-        x, row = batch
+    for k, (x, row) in enumerate(data.epoch(0)):
         assert np.asarray(row).tolist() == data.rows(k).tolist()
         np.testing.assert_array_equal(x, dataset.x[data.rows(k)])
 
 
-def test_a_data_loader_keeps_its_batches_and_its_order() -> None:
-    data = px.loader(DataLoader(TensorDataset(10), 4))
-    twin = DataLoader(TensorDataset(10), 4)
-    expected = [batch["number"].value.tolist() for _ in range(2) for batch in twin]
-    found = data.batches()
-    assert len(data) == 3
-    assert [numbers(next(found)) for _ in range(6)] == expected
-
-
-def test_resuming_a_data_loader_goes_through_what_was_before() -> None:
+@pytest.mark.parametrize("start", [0, 5])
+def test_a_data_loader_keeps_its_batches_and_its_order(start: int) -> None:
     """With PyTorch's generator seeded alike, the order of a later pass depends on the passes before."""
     twin = DataLoader(TensorDataset(10), 4)
-    expected = [batch["number"].value.tolist() for _ in range(3) for batch in twin][5:]
-    found = px.loader(DataLoader(TensorDataset(10), 4)).batches(5)
-    assert [numbers(next(found)) for _ in range(4)] == expected
+    expected = [batch["number"].value.tolist() for _ in range(3) for batch in twin]
+    data = px.loader(DataLoader(TensorDataset(10), 4))
+    assert len(data) == 3
+    assert first(9 - start, data.batches(start)) == expected[start:]
 
 
 def test_a_source_may_use_its_memory_again() -> None:
@@ -124,25 +112,21 @@ def test_a_source_may_use_its_memory_again() -> None:
     assert [float(batch.mean()) for batch in px.loader(batches, read_ahead=3).epoch(0)] == [0, 1, 2]
 
 
-def grain_rows() -> Any:
-    return grain.MapDataset.range(10).seed(3)
-
-
 def test_a_grain_dataset_has_the_same_rows_and_other_random_numbers_in_each_epoch() -> None:
-    dataset = grain_rows().random_map(lambda x, rng: {"number": x, "noise": rng.normal()})
+    dataset = grain.MapDataset.range(10).seed(3).random_map(lambda x, rng: {"number": x, "noise": rng.normal()})
     data = px.loader(dataset, 10)
-    first, second = (next(data.batches(epoch)) for epoch in (0, 1))
-    assert sorted(np.asarray(first["number"])[:10]) == sorted(np.asarray(second["number"])[:10]) == list(range(10))
-    noise = [dict(zip(t["number"].tolist(), t["noise"].tolist(), strict=True)) for t in (first, second)]
+    noise = [
+        dict(zip(numbers(b), np.asarray(b["noise"]).tolist(), strict=True)) for b in (*data.epoch(0), *data.epoch(1))
+    ]
+    assert sorted(noise[0]) == sorted(noise[1]) == list(range(10))
     assert all(noise[0][row] != noise[1][row] for row in range(10))
-    assert next(data.batches(1))["noise"].tolist() == second["noise"].tolist()
+    assert next(data.batches(1))["noise"].tolist() == list(noise[1].values())
 
 
 def test_a_grain_dataset_that_shuffles_itself_keeps_its_order() -> None:
-    dataset = grain_rows().shuffle()
-    data = px.loader(dataset, 5, shuffle=False)
-    found = data.batches()
-    assert list(itertools.chain(*(numbers(next(found)) for _ in range(4)))) == [dataset[i] for i in range(20)]
+    dataset = grain.MapDataset.range(10).seed(3).shuffle()
+    found = first(4, px.loader(dataset, 5, shuffle=False).batches())
+    assert list(itertools.chain(*found)) == [dataset[i] for i in range(20)]
 
 
 def test_a_function_of_the_epoch_is_asked_for_the_epoch_in_question_only() -> None:
@@ -154,31 +138,27 @@ def test_a_function_of_the_epoch_is_asked_for_the_epoch_in_question_only() -> No
 
     data = px.loader(source)
     asked.clear()
-    found = data.batches(3 * 4 + 1)
-    assert [numbers(next(found)) for _ in range(3)] == [[41, 41], [42, 42], [50, 50]]
-    found.close()
+    assert first(3, data.batches(3 * 4 + 1)) == [[41, 41], [42, 42], [50, 50]]
     assert min(asked) == 4
-    assert [numbers(batch) for batch in data.epoch(2)] == [[20, 20], [21, 21], [22, 22]]
+    assert first(9, data.epoch(2)) == [[20, 20], [21, 21], [22, 22]]
 
 
 def test_epochs_of_unknown_length_are_gone_through() -> None:
-    def source(epoch: int) -> Iterator[np.ndarray]:
-        return (np.full(1, 10 * epoch + k) for k in range(epoch + 1))
+    data = px.loader(lambda epoch: (np.full(1, 10 * epoch + k) for k in range(epoch + 1)))
+    assert first(5, data.batches(2)) == [[11], [20], [21], [22], [30]]
 
-    found = px.loader(source).batches(2)
-    assert [numbers(next(found)) for _ in range(5)] == [[11], [20], [21], [22], [30]]
+
+class Texts:
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return {"number": row, "text": "x" * row}
 
 
 def test_a_transform_sees_all_rows_of_a_batch_at_once() -> None:
     def encode(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {"number": batch["number"], "length": np.array([len(text) for text in batch["text"]])}
-
-    class Texts:
-        def __len__(self) -> int:
-            return 6
-
-        def __getitem__(self, row: int) -> dict[str, Any]:
-            return {"number": row, "text": "x" * row}
 
     for batch in px.loader(Texts(), 4, transform=encode).epoch(0):
         assert batch["length"].tolist() == batch["number"].tolist()
@@ -188,17 +168,16 @@ def noisy(batch: np.ndarray, random: Any) -> dict[str, np.ndarray]:
     return {"number": batch, "noise": np.array([generator.normal() for generator in random])}
 
 
+def drawn(size: int, epoch: int, seed: int = 0) -> dict[int, float]:
+    batches = px.loader(np.arange(10), size, seed=seed, transform=noisy).epoch(epoch)
+    return {row: float(x) for batch in batches for row, x in zip(numbers(batch), batch["noise"], strict=True)}
+
+
 @pytest.mark.parametrize("batch_size", [1, 4, 10])
 def test_what_a_transform_draws_for_a_row_depends_on_the_seed_the_epoch_and_the_row(batch_size: int) -> None:
-    def drawn(size: int, epoch: int, seed: int = 0) -> dict[int, float]:
-        found = {}
-        for batch in px.loader(np.arange(10), size, seed=seed, transform=noisy).epoch(epoch):
-            found |= dict(zip(numbers(batch), batch["noise"].tolist(), strict=False))
-        return found
-
     assert drawn(batch_size, 1) == drawn(3, 1)
-    all_drawn = [*drawn(batch_size, 0).values(), *drawn(batch_size, 1).values(), *drawn(batch_size, 0, 1).values()]
-    assert len(set(all_drawn)) == 30
+    found = [*drawn(batch_size, 0).values(), *drawn(batch_size, 1).values(), *drawn(batch_size, 0, 1).values()]
+    assert len(set(found)) == 30
 
 
 def mixed_up(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -215,51 +194,26 @@ def test_in_one_process_a_transform_may_mix_the_rows_of_a_batch(read_ahead: int)
         np.testing.assert_array_equal(batch["x"], (rows + rows[::-1]) / 2)
 
 
-def one_row_less(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: x[1:] for name, x in batch.items()}
+ONES = {"x": np.ones(6)}
+REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+    ("rows.npy", {"batch_size": 4}, px.DataError, "source is a str"),
+    (iter([1, 2]), {}, px.DataError, "does not give batches anew"),
+    ({"x": np.ones(6), "y": np.ones(5)}, {"batch_size": 4}, px.ShapeError, r"source\['y'\] has 5 rows where others"),
+    ({"x": np.ones(6), "y": 3}, {"batch_size": 4}, px.DataError, r"source\['y'\] is a int, not an array"),
+    (ONES, {}, px.DataError, "batch_size must be an integer"),
+    (ONES, {"batch_size": 7, "drop_last": True}, px.DataError, "there is no batch"),
+    (DataLoader(TensorDataset(6), 2), {"batch_size": 4}, px.DataError, "source gives batches"),
+    (ONES, {"batch_size": 4, "seed": -1}, px.DataError, "seed must be an integer"),
+    ({"x": np.full(6, 2**40)}, {"batch_size": 6}, px.DataError, "holds 1099511627776"),
+    ({"x": np.array(["a"] * 6)}, {"batch_size": 6}, px.DataError, "not of numbers"),
+    (ONES, {"batch_size": 6, "transform": lambda b: {"x": b["x"][1:]}}, px.ShapeError, "must start with the 6 rows"),
+    (ONES, {"batch_size": 6, "transform": lambda b: None}, px.DataError, "transform returned None"),
+    (lambda: [np.ones(2), {"x": np.ones(2), "y": np.ones(3)}], {}, px.ShapeError, "batch number 2 of epoch 1"),
+    (list, {}, px.DataError, "source has no batches in epoch 1"),
+]
 
 
-@pytest.mark.parametrize(
-    ("make", "kind", "message"),
-    [
-        (lambda: px.loader("rows.npy", 4), px.DataError, "source is a str"),
-        (lambda: px.loader(iter([1, 2])), px.DataError, "does not give batches anew"),
-        (
-            lambda: px.loader({"x": np.ones(6), "y": np.ones(5)}, 4),
-            px.ShapeError,
-            r"source\['y'\] has 5 rows where others have 6",
-        ),
-        (lambda: px.loader({"x": np.ones(6), "y": 3}, 4), px.DataError, r"source\['y'\] is a int, not an array"),
-        (lambda: px.loader(np.ones(6)), px.DataError, "batch_size must be an integer"),
-        (lambda: px.loader(np.ones(6), 7, drop_last=True), px.DataError, "there is no batch"),
-        (lambda: px.loader(DataLoader(TensorDataset(6), 2), 4), px.DataError, "source gives batches"),
-        (lambda: px.loader(np.ones(6), 4, seed=-1), px.DataError, "seed must be an integer"),
-    ],
-)
-def test_what_cannot_be_read_is_refused(make: Any, kind: type[Exception], message: str) -> None:
+@pytest.mark.parametrize(("source", "options", "kind", "message"), REFUSED)
+def test_what_cannot_be_read_is_refused(source: Any, options: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("source", "options", "kind", "message"),
-    [
-        ({"x": np.full(6, 2**40)}, {"batch_size": 6}, px.DataError, "holds 1099511627776"),
-        ({"x": np.array(["a"] * 6)}, {"batch_size": 6}, px.DataError, "not of numbers"),
-        ({"x": np.ones(6)}, {"batch_size": 6, "transform": one_row_less}, px.ShapeError, "must start with the 6 rows"),
-        (
-            {"x": np.ones(6)},
-            {"batch_size": 6, "transform": lambda batch: None},
-            px.DataError,
-            "transform returned None",
-        ),
-        (lambda: [np.ones(2), {"x": np.ones(2), "y": np.ones(3)}], {}, px.ShapeError, "batch number 2 of epoch 1"),
-        (list, {}, px.DataError, "source has no batches in epoch 1"),
-    ],
-)
-def test_what_is_no_batch_is_refused_with_its_number(
-    source: Any, options: dict[str, Any], kind: type[Exception], message: str
-) -> None:
-    found = px.loader(source, **options).batches()
-    with pytest.raises(kind, match=message):
-        [next(found) for _ in range(3)]
+        first(3, px.loader(source, **options).batches())

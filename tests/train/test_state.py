@@ -15,6 +15,10 @@ from tests.train._models import LinenNet, Net, assert_same_bits, loss, plain_los
 SGD = optax.sgd(0.1)
 
 
+def plain_state(**options: Any) -> px.TrainState:
+    return px.TrainState.create(plain_params(), SGD, **options)
+
+
 def test_a_module_comes_back_as_it_was() -> None:
     net = Net()
     state = px.TrainState.create(net, SGD)
@@ -27,17 +31,15 @@ def test_a_module_comes_back_as_it_was() -> None:
 def test_a_linen_module_comes_back_with_its_variables() -> None:
     net, x = LinenNet(), rows(3)["x"]
     state = px.TrainState.create(net, SGD, key=jax.random.key(1), sample={"x": x, "train": False})
-    variables = net.init(jax.random.key(1), x)
-    assert_same_bits(state.model()(x), net.apply(variables, x))
+    assert_same_bits(state.model()(x), net.apply(net.init(jax.random.key(1), x), x))
 
 
 def test_a_state_is_a_pytree_of_arrays_with_readable_paths() -> None:
-    state = px.TrainState.create(plain_params(), SGD, extra={"best": 0.5}, key=jax.random.key(0))
+    state = plain_state(extra={"best": 0.5}, key=jax.random.key(0))
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)]
-    assert paths[:2] == [".step", ".params['b']"]
-    assert ".extra['best']" in paths
+    assert {".step", ".params['b']", ".extra['best']"} <= set(paths)
     assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(state))
-    assert int(state.replace(step=jnp.asarray(7)).step) == 7
+    assert repr(state) == "TrainState(plain, params=96 float32, extra=1 float32)"
 
 
 class IntegerParam(nnx.Module):
@@ -55,47 +57,39 @@ def variables() -> Any:
         (lambda: px.TrainState.create(LinenNet(), SGD, sample=np.ones(3)), "key=jax.random.key"),
         (lambda: px.TrainState.create(nnx.Dropout(0.5), SGD), "no arrays to train"),
         (lambda: px.TrainState.create(Net(), SGD, mutable={"a": 1}), "has mutable state of its own"),
-        (lambda: px.TrainState.create(plain_params(), SGD).model(ema=True), "there is no average"),
+        (lambda: plain_state().model(ema=True), "there is no average"),
         (lambda: px.TrainState.create(Net, SGD), "model is object"),
         (lambda: px.TrainState.create({"n": {"k": 3}}, SGD), r"model\['n'\]\['k'\] is int64"),
         (lambda: px.TrainState.create(IntegerParam(), SGD), r"model\['k'\] is int32"),
         (lambda: px.TrainState.create({"f": Net()}, SGD), "Net in a dict would be trained like parameters"),
         (lambda: px.TrainState.create(nnx.state(Net()), SGD), "would be trained like parameters"),
         (lambda: px.TrainState.create(variables(), SGD), "batch_stats in a dict would be trained"),
+        (lambda: px.train_step(loss, precision="float16"), "precision must be one of"),
+        (lambda: px.train_step(loss, clip=0), "clip must be a number above 0"),
+        (lambda: px.eval_step(loss, microbatches=-1), "microbatches must be an integer"),
+        (lambda: jax.jit(px.train_step(plain_loss))(plain_state(), rows(4)), r"outside of jax\.jit"),
     ],
 )
-def test_what_makes_no_state_is_refused(make: Any, message: str) -> None:
+def test_what_makes_no_state_or_step_is_refused(make: Any, message: str) -> None:
     with pytest.raises(px.StateError, match=message):
         make()
 
 
 def test_a_state_that_a_step_has_consumed_says_so() -> None:
-    state = px.TrainState.create(plain_params(), SGD)
+    state = plain_state()
     px.train_step(plain_loss)(state, rows(4))
     for use in (px.train_step(plain_loss), px.eval_step(plain_loss), lambda state, batch: state.model()):
-        with pytest.raises(px.StateError, match="were donated to an earlier step"):
+        with pytest.raises(px.StateError, match="were donated to an earlier step; continue with the state that it"):
             use(state, rows(4))
 
 
-@pytest.mark.parametrize("make", [px.train_step, px.eval_step])
-def test_steps_are_not_part_of_a_traced_function(make: Any) -> None:
-    state = px.TrainState.create(plain_params(), SGD)
-    with pytest.raises(px.StateError, match=r"outside of jax\.jit"):
-        jax.jit(make(plain_loss))(state, rows(4))
+def writes(model: Any, batch: Any) -> jax.Array:
+    model.first.kernel[...] = model.first.kernel[...] / 2
+    return loss(model, batch)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: px.train_step(loss, precision="float16"), "precision must be one of"),
-        (lambda: px.train_step(loss, clip=0), "clip must be a number above 0"),
-        (lambda: px.eval_step(loss, microbatches=-1), "microbatches must be an integer"),
-        (lambda: px.train_step(loss, axis=px.Axis("batch", 1, at_once=2)), "without at_once"),
-    ],
-)
-def test_what_makes_no_step_is_refused(make: Any, message: str) -> None:
-    with pytest.raises(px.ParaxisError, match=message):
-        make()
+def per_device(params: Any, batch: Any) -> jax.Array:
+    return jax.lax.pmean(jnp.mean(plain_loss(params, batch)), "batch")
 
 
 @pytest.mark.parametrize(
@@ -104,35 +98,22 @@ def test_what_makes_no_step_is_refused(make: Any, message: str) -> None:
         (lambda p, b: b["x"][:3, 0] * p["b"][0], px.ShapeError, r"has shape \(3,\), but there are 4 rows"),
         (lambda p, b: jnp.asarray(1), px.ShapeError, "a loss of int32"),
         (lambda p, b: None, px.ShapeError, "returned NoneType; write return loss"),
+        (lambda p, b: {"loss": plain_loss(p, b)}, px.ShapeError, "returned dict; write return loss"),
         (lambda p, b, mutable: (plain_loss(p, b), {"a": 1}), px.StateError, "the mutable state changed its structure"),
         (lambda p, b, key: plain_loss(p, b), px.StateError, "takes a random key, but the state has none"),
         (lambda p, b: (plain_loss(p, b), {"loss": 1.0}), px.StateError, "metric 'loss' has a name that the step uses"),
+        (per_device, NameError, "leave lax.pmean out"),
+        (writes, px.StateError, "the loss function wrote a parameter"),
     ],
 )
 def test_a_loss_function_that_gives_no_loss_is_refused(fn: Any, kind: type[Exception], message: str) -> None:
     """And the state is as it was."""
-    state = px.TrainState.create(plain_params(), SGD)
+    net = Net(norm=False, dropout=0)
+    state = px.TrainState.create(net, SGD) if fn is writes else plain_state()
+    before = jax.tree.map(np.asarray, state.params)
     with pytest.raises(kind, match=message):
         px.train_step(fn)(state, rows(4))
-    assert_same_bits(state.params, plain_params())
-
-
-def test_a_mean_over_devices_in_a_loss_is_told_as_such() -> None:
-    def per_device(params: Any, batch: Any) -> jax.Array:
-        return jax.lax.pmean(jnp.mean(plain_loss(params, batch)), "batch")
-
-    with pytest.raises(NameError) as caught:
-        px.train_step(per_device)(px.TrainState.create(plain_params(), SGD), rows(8))
-    assert "leave lax.pmean out" in "".join(caught.value.__notes__)
-
-
-def test_a_parameter_that_is_written_is_refused() -> None:
-    def writes(model: Any, batch: Any) -> jax.Array:
-        model.first.kernel[...] = model.first.kernel[...] / 2
-        return loss(model, batch)
-
-    with pytest.raises(px.StateError, match="the loss function wrote a parameter"):
-        px.train_step(writes)(px.TrainState.create(Net(norm=False, dropout=0), SGD), rows(4))
+    assert_same_bits(state.params, before)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +126,7 @@ def test_a_parameter_that_is_written_is_refused() -> None:
 )
 def test_what_is_no_batch_is_refused(batch: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
-        px.train_step(plain_loss)(px.TrainState.create(plain_params(), SGD), batch)
+        px.train_step(plain_loss)(plain_state(), batch)
 
 
 def test_means_add_up_and_of_nothing_there_is_none() -> None:
@@ -155,7 +136,6 @@ def test_means_add_up_and_of_nothing_there_is_none() -> None:
 
 
 @pytest.mark.parametrize("weight", [float("nan"), float("inf"), -1.0])
-@pytest.mark.parametrize("value", [None, 2.0])
-def test_a_mean_of_no_weight_that_can_be_is_refused(weight: float, value: float | None) -> None:
+def test_a_mean_of_no_weight_that_can_be_is_refused(weight: float) -> None:
     with pytest.raises(ValueError, match=f"px.Mean: weight must be the sum of the weights, at least 0, got {weight}"):
-        float(px.Mean(6.0, weight, value))
+        float(px.Mean(6.0, weight, 2.0))
