@@ -28,7 +28,7 @@ def test_an_interrupt_waits_until_the_members_are_whole(monkeypatch: pytest.Monk
             return getattr(self._run, name)
 
     monkeypatch.setattr(jax, "jit", Jitted)
-    ens = px.ensemble(lambda key, one: one, 3, 0, jax.numpy.ones(3))
+    ens = px.ensemble(lambda key, one: one, 3, 0, jax.numpy.ones(3), donate=True)
     for number in range(1, 3):
         when["interrupts"] = True
         with pytest.raises(KeyboardInterrupt):

@@ -26,7 +26,7 @@ def apply_linear(params: Any, x: jax.Array) -> jax.Array:
 def some(devices: int = 2) -> px.Ensemble:
     """Members ``{"w": (3, 2), "n": ()}``; ``n`` is their number."""
     make = lambda key, w, n: {"w": w, "n": n}  # noqa: E731
-    return px.ensemble(make, SIZE, 0, W, jnp.arange(SIZE), apply=apply_linear, mesh=mesh_of(devices))
+    return px.ensemble(make, SIZE, 0, W, jnp.arange(SIZE), apply=apply_linear, mesh=mesh_of(devices), donate=True)
 
 
 def numbers_of(ens: px.Ensemble) -> list[int]:

@@ -56,7 +56,7 @@ def test_members_are_those_of_a_loop(size: int, lowering: Any, devices: int, nam
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("size", "lowering"), [(5, "vmap"), (7, "unroll")])
 def test_at_once_and_donation_change_nothing(size: int, lowering: Any) -> None:
-    check("dict", size, 2, lowering=lowering, at_once=2, donate=False)
+    check("dict", size, 2, lowering=lowering, at_once=2, donate=True)
 
 
 def test_a_member_does_not_depend_on_how_many_others_there_are() -> None:

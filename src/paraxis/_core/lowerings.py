@@ -150,7 +150,7 @@ class Elements:
             fn(*(x if is_shared else x[i] for x, is_shared in zip(operands, self.shared, strict=True)))
             for i in range(count)
         ]
-        rows = [jnp.stack(ys) for ys in zip(*each, strict=True)]
+        rows = [_stacked(ys) for ys in zip(*each, strict=True)]
         return [sums.total(y, real) if s else y for y, s in zip(rows, self.summed, strict=True)]
 
     @property
@@ -204,6 +204,16 @@ class Elements:
         target = NamedSharding(mesh, P(placement.mesh_axes, *(P.UNCONSTRAINED,) * (x.ndim - 1)))
         padded = jax.lax.with_sharding_constraint(layout.pad(x, placement, safe=False), target)
         return layout.unpad(padded, placement)
+
+
+def _stacked(ys: Sequence[jax.Array]) -> jax.Array:
+    """``jnp.stack``, one after the other: XLA's CPU compiler computes a concatenation's operands number by number."""
+    if jnp.issubdtype(ys[0].dtype, jax.dtypes.extended):  # PRNG keys have no zero
+        return jnp.stack(ys)
+    found = jnp.zeros((len(ys), *ys[0].shape), ys[0].dtype)
+    for i, y in enumerate(ys):
+        found = jax.lax.dynamic_update_index_in_dim(found, y, i, 0)
+    return found
 
 
 def _laid(x: jax.Array, placement: Placement) -> jax.Array:

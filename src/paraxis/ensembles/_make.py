@@ -25,7 +25,7 @@ def ensemble(
     over: str | tuple[str, ...] | None = None,
     at_once: int | None = None,
     lowering: Lowering = "auto",
-    donate: bool = True,
+    donate: bool | None = None,
     name: str = "members",
 ) -> Ensemble:
     """Make an ensemble of any size on any number of devices from a function that makes one member.
@@ -46,7 +46,8 @@ def ensemble(
             Equinox are in inference mode, and take one row: ``apply=lambda model, x: jax.vmap(model)(x)``.
         mesh, over, at_once: where the members lie, and how many per device are in flight, as for :class:`Axis`.
         lowering: how a device runs its members, as in :func:`map_fn`.
-        donate: whether a step may overwrite the old state, which saves as much memory as the state takes.
+        donate: whether a step may overwrite the old state, which saves as much memory as the state takes; by default,
+            unless on CPU, where XLA would copy it first.
         name: what the members are called, in the plural: the name of the axis, for collectives between members.
 
     Raises:
@@ -90,4 +91,5 @@ def ensemble(
                 f"to begin alike, say so: px.ensemble(lambda key, number: …, {size}, key, jnp.arange({size}))"
             )
         state = traced.lower().compile()(keys, args)
+    donate = jax.default_backend() != "cpu" if donate is None else donate
     return Ensemble(forms[0], state, placement, apply, lowering, donate)

@@ -62,16 +62,14 @@ class Graph:
         """
         kinds = set(map(type, jax.tree.leaves(list(new.values()))))
         traced = any(issubclass(kind, jax_api.Tracer) for kind in kinds)
-        put = Variable.set_raw_value if traced else _put
         for index, x in new.items():
-            put(self.variables[index], x)
+            if traced:
+                self.variables[index].set_raw_value(x)
+            else:
+                object.__setattr__(self.variables[index], "_raw_value", x)
 
 
 _raw_value = operator.attrgetter("_raw_value")  # in C: hundreds of variables are read at each call
-
-
-def _put(variable: Variable[Any], x: Any) -> None:
-    object.__setattr__(variable, "_raw_value", x)
 
 
 def split(modules: tuple[Any, ...]) -> Graph:

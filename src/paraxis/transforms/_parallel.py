@@ -54,7 +54,7 @@ class Parallel(Compiled[_R], Generic[_R]):
             batch, as on one device, instead of those of each device's share. A layer that takes statistics itself,
             such as ``x.mean(0)``, is not changed; write ``px.pmean(x.mean(0), "device")`` there.
         check: whether to require that values written without a rule are the same on all devices. Write ``False`` for
-            functions that the check misjudges; then shares of a batch that does not divide are filled with its last row.
+            functions that the check misjudges; shares that are too small are then filled with the last row.
         mesh: the devices, a ``jax.sharding.Mesh``; default: those of ``jax.set_mesh``, or all.
         over: the axis, or axes, of the mesh to split over; default: the one with the name ``axis_name``.
 
