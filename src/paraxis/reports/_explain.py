@@ -236,7 +236,6 @@ def _collective(
     program: _hlo.Program, operation: _hlo.Operation, meshes: tuple[_meshes.Shape, ...], given: Sequence[Layout]
 ) -> Collective:
     assert operation.kind is not None
-    groups = program.groups(operation)
     is_permutation = operation.kind == "collective_permute"
     line, verb = _lines.behind(program.frames(operation))
     number, name = program.argument(operation), operation.path.rpartition("/")[2]
@@ -248,7 +247,7 @@ def _collective(
         is_certain=operation.within.is_certain,
         is_branch=operation.within.is_branch,
         is_in_loop=operation.within.is_in_loop,
-        axes=(_meshes.axes_crossed if is_permutation else _meshes.axes)(groups, meshes),
+        axes=_meshes.axes(program.groups(operation), meshes),
         group_size=program.num_devices if is_permutation else program.group_size(operation),
         line=line,
         verb=verb,

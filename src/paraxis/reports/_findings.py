@@ -25,13 +25,7 @@ _TWICE, _PADDED = 1.25, 1.1
 
 
 def findings(report: Report, jaxpr: jax_api.Jaxpr | None, consts: Sequence[Any]) -> tuple[Finding, ...]:
-    """Return all findings, worst first.
-
-    Args:
-        report: on a program.
-        jaxpr: of it, without dead code; ``None``: nobody has it.
-        consts: arrays that the program closes over.
-    """
+    """Return all findings, worst first; of a program without dead code, or of one that nobody has."""
     found = [*_too_large(report), *_gathers(report), *_conditions(report), *_replicated(report), *_undonated(report)]
     if jaxpr is not None:
         found += [*_redundant(report, jaxpr), *_padding(jaxpr), *_constants(report, jaxpr, consts)]

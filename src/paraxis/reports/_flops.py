@@ -101,9 +101,7 @@ def uncounted(program: _hlo.Program) -> tuple[str, ...]:
 def of_jaxpr(jaxpr: jax_api.Jaxpr, *, padded: bool = False) -> tuple[Lines, bool]:
     """Return what all devices have to compute together, by line, and whether each loop's end is known.
 
-    Args:
-        jaxpr: a program.
-        padded: whether maps count with the elements that fill up the last device's block.
+    ``padded``: maps count with the elements that fill up the last device's block.
     """
     found: Lines = collections.Counter()
     is_certain = True
@@ -124,11 +122,7 @@ def calls_python(jaxpr: jax_api.Jaxpr) -> Iterator[_lines.Line | None]:
 def walk(
     jaxpr: jax_api.Jaxpr, times: int = 1, is_bounded: bool = True, scope: str = "", *, padded: bool = False
 ) -> Iterator[tuple[Any, int, bool, str]]:
-    """Yield each operation, also of programs within the program.
-
-    With each, how often all devices together run it, whether all loops around it have a known end, and the names of
-    ``jax.named_scope`` around it.
-    """
+    """Yield each operation, how often all devices together run it, whether that is known, and the scopes around it."""
     for eqn in jaxpr.eqns:
         name, params = eqn.primitive.name, eqn.params
         within, inner, inside = f"{scope}/{eqn.source_info.name_stack}", times, jax_api.subjaxprs(eqn)

@@ -13,14 +13,7 @@ from collections.abc import Iterator
 
 from paraxis.reports import _meshes
 
-KINDS: tuple[str, ...] = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "collective_permute",
-    "collective_broadcast",
-)
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute", "collective_broadcast")
 
 Frame = tuple[str, int, str]
 """A file, the number of a line in it, and the name of the function."""
@@ -28,47 +21,27 @@ Frame = tuple[str, int, str]
 
 @dataclasses.dataclass
 class Computation:
-    """A list of operations that the program calls by name.
-
-    Attributes:
-        name: unique in the program.
-        is_entry: whether the program begins here.
-        operations: in the order of the text.
-        times: how often the program runs it, loops multiplied.
-        is_certain: whether ``times`` is known; if not, a loop without a known end counts as one turn.
-        is_branch: whether a branch calls it, which need not be taken.
-        is_in_loop: whether a loop calls it.
-        is_fused: whether it stands for one operation of its caller.
-    """
+    """A list of operations that the program calls by name."""
 
     name: str
     is_entry: bool = False
     operations: "list[Operation]" = dataclasses.field(default_factory=list)
-    times: int = 0
-    is_certain: bool = True
+    times: int = 0  # that the program runs it, loops multiplied
+    is_certain: bool = True  # whether that is known; if not, a loop without a known end counts as one turn
     is_branch: bool = False
     is_in_loop: bool = False
-    is_fused: bool = False
+    is_fused: bool = False  # it stands for one operation of its caller
 
 
 @dataclasses.dataclass
 class Operation:
-    """An operation of a program.
-
-    Attributes:
-        name: unique in the program.
-        shape: of the result, as text; of an asynchronous pair, what the one that ends it gives.
-        opcode: such as ``"dot"``; of an asynchronous pair, the one that starts it, without ``-start``.
-        text: the whole line.
-        begin: where its operands begin in that.
-        within: the computation that it stands in.
-    """
+    """An operation of a program."""
 
     name: str
-    shape: str
-    opcode: str
-    text: str
-    begin: int
+    shape: str  # of an asynchronous pair, what the one that ends it gives
+    opcode: str  # such as "dot"; of an asynchronous pair, the one that starts it, without "-start"
+    text: str  # the whole line
+    begin: int  # of its operands in that
     within: Computation = dataclasses.field(repr=False)
 
     @property

@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -47,34 +47,17 @@ def placement(eqn: Any) -> placing.Placement | None:
 
 @functools.lru_cache(maxsize=1024)
 def axes(groups: Groups, meshes: tuple[Shape, ...]) -> tuple[str, ...]:
-    """Return the fewest axes of a mesh along which such groups lie; if these fill none, the axes that they cross."""
-    wanted = {frozenset(group) for group in groups}
+    """Return the axes that groups cross, of a mesh in which they fill these; if there is none, of the first mesh."""
+    found: list[tuple[str, ...]] = []
     for mesh in meshes:
-        names, sizes = [name for name, _ in mesh], [size for _, size in mesh]
-        ids = np.arange(int(np.prod(sizes))).reshape(sizes)
-        for number in range(1, len(names) + 1):
-            for chosen in itertools.combinations(range(len(names)), number):
-                if wanted == _groups(ids, chosen):
-                    return tuple(names[i] for i in chosen)
-    return axes_crossed(groups, meshes)
-
-
-@functools.lru_cache(maxsize=1024)
-def axes_crossed(groups: Groups, meshes: tuple[Shape, ...]) -> tuple[str, ...]:
-    """Return the axes of the first mesh in which devices of a group differ; a permutation's groups are its pairs."""
-    for mesh in meshes:
-        sizes = [size for _, size in mesh]
-        if max(map(max, groups), default=0) < int(np.prod(sizes)):
-            places = [np.stack(np.unravel_index(group, sizes), -1) for group in groups]
-            differ = np.any([(place != place[0]).any(0) for place in places], 0)
-            return tuple(name for (name, _), crosses in zip(mesh, differ, strict=True) if crosses)
-    return ()
-
-
-def _groups(ids: np.ndarray, chosen: Sequence[int]) -> set[frozenset[int]]:
-    rest = [axis for axis in range(ids.ndim) if axis not in chosen]
-    size = int(np.prod([ids.shape[axis] for axis in chosen]))
-    return set(map(frozenset, _rows(ids.transpose(*rest, *chosen), size)))
+        places = [np.stack(np.unravel_index(group, [size for _, size in mesh]), -1) for group in groups]
+        differ = np.any([(place != place[0]).any(0) for place in places], 0)
+        crossed = [axis for axis, differs in zip(mesh, differ, strict=True) if differs]
+        is_filled = math.prod(size for _, size in crossed) == max(map(len, groups))
+        found.insert(0 if is_filled else len(found), tuple(name for name, _ in crossed))
+        if is_filled:
+            break
+    return found[0] if found else ()
 
 
 # --- who takes part ----------------------------------------------------------------------------------------------

@@ -26,35 +26,30 @@ td { overflow-wrap: break-word; } section > table { margin-top: .3rem; }
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A part of what is printed or shown.
-
-    Attributes:
-        title: a sentence, or a heading.
-        rows: a table's cells.
-        head: the names of its columns.
-        has_head: whether they are printed, too.
-        notes: lines below.
-        in_text: whether it is printed, and not only shown.
-        most: the most rows that are printed.
-    """
+    """A part of what is printed or shown: a title, a table, and notes below."""
 
     title: str
     rows: Sequence[Sequence[str]] = ()
     head: Sequence[str] = ()
-    has_head: bool = False
+    has_head: bool = False  # whether it is printed, too
     notes: Sequence[str] = ()
-    in_text: bool = True
-    most: int = MOST_ROWS
+    in_text: bool = True  # whether it is printed, and not only shown
+    most: int = MOST_ROWS  # that are printed
+
+    def _kept(self) -> list[list[str]]:
+        """Return the head and the rows without columns that are empty."""
+        kept = [number for number, column in enumerate(zip(*self.rows, strict=True)) if any(column)]
+        return [[row[number] for number in kept] for row in (self.head, *self.rows)]
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of its text: of a table, the first rows, without empty columns."""
+        """Yield the lines of its text: of a table, the first rows."""
         if self.title:
             yield self.title
-        rows = [self.head, *self.rows] if self.has_head else self.rows
+        rows = self._kept()[not self.has_head :] if self.rows else []
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         most = self.most + self.has_head
-        for row in rows[:most] if self.rows else ():
-            yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width)
+        for row in rows[:most]:
+            yield "  " + "  ".join(map(str.ljust, row, widths))
         if len(rows) > most:
             yield f"  … {len(rows) - most:,} more"
         yield from (f"  {line}" for note in self.notes for line in note.splitlines())
@@ -62,7 +57,7 @@ class Section:
     def html(self) -> str:
         """Return it as HTML."""
         parts = [f"<h2>{html.escaped(self.title)}</h2>"] if self.title else []
-        parts += [html.table(self.head, self.rows)] if self.rows else []
+        parts += [html.table((kept := self._kept())[0], kept[1:])] if self.rows else []
         parts += [f'<div style="white-space: pre-wrap">{html.escaped(note)}</div>' for note in self.notes]
         return "".join(parts)
 

@@ -75,9 +75,7 @@ class ModuleTable(Page):
     def _sections(self) -> Iterator[Section]:
         *rows, total = [*map(_cells, self.rows[1:]), _cells(self.rows[0])]
         total[0] = "total"
-        kept = [column for column in range(len(_HEAD)) if any(row[column] for row in (*rows, total))]
-        head, *cells = ([row[column] for column in kept] for row in (_HEAD, *rows, total))
-        yield Section("", cells, head, has_head=True, most=len(cells))
+        yield Section("", [*rows, total], _HEAD, has_head=True, most=len(self.rows))
 
 
 @dataclasses.dataclass
@@ -202,10 +200,7 @@ def _cells(row: ModuleRow) -> list[str]:
 
 
 def _taken(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Callable[..., Any]]:
-    """Return a model's parameters and other variables, by collection, and it as a function of these.
-
-    That function takes ``(calls, params, rest, *args, **kwargs)``, and notes its calls of modules.
-    """
+    """Return a model's parameters, its other variables, and it as a function of both, which notes its calls."""
     nnx, linen = sys.modules.get("flax.nnx"), sys.modules.get("flax.linen")
     owner, method = (model.__self__, model.__name__) if inspect.ismethod(model) else (model, "__call__")
     if nnx is not None and isinstance(owner, nnx.Module):

@@ -27,12 +27,7 @@ _WITHOUT_TPU = {
 
 
 def chips(on: str) -> tuple[Any, ...]:
-    """Return the devices of a TPU topology, which JAX compiles for and cannot run on.
-
-    Raises:
-        ModuleNotFoundError: if libtpu is not installed.
-        ValueError: if there is no such topology.
-    """
+    """Return the devices of a TPU topology, which JAX compiles for and cannot run on."""
     with needed("explain(on=…)", "tpu"):
         import libtpu  # noqa: F401  # pyright: ignore[reportMissingImports]
     before = {} if jax_api.has_tpu() else {name: os.environ.get(name) for name in _WITHOUT_TPU}
@@ -58,11 +53,7 @@ def traced(trace: Callable[[], tuple[Any, Any]], chips: Sequence[Any]) -> tuple[
 
 
 def lowered(name: str, traced: Any, chips: Sequence[Any]) -> Any:
-    """Return a trace lowered for the chips of a topology, as a function of its leaves.
-
-    Raises:
-        ValueError: if the program is laid out over another number of devices, or calls Python.
-    """
+    """Return a trace lowered for the chips of a topology, as a function of its leaves."""
     if calls := [str(line) for line in _flops.calls_python(traced.jaxpr.jaxpr)]:
         raise ValueError(f"explain: {name} calls Python at {calls[0]}, and on= has no host for it; leave the call out")
     stage: Any = functools.partial(traced.lower)  # takes any attributes, and so the place of the jitted function
