@@ -31,23 +31,6 @@ def run(*arguments: str, before: str = "", **environment: str) -> subprocess.Com
     return subprocess.run(command, capture_output=True, text=True, env=ours | environment, timeout=300, check=False)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "names"),
-    [
-        (["--help"], ["demo", "explain", "launch", "--version"]),
-        (["demo", "--help"], ["CHAPTER", "--list", "--devices", "--out", "--quick"]),
-        (["launch", "--help"], ["SCRIPT", "-n", "-m", "--devices", "--restarts", "--grace"]),
-        (["explain", "-h"], ["FUNCTION", "--devices"]),
-    ],
-)
-def test_help_lists_commands_and_options(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], names: list[str]
-) -> None:
-    status, out, err = said(capsys, *arguments)
-    assert (status, err) == (0, "")
-    assert [name for name in names if name not in out] == []
-
-
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert said(capsys, "--version") == (0, f"paraxis {px.__version__}\n", "")
 
@@ -59,10 +42,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["nope"], "nope"),
         (["demo", "--nope"], "--nope"),
         (["demo", "nope"], "the demo has no chapter 'nope'; its chapters are: fedavg, ensemble, logreg, train, stream"),
-        (["demo", "--devices", "many"], "--devices"),
         pytest.param(["demo", "--out", "/dev/null/x"], "--out /dev/null/x cannot be made", marks=pytest.mark.slow),
         (["launch", "train.py"], "-n"),
-        (["launch", "-n", "2"], "SCRIPT"),
         (["launch", "-n", "0", __file__], "num_processes must be"),
         (["launch", "-n", "2", "--restart", "2", __file__], "--restart"),
         (["launch", "-n", "2", "nowhere.py"], "there is no file nowhere.py"),
@@ -94,17 +75,6 @@ def test_words_after_a_launched_script_are_its_own(capsys: pytest.CaptureFixture
     assert "restart 1 of 3" in err
     lines = [line.removeprefix("[1] ") for line in out.splitlines() if line.startswith("[1] ")]
     assert json.loads(lines[-1]) == [[str(script), *arguments], "2", "3"]
-
-
-def test_words_after_a_launched_module_are_its_own(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "train.py").write_text(SHOWS)
-    monkeypatch.chdir(tmp_path)
-    status, out, _ = said(capsys, "launch", "-n", "1", "-m", "package.train", "--epochs", "3", "--restarts", "5")
-    assert status == 7  # the launch has no restarts
-    assert json.loads(out.removeprefix("[0] "))[0][1:] == ["--epochs", "3", "--restarts", "5"]
 
 
 # Each chapter of the demo, and the example that it is.

@@ -129,10 +129,3 @@ def test_each_mistake_is_told_in_one_line(
     monkeypatch.setattr("sys.path", [*__import__("sys").path])
     assert main(["explain", *arguments.format(model).split(" ")]) == 2
     assert capsys.readouterr().err == f"paraxis: {WRONG[arguments].format(model)}\n"
-
-
-def test_more_devices_than_there_are_once_jax_has_started_are_refused(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["explain", f"{model}:total", "--shapes", "float32[3]", "--devices", "64"]) == 2
-    assert "--devices 64: simulate_devices: 64 devices were asked for" in capsys.readouterr().err

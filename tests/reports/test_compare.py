@@ -1,11 +1,9 @@
 """Comparisons by a clock that the functions turn on themselves, and of real functions what is certain of them."""
 
-import gc
 import math
 import random
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,9 +12,6 @@ import numpy as np
 import pytest
 
 import paraxis as px
-from tests.reports._html import Tags
-
-wrongly: Any = px.compare
 
 
 class Clock:
@@ -80,26 +75,6 @@ def test_what_is_fast_is_called_several_times_for_a_sample(clock: Clock) -> None
     assert len(calls) == pytest.approx(200 * 100, rel=0.02)
 
 
-def test_functions_take_turns(clock: Clock) -> None:
-    """So what slows the machine down, here from one turn to the next, slows all, and ratios stay."""
-    calls: list[str] = []
-
-    def drifting(name: str, seconds: float) -> Callable[[], None]:
-        def fn() -> None:
-            calls.append(name)
-            clock.now += seconds * 1.05 ** ((len(calls) - 1) // 2)
-
-        return fn
-
-    found = px.compare({"a": drifting("a", 1.0), "b": drifting("b", 1.5)}, seconds=500)
-    turns = [set(calls[i : i + 2]) for i in range(4, len(calls), 2)]
-    assert turns == [{"a", "b"}] * len(turns)
-    assert len({tuple(calls[i : i + 2]) for i in range(4, len(calls), 2)}) == 2
-    assert max(found["a"].seconds) > 3 * min(found["a"].seconds)
-    assert found["b"].ratio == pytest.approx(1.5)
-    assert found["b"].verdict == "slower"
-
-
 NOISE = {  # how much a turn varies, how much slower the second is: what can be told of 60 turns
     "quiet, alike": (0.01, 1.0, {"as fast"}),
     "quiet, slower": (0.01, 1.2, {"slower"}),
@@ -111,7 +86,7 @@ NOISE = {  # how much a turn varies, how much slower the second is: what can be 
 
 
 @pytest.mark.parametrize("case", NOISE)
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_it_says_when_the_machine_is_too_noisy_to_tell(clock: Clock, case: str, seed: int) -> None:
     noise, ratio, verdicts = NOISE[case]
     draw = random.Random(seed)
@@ -122,9 +97,8 @@ def test_it_says_when_the_machine_is_too_noisy_to_tell(clock: Clock, case: str, 
     assert ("too noisy to tell" in str(found)) == (found["b"].verdict == "too noisy")
 
 
-def test_the_interval_has_the_median_as_often_as_it_says(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_interval_has_the_median_as_often_as_it_says(clock: Clock) -> None:
     """Of 300 comparisons of a function with itself, 99 in 100 intervals include 1."""
-    monkeypatch.setattr(gc, "collect", lambda: 0)  # of all that the tests before have left
     draw = random.Random(5)
     same = clock.draws(lambda: math.exp(draw.gauss(0, 0.5)))
     intervals = [px.compare({"a": same, "b": same}, seconds=50)["b"].interval for _ in range(300)]
@@ -152,19 +126,3 @@ def test_a_function_that_donates_is_given_copies() -> None:
     )
     assert found["donates"].seconds
     assert not x.is_deleted()
-
-
-def test_what_is_no_comparison_is_refused() -> None:
-    with pytest.raises(TypeError, match="compare: fns must be a dict of functions by name"):
-        wrongly(np.sin, 1.0)
-    with pytest.raises(ValueError, match="compare: baseline must be one of"):
-        px.compare({"a": np.sin}, 1.0, baseline="b")
-
-
-def test_it_is_shown_and_saved(clock: Clock, tmp_path: Path) -> None:
-    found = px.compare({"<a>": clock.takes(2.0), "b": clock.takes(1.0)}, seconds=60)
-    assert str(found).splitlines()[0] == "2 functions, 20 turns each, against <a>"
-    assert repr(found) == str(found)
-    found.save(tmp_path / "times.html")
-    words = Tags((tmp_path / "times.html").read_text("utf-8")).words
-    assert {"<a>", "b", "2 × as fast"} <= set(words)

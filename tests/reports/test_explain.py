@@ -3,7 +3,6 @@
 import collections
 import functools
 import re
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -139,15 +138,6 @@ def fsdp(w, x):
     return jax.shard_map(body, mesh=FLAT, in_specs=(P("d"), P("d")), out_specs=P("d"), check_vma=False)(w, x)
 
 
-def experts(x, w):
-    def body(x, w):
-        rows = jax.lax.all_to_all(x.reshape(8, -1, 4), "d", 0, 0, tiled=True)
-        done = jnp.tanh(rows.reshape(-1, 4) @ w[0]).reshape(8, -1, 4)
-        return jax.lax.all_to_all(done, "d", 0, 0, tiled=True).reshape(x.shape)
-
-    return jax.shard_map(body, mesh=FLAT, in_specs=(P("d"), P("d")), out_specs=P("d"), check_vma=False)(x, w)
-
-
 HEADS, MODEL = 4, 16
 
 
@@ -224,11 +214,6 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], list[tuple[Any, ...]]]] = {
         (struct(16, 4), struct(64, 16)),
         [("all_gather", 16 * 4 * 4, 1, ("d",)), ("reduce_scatter", 16 * 4 * 4, 1, ("d",))],
     ),
-    "rows to experts and back": (
-        experts,
-        (struct(8 * 16, 4), struct(8, 4, 4)),
-        [("all_to_all", 16 * 4 * 4, 1, ("d",))] * 2,
-    ),
     "GPT block": (
         gpt_block,
         (BLOCK, struct(2, 6, MODEL, lies=lies(TENSOR, "data"))),
@@ -276,16 +261,6 @@ def test_each_collective_has_the_line_the_verb_and_the_side() -> None:
     # Newer compilers give what they gather the name of the argument, and no line.
     assert weights.line is None or weights.line.number == line_with("weights")
     assert weights.line is not None or "of w" in str(report_on("sharded weights, gathered when used"))
-
-
-def test_the_same_verb_on_two_lines_is_two_lines() -> None:
-    def twice(x):
-        x = px.map_fn(jnp.sin, x, ROWS)
-        x = x - px.reduce_sum(x, ROWS)  # first time
-        return px.reduce_sum(x**2, ROWS)  # second time
-
-    lines = [c.line.number for c in px.explain(twice)(struct(16, 32)).collectives if c.line]
-    assert sorted(lines) == [line_with("first time"), line_with("second time")]
 
 
 def test_a_pipeline_hands_on_once_forward_and_once_backward_and_computes_in_each_turn() -> None:
@@ -349,17 +324,11 @@ def test_convolutions_are_counted_as_xla_counts_them_without_inserted_zeros(case
     assert (work.flops, work.share) == (found["flops"],) * 2
 
 
-def test_derivatives_of_convolutions_are_shared_by_the_devices_that_share_the_batch() -> None:
-    split = [struct(*shape, lies=lies(FLAT, "d")) for shape in ((8, 3, 32, 32), (8, 64, 4, 4))]
-    kernels = [struct(*kernel.shape, lies=lies(FLAT)) for kernel in LAYERS]
-    assert px.explain(back)(kernels, *split).work.factor == 1
-
-
 def mapped(w, x):
     return px.map_fn(lambda w, x: jnp.tanh(x @ w), (px.broadcast(w, axis := px.Axis("rows", len(x))), x), axis)
 
 
-@pytest.mark.parametrize("rows", [1, 7, 8, 9, 12, 16, 23, 41])
+@pytest.mark.parametrize("rows", [1, 8, 12, 41])
 def test_padding_is_more_than_an_equal_share(rows: int) -> None:
     """By the places that rows take on eight devices; forward, and in the derivative."""
     w, x = np.ones((16, 16), np.float32), np.ones((rows, 16), np.float32)
@@ -555,12 +524,6 @@ def test_nothing_is_run_and_calls_of_python_are_named() -> None:
     assert not x.is_deleted()
 
 
-def test_a_loop_without_a_known_end_counts_as_one_turn_and_says_so() -> None:
-    report = px.explain(lambda x: jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x @ x, x))(struct(4, 4))
-    assert (report.work.flops, report.work.is_certain, report.work.share) == (128, False, None)
-    assert "one turn" in str(report)
-
-
 def test_totals_say_what_they_count_of_loops_and_branches() -> None:
     def until(x):
         return jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x + jax.lax.psum(x, "d"), x)
@@ -573,6 +536,8 @@ def test_totals_say_what_they_count_of_loops_and_branches() -> None:
         return px.explain(fn)(struct(64))
 
     loop, branches = reported(until), reported(either)
+    work = px.explain(lambda x: jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x @ x, x))(struct(4, 4)).work
+    assert (work.flops, work.is_certain, work.share) == (128, False, None)
     counting = "counting one turn of a loop without a known end"
     assert f"Sends 32 bytes per device in 1 collective, {counting}" in str(loop)
     assert "Sends 64 bytes per device in 2 collectives, counting all branches\n" in str(branches)
@@ -641,9 +606,3 @@ def test_html_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
     assert Tags(report._repr_html_()).words
     with pytest.raises(ValueError, match=r"save: path must end in .html, got 'r.png'; write 'r.html'"):
         report.save("r.png")
-
-
-def test_no_warning_is_shown_that_a_call_would_not_show() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        report_on.__wrapped__("nested axes")

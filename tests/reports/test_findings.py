@@ -11,27 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import NamedSharding
 
 import paraxis as px
 from paraxis.reports import Report
+from tests.reports.test_explain import lies, mesh, struct
 
 pytestmark = pytest.mark.newest
 
 MIB = 1024**2
 
 
-def struct(*shape: int, dtype: Any = jnp.float32, lies: Any = None) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=lies)
-
-
-@functools.cache
-def flat() -> Mesh:
-    return Mesh(np.array(jax.devices()), ("d",))
-
-
 def over(*spec: Any) -> NamedSharding:
-    return NamedSharding(flat(), P(*spec))
+    return lies(mesh(d=8), *spec)
 
 
 def compared(x):
@@ -127,18 +119,6 @@ def test_what_does_not_fit_is_told_first(monkeypatch: pytest.MonkeyPatch) -> Non
     assert px.explain(jnp.sin)(struct(8)).found("too_large") == []
 
 
-def test_a_padded_axis_excuses_only_the_work_within_it() -> None:
-    def both(x, y):
-        within = px.map_fn(lambda x: x @ x, x, px.Axis("one", 1))
-        return within, everywhere(y)
-
-    report = px.explain(both)(struct(1, 4, 4), struct(64, 64, lies=over()))
-    (finding,) = report.found("redundant")
-    assert "the same work is done 8.0 times" in finding.text  # as without the axis
-    alone = px.explain(lambda x: px.map_fn(lambda x: x @ x, x, px.Axis("one", 1)))(struct(1, 64, 64))
-    assert [finding.kind for finding in alone.findings] == ["padding"]
-
-
 SQUARE, LARGE = struct(1024, 1024), struct(4 * MIB)
 
 
@@ -167,12 +147,6 @@ def test_a_state_within_the_results_is_found_and_its_donation_written() -> None:
     assert "jax.jit(…, donate_argnames='state')" in finding.write
 
 
-def test_a_constant_of_a_function_within_is_found() -> None:
-    table = jnp.ones(MIB // 4)
-    (finding,) = px.explain(lambda x: jax.jit(lambda y: y * table)(x))(struct(MIB // 4)).found("constant")
-    assert "an array float32[262144] (1 MiB) is closed over" in finding.text
-
-
 def test_arrays_that_are_whole_everywhere_are_added_up() -> None:
     half = [struct(2 * MIB, lies=over()) for _ in range(4)]  # 8 MiB each
     (of_one,) = px.explain(lambda x: sum(v.sum() for v in x["p"]))({"p": half}).found("replicated")
@@ -181,15 +155,6 @@ def test_arrays_that_are_whole_everywhere_are_added_up() -> None:
     made = jax.jit(lambda x: jnp.broadcast_to(x, (4 * MIB,)), out_shardings=over())
     (result,) = px.explain(made)(struct(lies=over())).found("replicated")
     assert "out_shardings" in result.write
-
-
-def test_the_worst_comes_first_and_is_shown_with_what_to_write() -> None:
-    report = px.explain(lambda x: (many_rows(x[:10], size=10), everywhere(x[0])))(struct(64, 64, 64, lies=over()))
-    weights = [finding.weight for finding in report.findings]
-    assert weights == sorted(weights, reverse=True)
-    assert len(weights) >= 2
-    text = str(report)
-    assert all(finding.text in text and f"→ {finding.write}" in text for finding in report.findings)
 
 
 def all_of_it(x):

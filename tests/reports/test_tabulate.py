@@ -14,12 +14,9 @@ from flax import nnx
 
 import paraxis as px
 from tests.reports._html import Tags
+from tests.reports.test_explain import struct
 
 pytestmark = pytest.mark.newest
-
-
-def struct(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def numbers(table: px.reports.ModuleTable) -> dict[str, tuple[int, int, int]]:
@@ -97,33 +94,6 @@ def test_flops_and_parameters_are_those_counted_by_hand(case: str) -> None:
     assert found[""][:2] == (32 + 16 + 72 + 18, FIRST + LOOP + LAST)
     assert found[""][2] == FIRST + 2 * LOOP + found[named.format("last")][2]
     assert (table.total.inputs[0], table.total.outputs) == ("float32[4,3]", ("float32[4,2]",))
-
-
-def test_flops_are_xlas_own() -> None:
-    class Products(nnx.Module):
-        def __init__(self) -> None:
-            self.a = nnx.Linear(32, 64, use_bias=False, rngs=nnx.Rngs(0))
-            self.b = nnx.Linear(64, 16, use_bias=False, rngs=nnx.Rngs(0))
-
-        def __call__(self, x):
-            return self.b(self.a(x))
-
-    net, x, back = Products(), struct(128, 32), struct(128, 16)
-    graph, params = nnx.split(net)
-    of_params = lambda params, x: nnx.merge(graph, params)(x)  # noqa: E731
-
-    def both(params: Any, x: Any, back: Any) -> Any:
-        y, pull = jax.vjp(lambda params: of_params(params, x), params)
-        return y, pull(back)
-
-    def counted(fn: Any, *args: Any) -> float:
-        found = jax.jit(fn).lower(*args).compile().cost_analysis()
-        assert isinstance(found, dict)
-        return found["flops"]
-
-    total = px.tabulate(net, x).total
-    assert total.flops == counted(of_params, params, x)
-    assert total.flops + total.backward_flops == counted(both, params, x, back)
 
 
 def test_modules_are_those_in_flaxs_tables() -> None:
@@ -217,11 +187,6 @@ def test_a_method_has_the_modules_that_it_calls_and_leaves_the_model_alone() -> 
     ]
     assert px.explain(net.encode)(struct(4, 4)).work.flops == product
     assert (table.total.kind, net.calls[...]) == ("encode", 0)
-
-
-def test_errors_are_the_models() -> None:
-    with pytest.raises(TypeError, match="dot_general requires contracting"):
-        px.tabulate(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), struct(2, 5))
 
 
 def test_it_is_shown_and_saved(tmp_path: Path) -> None:

@@ -43,11 +43,6 @@ def test_calls_are_read_from_tables_however_they_are_numbered(frames: str) -> No
     assert _lines.behind(read.frames(read.operations[0]))[0] == _lines.Line("/home/user/model.py", 7, "loss")
 
 
-def test_a_line_alone_is_read_too() -> None:
-    read = program('%a = f32[2]{0} add(%x, %y), metadata={op_name="jit(f)/add" source_file="/u/m.py" source_line=3}')
-    assert read.frames(read.operations[0]) == [("/u/m.py", 3, "")]
-
-
 ALONG = {  # a mesh of 2 x 4: along its second axis, along its first, along all
     "{{0,1,2,3},{4,5,6,7}}": ((0, 1, 2, 3), (4, 5, 6, 7)),
     "[2,4]<=[8]": ((0, 1, 2, 3), (4, 5, 6, 7)),
@@ -67,35 +62,6 @@ ALONG = {  # a mesh of 2 x 4: along its second axis, along its first, along all
 def test_who_takes_part_is_read_in_each_way_to_write_it(written: str) -> None:
     read = program(f"%a = f32[2]{{0}} all-reduce(%x), channel_id=1, replica_groups={written}, to_apply=%add")
     assert read.groups(read.operations[0]) == ALONG[written]
-
-
-LOOPS = """
-%inner (p: f32[4,4]) -> f32[4,4] {
-  %p = f32[4,4]{1,0} parameter(0)
-  ROOT %dot.1 = f32[4,4]{1,0} dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-}
-
-%outer (q: f32[4,4]) -> f32[4,4] {
-  %q = f32[4,4]{1,0} parameter(0)
-  ROOT %while.1 = f32[4,4]{1,0} while(%q), condition=%c, body=%inner, backend_config={"known_trip_count":{"n":"3"}}
-}
-
-ENTRY %main (x: f32[4,4]) -> f32[4,4] {
-  %x = f32[4,4]{1,0} parameter(0)
-  %fusion = f32[4,4]{1,0} fusion(%x), kind=kLoop, calls=%inner
-  ROOT %while.2 = f32[4,4]{1,0} while(%fusion), condition=%c, body=%outer, backend_config={OUTER}
-}
-"""
-
-
-@pytest.mark.parametrize(
-    ("outer", "times", "is_certain"), [('{"known_trip_count":{"n":"5"}}', 16, True), ("{}", 4, False)]
-)
-def test_what_is_in_loops_counts_as_often_as_they_run(outer: str, times: int, is_certain: bool) -> None:
-    read = program(LOOPS.replace("{OUTER}", outer))
-    (dot,) = [operation for operation in read.operations if operation.opcode == "dot"]
-    assert (dot.times, dot.within.is_certain) == (times, is_certain)
-    assert _flops.of_program(read)[0].total() == times * 2 * 4**3
 
 
 ON_TPU = """

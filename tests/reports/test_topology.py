@@ -27,7 +27,6 @@ SENT = {name: expected for name, (_, _, expected) in PROGRAMS.items()} | {
         ("all_gather", 16 * 4 * 2, 1, ("d",)),
         ("all_reduce", 16 * 4 * 4, 1, ("d",)),
     ],
-    "rows to experts and back": [("all_to_all", 16 * 4 * 2, 1, ("d",)), ("all_to_all", 16 * 4 * 4, 1, ("d",))],
 }
 
 

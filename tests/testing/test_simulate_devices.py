@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from typing import Any
 
 import jax
 import pytest
@@ -52,11 +51,4 @@ def test_too_late_with_fewer_devices_fails_loudly(flags: str) -> None:
 def test_too_late_with_enough_devices_is_fine_and_flags_are_kept(flags: str) -> None:
     simulate_devices(2)
     assert len(jax.devices()) == 8
-    assert os.environ["XLA_FLAGS"] == flags
-
-
-@pytest.mark.parametrize("n", [0, -1, True, 2.0, "2"])
-def test_a_malformed_number_is_refused(n: Any, flags: str) -> None:
-    with pytest.raises(px.DeviceError, match=r"simulate_devices: n must be an integer of at least 1, got"):
-        simulate_devices(n)
     assert os.environ["XLA_FLAGS"] == flags

@@ -92,16 +92,17 @@ def _report(name: str, closed: Any, lowered: Any, compiled: Any, seconds: tuple[
     program = _hlo.Program(compiled.as_text() or "")
     jaxpr = jax_api.without_dead(closed) if closed is not None else None
     results, shardings = _results(closed, lowered, compiled)
-    given = _given(closed, lowered, compiled)
+    read = _read(closed, lowered, compiled)
     places = jax.tree.leaves((compiled.input_shardings, shardings))
     meshes = tuple(_meshes.used(jaxpr, places, program.num_devices))
+    sent = (_collective(program, operation, meshes, read) for operation in program.collectives if operation.times)
     report = Report(
         name=name,
         num_devices=program.num_devices,
-        collectives=_collectives(program, meshes, given),
+        collectives=tuple(sorted(sent, key=lambda c: -c.total_bytes)),
         work=_work(program, jaxpr),
         memory=_memory(compiled, places),
-        arguments=tuple(array for array in given if array is not None),
+        arguments=tuple(read),
         results=_returned(results, shardings),
         callbacks=tuple(_flops.calls_python(jaxpr)) if jaxpr is not None else (),
         seconds=seconds,
@@ -203,16 +204,17 @@ def _name(fn: Any) -> str:
 # --- read ------------------------------------------------------------------------------------------------------------
 
 
-def _given(closed: Any, lowered: Any, compiled: Any) -> list[Layout | None]:
-    """Return how each argument lies; ``None``: nothing reads it."""
+def _read(closed: Any, lowered: Any, compiled: Any) -> list[Layout]:
+    """Return how the arguments lie that something reads."""
     infos, structure = jax.tree_util.tree_flatten_with_path(lowered.args_info)
     sides = structure.flatten_up_to(compiled.input_shardings) if infos else []
     names = closed.jaxpr.debug_info.arg_names if closed is not None else ()
     if len(names) != len(infos):
         names = [f"{'kwargs' if path[0].idx else 'args'}{jax.tree_util.keystr(path[1:])}" for path, _ in infos]
     return [
-        None if side is None else layout_of(name, info.shape, info.dtype, side, is_donated=info.donated)
+        layout_of(name, info.shape, info.dtype, side, is_donated=info.donated)
         for name, (_, info), side in zip(names, infos, sides, strict=True)
+        if side is not None
     ]
 
 
@@ -222,14 +224,6 @@ def _returned(results: Any, shardings: Any) -> tuple[Layout, ...]:
         layout_of(f"result{jax.tree_util.keystr(path)}", info.shape, info.dtype, side)
         for (path, info), side in zip(infos, structure.flatten_up_to(shardings), strict=True)
     )
-
-
-def _collectives(
-    program: _hlo.Program, meshes: tuple[_meshes.Shape, ...], given: Sequence[Layout | None]
-) -> tuple[Collective, ...]:
-    used = [array for array in given if array is not None]
-    found = [_collective(program, operation, meshes, used) for operation in program.collectives if operation.times]
-    return tuple(sorted(found, key=lambda c: -c.total_bytes))
 
 
 def _collective(
