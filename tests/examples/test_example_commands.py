@@ -11,11 +11,13 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if not path.stem.startswith("_"))
 COLUMNS = {
-    "distributed_sgd": "above least squares",
     "diloco": "bytes sent per device",
+    "distributed_sgd": "above least squares",
+    "early_stopping": "steps until it stopped",
     "ensemble_mnist": "test accuracy of a member",
     "ensemble_sweep": "out of bag",
     "ensemble_uncertainty": "calibrated NLL",
+    "equinox_ensemble": "spread of the models",
     "fedavg": "rounds to 80 %",
     "fedavg_cnn": "ms per round",
     "fedavg_partial": "taking part",
@@ -23,7 +25,11 @@ COLUMNS = {
     "federated_cohorts": "rounds to 85 %",
     "fit_table": "on rows held out",
     "large_csv": "s a pass",
+    "large_simulation": "by the formula",
     "mnist_cnn": "a step communicates",
+    "numpyro_chains": "chain_method",
+    "nuts_chains": "R-hat",
+    "ode_sweep": "left of the first",
     "private_gradients": "largest clipped norm",
     "sharded_logreg": "average step-time ratio",
     "stop_and_resume": "differ from the run that was not stopped",
