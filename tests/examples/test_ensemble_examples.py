@@ -94,21 +94,3 @@ def test_scores_are_those_of_disjoint_ensembles_by_numpy(example: Example) -> No
 def _mlp(params: Any, images: np.ndarray) -> jax.Array:
     hidden = jnp.maximum(images.reshape(len(images), 784) @ params["w1"] + params["b1"], 0)
     return hidden @ params["w2"] + params["b2"]
-
-
-# --- sweep, bagging, regression --------------------------------------------------------------------------------------
-
-
-def test_a_swept_member_is_descent_with_its_rate(example: Example) -> None:
-    module = example("ensemble_sweep")
-    (x, y), _ = module.patients()
-    start = module.network(jax.random.key(0), 10, 32, 1)
-    ens = px.ensemble(lambda _, i: module.network(jax.random.key(0), 10, 32, 1), 2, 0, jnp.arange(2))
-    ens.train(module.descent, x, y, np.array([0.01, 0.1], np.float32), in_axes=(None, None, 0))
-
-    def loss(w: Any) -> jax.Array:
-        return jnp.mean((jnp.maximum(x @ w["w1"] + w["b1"], 0) @ w["w2"][:, 0] + w["b2"] - y) ** 2)
-
-    gradient = jax.grad(loss)(start)
-    for rate, member in zip((0.01, 0.1), ens, strict=True):
-        assert_close(member, jax.tree.map(lambda p, g, rate=rate: p - rate * g, start, gradient))

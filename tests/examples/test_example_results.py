@@ -58,13 +58,6 @@ def test_fedavg_is_the_average_of_clients_trained_one_by_one(example, setting, m
     assert_close(got, jax.tree.map(lambda *ws: jnp.mean(jnp.stack(ws), 0), *trained))
 
 
-def test_a_round_of_fedavg_is_one_all_reduce_of_the_model(example, setting, model):
-    module = example("fedavg")
-    data = setting.digits(module.CLIENTS, by_label=True)
-    size = sum(p.nbytes for p in jax.tree.leaves(model))
-    assert_communication(module.make_round(5), model, data.x, data.y, all_reduce=1, all_gather=0, max_bytes=size)
-
-
 # --- partial participation -------------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,6 @@
 """The examples of training, against plain loops of Flax and optax, NumPy and scikit-learn."""
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -143,44 +142,11 @@ def test_split_parameters_take_an_eighth_and_give_the_same_losses(
 # --- as commands -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "column"),
-    [
-        ("tabular_pipeline", "largest difference of a held-out probability"),
-        ("mnist_cnn", "a step communicates"),
-        ("transformer_fsdp", "bits per held-out character"),
-    ],
-)
-def test_two_processes_print_the_tables_once(name: str, column: str) -> None:
-    command = [*PARAXIS, "launch", "-n", "2", "--devices", "1", str(EXAMPLES / f"{name}.py"), "--quick"]
-    done = subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=280, check=False)
+def test_two_processes_print_the_table_once() -> None:
+    command = [*PARAXIS, "launch", "-n", "2", "--devices", "1", str(EXAMPLES / "mnist_cnn.py"), "--quick"]
+    # Entries of JAX's cache are not written atomically.
+    ours = {name: x for name, x in os.environ.items() if name not in ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")}
+    done = subprocess.run(command, env=ours, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count(column) == 1
+    assert done.stdout.count("a step communicates") == 1
     assert "2 devices of 2 processes" in done.stdout
-
-
-def test_ctrl_c_and_the_same_command_again(tmp_path: Path) -> None:
-    saved = tmp_path / "run"
-    command = [sys.executable, str(EXAMPLES / "tabular_pipeline.py"), "--checkpoint", str(saved)]
-    long = [*command, "--epochs", "100000"]
-    process = subprocess.Popen(long, env=_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        next(line for line in process.stderr if line.startswith("step "))
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=120)
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
-    assert process.returncode == 0
-    assert "Ctrl-C: stopped after step" in said
-    again = subprocess.run(
-        [*command, "--quick"], env=_environment(), capture_output=True, text=True, timeout=240, check=True
-    )
-    assert f"resumes from {saved}" in again.stderr
-
-
-def _environment() -> dict[str, str]:
-    ours = ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")  # entries of the cache are not written atomically
-    return {name: value for name, value in os.environ.items() if name not in ours}

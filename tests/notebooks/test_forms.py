@@ -95,12 +95,6 @@ def test_a_form_is_well_formed_and_says_what_it_is_of(name: str) -> None:
         assert text in seen.text, text
 
 
-@pytest.mark.parametrize("name", ["History"])
-def test_the_heading_is_the_repr(name: str) -> None:
-    value = VALUES[name][0]()
-    assert repr(value) in form(value).text
-
-
 def test_what_is_large_is_shown_in_part() -> None:
     records = tuple(Record(k, k, {"loss": 1.0 / (k + 1)}) for k in range(20_000))
     assert len(History((), 1, records, records)._repr_html_()) < 30_000

@@ -74,17 +74,6 @@ def test_a_long_run_shows_a_form_a_quarter_of_a_second(kernel: Kernel, monkeypat
     assert 35 <= len(kernel.areas[0]) <= 45
 
 
-def test_many_evaluations_do_not_grow_it_without_end(kernel: Kernel) -> None:
-    test = px.Evaluate(lambda state, batch: {"loss": 0.25}, [0], every=1)
-    px.fit(State(0), step, [np.zeros(4)] * 200, epochs=1, evaluate=test)
-    assert len(kernel.areas[0][-1]["text/html"]) < 3000
-
-
-def test_nothing_is_shown_where_that_is_asked_for(kernel: Kernel) -> None:
-    px.fit(State(0), step, [np.zeros(4)], epochs=1, progress=False)
-    assert kernel.areas == []
-
-
 def test_ipython_on_a_terminal_is_no_notebook(kernel: Kernel, capfd: pytest.CaptureFixture[str]) -> None:
     kernel.kernel = None
     px.fit(State(0), step, [np.zeros(4)] * 5, epochs=1)
@@ -96,7 +85,7 @@ def test_a_streamed_run_shows_one_area_that_changes(kernel: Kernel, capfd: pytes
     total = px.Stream(at_once=1, verbose=True).run
     total(lambda x: px.reduce_sum(x, px.Axis("<rows>", 40)), px.Groups.of_arrays(np.ones(40, np.float32)))
     (forms,) = kernel.areas
-    assert forms[0]["text/plain"] == "pass 1 of 1: 8 of 40 <rows>"  # it compiled: nothing tells how long others take
+    assert forms[0]["text/plain"].startswith("pass 1 of 1: 8 of 40 <rows>")
     assert forms[-1]["text/plain"] == "pass 1 of 1: 40 of 40 <rows>, 0 s left"
     assert '<progress value="40" max="40">' in forms[-1]["text/html"]
     assert "&lt;rows&gt;" in forms[-1]["text/html"]

@@ -1,8 +1,4 @@
-"""Functions timed side by side: their calls in turns, and what can be said of the difference.
-
-The first call of a function is apart, since it compiles. A function that donates its arguments is given copies in each
-call, which are made before the clock starts.
-"""
+"""Functions timed side by side: their calls in turns, and what can be said of the difference."""
 
 import dataclasses
 import functools
@@ -23,12 +19,9 @@ from paraxis.reports._page import Page, Section
 
 Verdict = Literal["baseline", "faster", "slower", "as fast", "too noisy", "too few"]
 _CERTAIN = 0.99
-_ALIKE = 0.05
-"""Ratios that are certain to within this of 1 are those of functions that are as fast as each other."""
+_ALIKE = 0.05  # functions are as fast as each other if their ratio is certain to be within this of 1
+_LEAST_SAMPLE, _MOST_CALLS = 1e-3, 1000  # of a function that takes fewer seconds, several calls are one sample
 _MOST_ROUNDS = 200
-_LEAST_SAMPLE = 1e-3
-"""Seconds that a sample takes at least: of a faster function, several calls are one sample."""
-_MOST_CALLS = 1000
 _HEAD = ("function", "a call", "half of them", "ratio", "", "first call")
 
 
@@ -39,8 +32,7 @@ class Timing:
     Attributes:
         name: of the function.
         seconds: of a call, in each turn.
-        compile_seconds: what the first call took longer than the second: of a function that is compiled, tracing and
-            compiling. Near 0 for one that had been compiled before.
+        compile_seconds: what the first call took longer than the second, such as for tracing and compiling.
         ratio: median of its time divided by the baseline's in the same turn; below 1, it is faster.
         interval: in which the ratio lies with a probability of 99 %; ``None`` if there were too few turns.
         verdict: ``"faster"`` or ``"slower"``: the interval leaves out 1; ``"as fast"``: it lies within 5 % of 1;
@@ -82,11 +74,7 @@ class Comparison(Page):
     baseline: str
 
     def __getitem__(self, name: str) -> Timing:
-        """Return what was measured of one function.
-
-        Raises:
-            KeyError: if there is none of that name.
-        """
+        """Return what was measured of one function."""
         return {timing.name: timing for timing in self.timings}[name]
 
     @property

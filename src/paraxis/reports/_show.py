@@ -15,8 +15,7 @@ from paraxis.reports._page import Page, Section
 
 LeafState = Literal["device", "host", "deleted", "struct", "traced"]
 _ARRAYS = (jax.Array, jax.Ref, jax.ShapeDtypeStruct, jax_api.ShapedArray)
-_MOST_LINES = 60
-_MOST_DRAWINGS = 8
+_MOST_LINES, _MOST_DRAWINGS = 60, 8
 _HEAD = ("array", "dtype", "shape", "bytes", "", "where")
 
 
@@ -29,7 +28,7 @@ class Leaf(Layout):
             nothing; ``"struct"``: only a shape; ``"traced"``: a value of a function that JAX traces.
         platform: of its devices, such as ``"gpu"``; empty if it has none.
         memory: of the devices, if it is not their usual one, such as ``"pinned_host"``.
-        is_shared: whether it is an array that the tree has before, so that it takes no memory of its own.
+        is_shared: whether the tree has it before, so that it takes no memory of its own.
     """
 
     state: LeafState = "host"

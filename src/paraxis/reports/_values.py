@@ -58,12 +58,11 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Communication:
-    """The number and size of the collectives in one compiled program: a collective inside a loop counts once.
+    """The collectives in one compiled program: one inside a loop counts once, and so does one over several arrays.
 
     Attributes:
-        count: number of collectives of each kind, with an entry for every kind.
-        bytes: size of what each device contributes to or receives from them, whichever is larger, in bytes. A
-            collective over several arrays at once counts once, with the size of all.
+        count: of each kind, with an entry for every kind.
+        bytes: likewise, of what each device contributes to or receives from them, whichever is larger.
     """
 
     count: dict[str, int]
