@@ -12,7 +12,6 @@ from paraxis._core.axis import Axis
 from paraxis._core.collectives import all_gather, axis_index, axis_size, pmax, pmean, pmin, psum
 from paraxis._core.pmap import pmap
 from paraxis._core.program import program
-from paraxis._core.random import keys
 from paraxis._core.reductions import (
     reduce_all,
     reduce_any,
@@ -22,7 +21,7 @@ from paraxis._core.reductions import (
     reduce_sum,
     reduce_weighted_mean,
 )
-from paraxis._core.verbs import broadcast, gather, map_fn, scatter
+from paraxis._core.verbs import broadcast, gather, keys, map_fn, scatter
 from paraxis.errors import (  # under the names that a traceback shows; px.errors lists them
     AxisError as AxisError,
     CheckpointError as CheckpointError,

@@ -186,32 +186,6 @@ def test_no_gradient_per_element_is_held():
     assert kept.temp_size_in_bytes + kept.output_size_in_bytes > 30e6
 
 
-@pytest.mark.parametrize("inside", [True, False])
-def test_no_more_is_copied_than_for_one_flat_batch(inside: bool) -> None:
-    """Products over elements and rows are made in one dimension: in two, XLA's CPU backend copies an operand first."""
-    axis = axis_on(1, 16)
-
-    def loss(w: Any, x: jax.Array) -> jax.Array:
-        return jnp.mean(jnp.tanh(x @ w["a"]) @ w["b"])
-
-    def within(w: Any, x: jax.Array) -> Any:
-        return px.reduce_mean(px.map_fn(jax.grad(loss), (px.broadcast(w, axis), x), axis), axis)
-
-    def mean(w: Any, x: jax.Array) -> jax.Array:
-        return px.reduce_mean(px.map_fn(loss, (px.broadcast(w, axis), x), axis), axis)
-
-    def flat(w: Any, x: jax.Array) -> Any:
-        return jax.grad(loss)(w, x.reshape(-1, 64))
-
-    weights = {"a": jax.ShapeDtypeStruct((64, 256), jnp.float32), "b": jax.ShapeDtypeStruct((256, 10), jnp.float32)}
-    shapes = weights, jax.ShapeDtypeStruct((16, 64, 64), jnp.float32)
-    ours, theirs = (
-        str(jax.jit(fn).lower(*shapes).compile().as_text()) for fn in (within if inside else jax.grad(mean), flat)
-    )
-    for operation in (" transpose(", " copy("):
-        assert ours.count(operation) <= theirs.count(operation)
-
-
 def test_sums_asked_for_in_an_inner_trace_stay_there():
     axis = _axis(3, at_once=1)
 

@@ -143,7 +143,7 @@ class Elements:
         operands, real = operands[:number], next(iter(operands[number:]), None)
         if count > 1 and not self._unrolls:
             given = (self.body, operands, self.shared, self.summed, self.linear, real, count)
-            return sums.over_elements(*given, merge=self.placement.has_mesh_alone)
+            return sums.over_elements(*given)
         fn = jax_api.jaxpr_as_fun(self.body)
         fn = fn if count == 1 else jax.jit(fn)
         each = [

@@ -49,43 +49,43 @@ class How:
 
 
 @dataclasses.dataclass(frozen=True)
-class Body:
-    """One element's function, traced: a jaxpr without constants, which are its first arguments."""
+class Map:
+    """A map before it is bound: the jaxpr of one element without constants, which are its first operands."""
 
-    jaxpr: ClosedJaxpr
-    consts: Sequence[Any]
-    structure: Any
+    body: ClosedJaxpr
+    operands: Sequence[Any]
+    shared: Sequence[bool]
+    how: How
 
     @classmethod
-    def of(cls, fn: Callable[..., Any], structs: Sequence[Any], how: How) -> "Body":
-        """Trace ``fn`` with flat arguments of these shapes."""
-        jaxpr, out_tree = jax_api.trace(fn, structs, how.names)
-        jaxpr, consts = jax_api.without_constants(jaxpr)
-        return cls(jaxpr, consts, out_tree)
+    def of(cls, fn: Callable[..., Any], operands: Sequence[Any], shared: Sequence[bool], how: How) -> "tuple[Map, Any]":
+        """Trace ``fn`` of one element; return the map and the structure of what ``fn`` returns."""
+        body, structure = jax_api.trace(fn, structs(operands, shared), how.names)
+        body, consts = jax_api.without_constants(body)
+        return cls(body, [*consts, *operands], [*[True] * len(consts), *shared], how), structure
 
+    def bind(self, summed: Sequence[bool] | None = None, linear: Sequence[bool] | None = None) -> list[jax.Array]:
+        """Return its flat results. ``linear`` has no entries for the first operands, constants."""
+        placement = self.how.placement
+        body, read = jax_api.without_unread(self.body)
+        linear = linear or ()
+        linear = [*[False] * (len(self.shared) - len(linear)), *linear]
+        return map_p.bind(
+            *_taken(self.operands, read),
+            body=body,
+            axis=placement.axis.name,
+            size=placement.size,
+            shared=tuple(_taken(self.shared, read)),
+            summed=tuple(summed) if summed is not None else (False,) * len(body.out_avals),
+            linear=tuple(_taken(linear, read)),
+            how=self.how,
+            devices=placing.named_devices(placement),
+        )
 
-def bind(
-    body: Body,
-    operands: Sequence[Any],
-    shared: Sequence[bool],
-    how: How,
-    summed: Sequence[bool] | None = None,
-    linear: Sequence[bool] | None = None,
-) -> list[jax.Array]:
-    """Return a map of a traced body: its flat results."""
-    placement, added = how.placement, len(body.consts)
-    jaxpr, read = jax_api.without_unread(body.jaxpr)
-    return map_p.bind(
-        *_taken([*body.consts, *operands], read),
-        body=jaxpr,
-        axis=placement.axis.name,
-        size=placement.size,
-        shared=tuple(_taken([*[True] * added, *shared], read)),
-        summed=tuple(summed) if summed is not None else (False,) * len(jaxpr.out_avals),
-        linear=tuple(_taken([*[False] * added, *(linear or [False] * len(operands))], read)),
-        how=how,
-        devices=placing.named_devices(placement),
-    )
+    @functools.cached_property
+    def sums_preferred(self) -> bool:
+        """Return whether sums over the elements are better taken by a map of their own."""
+        return lowerings.sums_preferred(self.body, self.how.placement, self.how.lowering, self.shared)
 
 
 def traced(
@@ -95,30 +95,28 @@ def traced(
     shared: Sequence[bool],
     placement: Placement,
     lowering: Lowering = "auto",
-) -> tuple[Body, How]:
-    """Return the body of a map of ``fn`` along an axis; ``operands`` are the leaves of its arguments.
+) -> tuple[Map, Any]:
+    """Return a map of ``fn`` along an axis, and the structure of its result; ``operands`` are its arguments' leaves.
 
     Raises:
         CollectiveError: if the body names a mesh axis.
         LoweringError: if its elements exchange values, and are not all under way together.
     """
-    mesh = placing.abstract_mesh(placement) if placement.is_said else None
-    outer = scope.current()
+    outer, mesh = scope.current(), placing.abstract_mesh(placement) if placement.is_said else None
     mapped, taken = (*outer.mapped, placement.axis), (*outer.taken, *placement.mesh_axes)
     inner = dataclasses.replace(outer, mapped=mapped, mesh=outer.mesh or mesh, taken=taken)
-    how = How(placement, lowering, inner.mapped)
 
     def one(*xs: Any) -> Any:
         with scope.entered(inner):
             return fn(*jax.tree.unflatten(structure, xs))
 
     vars(one)["__wrapped__"] = fn  # JAX's errors then name the user's function, and not this one
-    with _unseen(inner.taken):
-        body = Body.of(one, structs(operands, shared), how)
-    collectives.require_no_mesh_axis(body.jaxpr.jaxpr, placement, how.mapped)
-    if collectives.mentions(body.jaxpr.jaxpr, placement.axis):
+    with _unseen(taken):
+        found, out_tree = Map.of(one, operands, shared, How(placement, lowering, mapped))
+    collectives.require_no_mesh_axis(found.body.jaxpr, placement, mapped)
+    if collectives.mentions(found.body.jaxpr, placement.axis):
         lowerings.require_together(placement, lowering)
-    return body, how
+    return found, out_tree
 
 
 def _unseen(taken: Sequence[str]) -> Any:
@@ -132,11 +130,6 @@ def _unseen(taken: Sequence[str]) -> Any:
 def structs(operands: Sequence[Any], shared: Sequence[bool]) -> list[jax.ShapeDtypeStruct]:
     """Return what one element sees of its operands."""
     return [jax_api.element_struct(x, shared=s) for x, s in zip(operands, shared, strict=True)]
-
-
-def sums_preferred(body: Body, shared: Sequence[bool], how: How) -> bool:
-    """Return whether sums over the elements are better taken by a map of their own."""
-    return lowerings.sums_preferred(body.jaxpr, how.placement, how.lowering, [*[True] * len(body.consts), *shared])
 
 
 # --- what it computes --------------------------------------------------------------------------------------------
@@ -238,17 +231,16 @@ def _jvp(primals: Sequence[Any], live: Sequence[bool], tangents: Sequence[Any], 
     def linear(*args: Any) -> list[Any]:
         return jax.tree.unflatten(trees[-1], args[: len(residuals)])(*args[len(residuals) :])
 
-    traced = Body.of(forward, structs(primals, shared), how)
-    if lowerings.keeps_nothing(how.placement):  # the derivative runs the body again
-        kept = jax_api.pruned(traced.jaxpr, traced.jaxpr.jaxpr.outvars[:number])
-        results = bind(dataclasses.replace(traced, jaxpr=kept), primals, shared, how, summed)
+    traced, _ = Map.of(forward, primals, shared, how)
+    if how.placement.num_chunks > 1:  # nothing is kept: the derivative runs the body again
+        kept = jax_api.pruned(traced.body, traced.body.jaxpr.outvars[:number])
+        results = dataclasses.replace(traced, body=kept).bind(summed)
         residuals, linear = list(zip(primals, shared, strict=True)), again
     else:
-        results, residuals = _with_residuals(traced, primals, shared, how, summed)
+        results, residuals = _with_residuals(traced, summed)
     operands = [*(x for x, _ in residuals), *tangents]
     sides = [*(is_shared for _, is_shared in residuals), *_taken(shared, live)]
-    found = bind(Body.of(linear, structs(operands, sides), how), operands, sides, how, _taken(summed, moving))
-    return results[:number], moving, found
+    return results[:number], moving, Map.of(linear, operands, sides, how)[0].bind(_taken(summed, moving))
 
 
 def _is_batched(eqn: jax_api.JaxprEqn) -> bool:
@@ -260,36 +252,36 @@ def _taken(values: Sequence[Any], which: Sequence[bool]) -> list[Any]:
     return [value for value, take in zip(values, which, strict=True) if take]
 
 
-def _with_residuals(
-    traced: Body, primals: Sequence[Any], shared: Sequence[bool], how: How, summed: Sequence[bool]
-) -> tuple[list[jax.Array], list[tuple[Any, bool]]]:
-    """Run a forward body; return its results, and each residual with whether it is shared.
+def _with_residuals(traced: Map, summed: Sequence[bool]) -> tuple[list[jax.Array], list[tuple[Any, bool]]]:
+    """Run a forward map; return its results, and each residual with whether it is shared.
 
     Residuals that are operands are the operands; those that depend on nothing that differs between elements are
     computed once, outside of the map.
     """
-    closed, number = traced.jaxpr, len(summed)
-    jaxpr, operands = closed.jaxpr, [*traced.consts, *primals]
-    shared = [*[True] * len(traced.consts), *shared]
-    places = {v: i for i, v in enumerate(jaxpr.invars)}
-    varying = {v for v, s in zip(jaxpr.invars, shared, strict=True) if not s}
+    closed, number, operands = traced.body, len(summed), traced.operands
+    jaxpr = closed.jaxpr
+    given = dict(zip(jaxpr.invars, zip(operands, traced.shared, strict=True), strict=True))
+    varying = {v for v, (_, is_shared) in given.items() if not is_shared}
     for eqn in jaxpr.eqns:
         if eqn.effects or any(v in varying for v in eqn.invars if not isinstance(v, jax_api.Literal)):
             varying.update(eqn.outvars)
-    residuals = [v for v in jaxpr.outvars[number:] if isinstance(v, jax_api.Literal) or v not in places]
-    rows = [v for v in residuals if not isinstance(v, jax_api.Literal) and v in varying]
-    once = [v for v in residuals if isinstance(v, jax_api.Literal) or v not in varying]
-    kept = dataclasses.replace(traced, jaxpr=jax_api.pruned(closed, [*jaxpr.outvars[:number], *rows]))
-    found = bind(kept, primals, shared[len(traced.consts) :], how, [*summed, *[False] * len(rows)])
+
+    def is_known(v: Any) -> bool:
+        return not isinstance(v, jax_api.Literal) and v in given
+
+    def differs(v: Any) -> bool:
+        return not isinstance(v, jax_api.Literal) and v in varying
+
+    made = [v for v in jaxpr.outvars[number:] if not is_known(v)]
+    rows, once = [v for v in made if differs(v)], [v for v in made if not differs(v)]
+    kept = dataclasses.replace(traced, body=jax_api.pruned(closed, [*jaxpr.outvars[:number], *rows]))
+    found = kept.bind([*summed, *[False] * len(rows)])
     values = jax_api.jaxpr_as_fun(jax_api.pruned(closed, once, effects=False))(*operands) if once else []
     ours, theirs = iter(found[number:]), iter(values)
-
-    def residual(v: Any) -> tuple[Any, bool]:
-        if isinstance(v, jax_api.Literal) or (v not in places and v not in varying):
-            return next(theirs), True
-        return (operands[places[v]], shared[places[v]]) if v in places else (next(ours), False)
-
-    return found, [residual(v) for v in jaxpr.outvars[number:]]
+    return found, [
+        given[v] if is_known(v) else (next(ours), False) if differs(v) else (next(theirs), True)
+        for v in jaxpr.outvars[number:]
+    ]
 
 
 def _transpose(
@@ -310,11 +302,10 @@ def _transpose(
         return list(jax.linear_transpose(forward, *sought)(list(args[len(known) :])))
 
     given, sides = [*known, *cts], [*known_shared, *_taken(summed, live)]
-    transposed = Body.of(back, structs(given, sides), how)
     # A rule of the user's may not be linear, and a branch per element has no transpose after vmap.
     is_plain = not jax_api.holds(body.jaxpr, "custom_lin", "cond")
-    flags = [*[False] * len(known), *[is_plain] * len(cts)]
-    return bind(transposed, given, sides, how, _taken(shared, moves), flags)
+    transposed, _ = Map.of(back, given, sides, how)
+    return transposed.bind(_taken(shared, moves), [*[False] * len(known), *[is_plain] * len(cts)])
 
 
 # --- under vmap --------------------------------------------------------------------------------------------------
@@ -339,7 +330,7 @@ def _batched(
         every = jax.vmap(lambda _, *xs: fn(*xs), (0, *in_axes), out_axes, axis_size=size, axis_name=name)
         return list(every(jnp.arange(size), *args))
 
-    found = bind(Body.of(over, structs(ahead, shared), how), ahead, shared, how, summed, params["linear"])
+    found = Map.of(over, ahead, shared, how)[0].bind(summed, params["linear"])
     return found, [None if not differs else 0 if s else 1 for differs, s in zip(differ, summed, strict=True)]
 
 

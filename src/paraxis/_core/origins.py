@@ -8,7 +8,6 @@ form not taken is dead code, which the compiler drops.
 """
 
 import dataclasses
-import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ import jax
 
 from paraxis._core import jax_api, maps
 from paraxis._core.jax_api import Tracer
+from paraxis._core.placing import Placement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,39 +44,32 @@ class Call:
     Sums are taken of all results together: a second one, of another result, is then at hand.
     """
 
-    def __init__(self, body: maps.Body, operands: Sequence[jax.Array], shared: Sequence[bool], how: maps.How) -> None:
-        self.how = how
-        self._body = body
-        self._given = shared
-        self._operands = [*body.consts, *operands]
-        self._shared = [*[True] * len(body.consts), *shared]
+    def __init__(self, made: maps.Map) -> None:
+        self.map = made
         self._trace = jax_api.get_opaque_trace_state()
         self._sums: dict[Any, tuple[Sequence[Any], list[jax.Array]]] = {}
 
-    @functools.cached_property
-    def sums_preferred(self) -> bool:
-        """Return whether sums over the results are better taken by :meth:`sums`."""
-        return maps.sums_preferred(self._body, self._given, self.how)
+    def is_to_sum(self, placement: Placement) -> bool:
+        """Return whether sums of its results along a placed axis are better taken by :meth:`sums`."""
+        return self.map.how.placement == placement and self.map.sums_preferred
 
     def sums(self, term: Term, extras: Sequence[jax.Array]) -> list[jax.Array]:
         """Return the sums of a term of each result; ``extras`` are rows, of which each element gets its own."""
         if jax_api.get_opaque_trace_state() != self._trace:  # in a loop's body, say: its values do not outlive it
-            return self._map(term, extras)
+            return self._bound(term, extras)
         key = (term, *map(id, extras))
         if key not in self._sums:  # the extras are kept, so that their ids stay theirs
-            self._sums[key] = (extras, self._map(term, extras))
+            self._sums[key] = (extras, self._bound(term, extras))
         return self._sums[key][1]
 
-    def _map(self, term: Term, extras: Sequence[jax.Array]) -> list[jax.Array]:
-        jaxpr = self._body.jaxpr
-        count = len(jaxpr.in_avals)
+    def _bound(self, term: Term, extras: Sequence[jax.Array]) -> list[jax.Array]:
+        made, count = self.map, len(self.map.operands)
 
         def terms(*args: Any) -> list[jax.Array]:
-            return [term(y, *args[count:]) for y in jax_api.jaxpr_as_fun(jaxpr)(*args[:count])]
+            return [term(y, *args[count:]) for y in jax_api.jaxpr_as_fun(made.body)(*args[:count])]
 
-        operands, shared = [*self._operands, *extras], [*self._shared, *[False] * len(extras)]
-        body = maps.Body.of(terms, maps.structs(operands, shared), self.how)
-        return maps.bind(body, operands, shared, self.how, [True] * len(jaxpr.out_avals))
+        operands, shared = [*made.operands, *extras], [*made.shared, *[False] * len(extras)]
+        return maps.Map.of(terms, operands, shared, made.how)[0].bind([True] * len(made.body.out_avals))
 
 
 _forms: dict[int, tuple[weakref.ref[Any], Shared | Result]] = {}

@@ -4,16 +4,14 @@ All of them take ``where``, a mask per element, and are exact under padding: nei
 masked out reaches the answer or its derivative. Half-precision sums are taken in float32.
 """
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arrays, layout, origins, placing, primitives, pytrees, scope, sums, tree
+from paraxis._core import arrays, check, layout, origins, placing, primitives, pytrees, scope, sums, tree
 from paraxis._core.axis import Axis
-from paraxis._core.placing import Placement
 from paraxis.errors import ShapeError
 
 _Tree = TypeVar("_Tree")
@@ -43,7 +41,7 @@ def reduce_sum(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -
         >>> px.reduce_sum(jnp.array([1.0, 2.0, 4.0]), clients, where=jnp.array([True, False, True]))
         Array(5., dtype=float32)
     """
-    return _Reduction("reduce_sum", x, axis, where).fold("sum", _summed)
+    return _Reduction("reduce_sum", x, axis, where).fold("sum")
 
 
 def reduce_mean(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
@@ -61,13 +59,13 @@ def reduce_mean(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) 
         Array(3., dtype=float32)
     """
     reduction = _Reduction("reduce_mean", x, axis, where)
-    count: Any = reduction.placement.size
+    count: Any = reduction.axis.size
     if reduction.where is not None:
-        count = reduction.sum(reduction.where, _floating, masked=False)
+        count = reduction.sum("mean", reduction.where, masked=False)
 
     def mean(leaf: jax.Array) -> jax.Array:
-        total = reduction.sum(leaf, _floating)
-        return (total / jnp.asarray(count, total.dtype)).astype(_mean_dtype(leaf))
+        total = reduction.sum("mean", leaf)
+        return (total / jnp.asarray(count, total.dtype)).astype(_dtype("mean", leaf))
 
     return reduction.of_leaves(mean)
 
@@ -97,11 +95,9 @@ def reduce_weighted_mean(x: _Tree, w: Any, axis: Axis | str | None = None, *, wh
     reduction = _Reduction("reduce_weighted_mean", x, axis, where)
 
     def mean(leaf: jax.Array, weight: jax.Array) -> jax.Array:
-        sums = reduction.sum(leaf, _floating, weight)
-        total = reduction.sum(weight, _floating).astype(sums.dtype)
-        mean_dtype = _mean_dtype(leaf)
-        dtype = jnp.promote_types(mean_dtype, sums.dtype) if jnp.iscomplexobj(sums) else mean_dtype
-        return (sums / total).astype(dtype)
+        sums, dtype = reduction.sum("mean", leaf, weight), _dtype("mean", leaf)
+        total = reduction.sum("mean", weight).astype(sums.dtype)
+        return (sums / total).astype(jnp.promote_types(dtype, sums.dtype) if jnp.iscomplexobj(sums) else dtype)
 
     return reduction.of_leaves(mean, reduction.weights(w))
 
@@ -119,135 +115,91 @@ def reduce_max(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -
         >>> px.reduce_max(jnp.array([1.0, 7.0, 3.0]), px.Axis("clients", 3))
         Array(7., dtype=float32)
     """
-    return _Reduction("reduce_max", x, axis, where).fold("max", _as_is)
+    return _Reduction("reduce_max", x, axis, where).fold("max")
 
 
 def reduce_min(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
-    """Return the smallest value over the elements of an axis: placed → shared. See :func:`reduce_max`.
-
-    Communicates: one all-reduce the size of the result.
-
-    Example:
-        >>> import jax.numpy as jnp, paraxis as px
-        >>> px.reduce_min(jnp.array([4.0, 7.0, 3.0]), px.Axis("clients", 3))
-        Array(3., dtype=float32)
-    """
-    return _Reduction("reduce_min", x, axis, where).fold("min", _as_is)
+    """Return the smallest value over the elements of an axis: placed → shared. See :func:`reduce_max`."""
+    return _Reduction("reduce_min", x, axis, where).fold("min")
 
 
 def reduce_any(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
-    """Return whether any element of an axis is true: placed → shared, booleans. See :func:`reduce_sum`.
-
-    Communicates: one all-reduce the size of the result.
-
-    Example:
-        >>> import jax.numpy as jnp, paraxis as px
-        >>> px.reduce_any(jnp.array([False, True, False]), px.Axis("clients", 3))
-        Array(True, dtype=bool)
-    """
-    return _Reduction("reduce_any", x, axis, where).fold("any", _truth)
+    """Return whether any element of an axis is true: placed → shared, booleans. See :func:`reduce_sum`."""
+    return _Reduction("reduce_any", x, axis, where).fold("any")
 
 
 def reduce_all(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
-    """Return whether all elements of an axis are true: placed → shared, booleans. See :func:`reduce_sum`.
-
-    Communicates: one all-reduce the size of the result.
-
-    Example:
-        >>> import jax.numpy as jnp, paraxis as px
-        >>> px.reduce_all(jnp.array([False, True, False]), px.Axis("clients", 3))
-        Array(False, dtype=bool)
-    """
-    return _Reduction("reduce_all", x, axis, where).fold("all", _truth)
+    """Return whether all elements of an axis are true: placed → shared, booleans. See :func:`reduce_sum`."""
+    return _Reduction("reduce_all", x, axis, where).fold("all")
 
 
 class _Reduction:
     """One call of a reducing verb: its arguments checked, its axis placed."""
 
     def __init__(self, verb: str, x: Any, axis: Axis | str | None, where: Any) -> None:
-        self.verb = verb
-        self.axis = scope.resolve(verb, axis)
-        self.placement: Placement = placing.place(self.axis)
-        self.x = tree.placed(verb, "x", pytrees.sealed(x), self.axis)
-        self._require_numbers("x", self.x)
-        self.where = self._mask(where)
+        self.verb, self.axis = verb, scope.resolve(verb, axis)
+        self.placement = placing.place(self.axis)
+        self.x = self._numbers("x", x)
+        self.where = None if where is None else tree.placed(verb, "where", where, self.axis)
+        if where is not None and (getattr(self.where, "ndim", 0), getattr(self.where, "dtype", None)) != (1, bool):
+            raise ShapeError(
+                f"{verb}: where must be one boolean per element, bool[{self.axis.size}], got "
+                f"{check.described(self.where)}; write where=mask > 0, or reduce values of a wider mask inside the map"
+            )
 
-    def fold(self, kind: str, prepare: Callable[[jax.Array], jax.Array]) -> Any:
+    def fold(self, kind: str) -> Any:
         def one(leaf: jax.Array) -> jax.Array:
-            if kind == "sum":
-                result = self.sum(leaf, prepare)
-            else:
-                rows = prepare(self._rows(leaf))
-                if self.where is not None:
-                    keep = sums.per_row(self._rows(self.where), rows)
-                    rows = jnp.where(keep, rows, primitives.identity(kind, rows.dtype))
-                result = self._reduced(kind, rows)
-            return result.astype(_result_dtype(kind, leaf))
+            return (self.sum if kind == "sum" else self._folded)(kind, leaf).astype(_dtype(kind, leaf))
 
         return self.of_leaves(one)
+
+    def _folded(self, kind: str, leaf: jax.Array) -> jax.Array:
+        rows = self._rows(leaf)
+        if kind in ("any", "all"):
+            rows = rows != 0 if rows.dtype != bool else rows
+        if self.where is not None:
+            keep = sums.per_row(self._rows(self.where), rows)
+            rows = jnp.where(keep, rows, primitives.identity(kind, rows.dtype))
+        return self._reduced(kind, rows)
 
     def of_leaves(self, one: Callable[..., jax.Array], *more: Any) -> Any:
         """Return a tree like what is reduced, each leaf made of its own and of those of trees of the same structure."""
         return pytrees.opened(jax.tree.map(one, self.x, *more))
 
-    def sum(
-        self,
-        leaf: jax.Array,
-        prepare: Callable[[jax.Array], jax.Array],
-        weight: jax.Array | None = None,
-        *,
-        masked: bool = True,
-    ) -> jax.Array:
-        """Sum over the elements of ``prepare(leaf)``, weighted, masked; without keeping a result made in turns."""
+    def sum(self, kind: str, leaf: jax.Array, weight: jax.Array | None = None, *, masked: bool = True) -> jax.Array:
+        """Sum over the elements as ``jnp.sum`` or ``jnp.mean`` would, weighted, masked; a map's result is not kept."""
         mask = self.where if masked else None
         extras = [x for x in (mask, weight) if x is not None]
-        term = _Term(prepare, mask is not None, weight is not None)
-        form = origins.recall(leaf)
-        if isinstance(form, origins.Result) and form.call.how.placement == self.placement and form.call.sums_preferred:
+        term, form = _Term(kind, mask is not None, weight is not None), origins.recall(leaf)
+        if isinstance(form, origins.Result) and form.call.is_to_sum(self.placement):
             return form.call.sums(term, extras)[form.index]
         return self._reduced("sum", term(self._rows(leaf), *map(self._rows, extras)))
 
     def weights(self, w: Any) -> Any:
         """Return one weight leaf per leaf of ``x``."""
-        w = tree.placed(self.verb, "w", pytrees.sealed(w), self.axis)
-        self._require_numbers("w", w)
-        structure = jax.tree.structure(self.x)
-        if jax.tree.structure(w) != structure:
-            if not isinstance(w, jax.Array):
-                raise ShapeError(
-                    f"{self.verb}: w must be one array ({self.axis.size},) of weights, or a tree of them like x; got "
-                    f"{jax.tree.structure(w)} for x of {structure}. Write "
-                    f"px.{self.verb}(x, jnp.ones({self.axis.size}), {self.axis.name!r})"
-                )
+        w, structure = self._numbers("w", w), jax.tree.structure(self.x)
+        if isinstance(w, jax.Array):
             w = jax.tree.unflatten(structure, [w] * structure.num_leaves)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(w):
-            if leaf.ndim != 1:
-                raise ShapeError(
-                    f"{self.verb}: {tree.name('w', path)} has shape {leaf.shape}, but there is one weight per element: "
-                    f"({self.axis.size},)"
-                )
+        leaves = jax.tree_util.tree_leaves_with_path(w)
+        wrong = next((f", but {tree.name('w', path)} {leaf.shape}" for path, leaf in leaves if leaf.ndim != 1), None)
+        if wrong or jax.tree.structure(w) != structure:
+            raise ShapeError(
+                f"{self.verb}: w must be one array ({self.axis.size},) of weights, or a tree of them like x"
+                f"{wrong or f', {structure}, but it is {jax.tree.structure(w)}'}. Write "
+                f"px.{self.verb}(x, jnp.ones({self.axis.size}), {self.axis.name!r})"
+            )
         return w
 
-    def _require_numbers(self, argument: str, given: Any) -> None:
-        for path, leaf in jax.tree_util.tree_leaves_with_path(given):
+    def _numbers(self, argument: str, given: Any) -> Any:
+        found = tree.placed(self.verb, argument, pytrees.sealed(given), self.axis)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(found):
             if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
                 called = tree.name(argument, path)
                 raise ShapeError(
                     f"{self.verb}: {called} must be numbers, got random keys {leaf.dtype}{list(leaf.shape)}; write "
                     f"jax.random.key_data({called}) for their bits"
                 )
-
-    def _mask(self, where: Any) -> Any:
-        if where is None:
-            return None
-        mask = tree.placed(self.verb, "where", where, self.axis)
-        if not isinstance(mask, jax.Array) or mask.ndim != 1 or mask.dtype != bool:
-            got = f"{mask.dtype}{list(mask.shape)}" if isinstance(mask, jax.Array) else type(where).__name__
-            raise ShapeError(
-                f"{self.verb}: where must be one boolean per element, bool[{self.axis.size}], got {got}; "
-                f"write where=mask > 0, or reduce values of a wider mask inside the map"
-            )
-        return mask
+        return found
 
     def _rows(self, leaf: jax.Array) -> jax.Array:
         leaf = arrays.settle(leaf, self.placement, rows=True)
@@ -261,11 +213,10 @@ class _Reduction:
         return primitives.reduce(kind, rows, axis=self.axis.name, size=self.axis.size, padded=padded)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Term:
-    """A term of a sum: each element's result, made ready, times its weight, if its mask says so."""
+class _Term(NamedTuple):
+    """A term of a sum: each element's result in a dtype to sum in, times its weight, if its mask says so."""
 
-    prepare: Callable[[jax.Array], jax.Array]
+    kind: str
     masked: bool
     weighted: bool
 
@@ -273,7 +224,9 @@ class _Term:
         """Return the term of an element, with mask and weight if there are any; or those of rows, with ``(count,)``."""
         if jnp.issubdtype(y.dtype, jax.dtypes.extended):  # PRNG keys have no sum
             return jnp.zeros(extras[0].shape if extras else ())
-        y = self.prepare(y)
+        y = y if jnp.issubdtype(y.dtype, jnp.inexact) else y.astype(_dtype(self.kind, y))
+        if jnp.issubdtype(y.dtype, jnp.floating) and jnp.finfo(y.dtype).bits < 32:
+            y = y.astype(jnp.float32)
         if self.weighted:
             weight = extras[-1]
             dtype = jnp.promote_types(y.dtype, weight.dtype) if jnp.iscomplexobj(weight) else y.dtype
@@ -285,31 +238,6 @@ class _Term:
         return y
 
 
-def _floating(x: jax.Array) -> jax.Array:
-    """Floats as they are, half precision widened, the rest as ``jnp.mean`` has it."""
-    return _wide(x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(_mean_dtype(x)))
-
-
-def _wide(x: jax.Array) -> jax.Array:
-    narrow = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
-    return x.astype(jnp.float32) if narrow else x
-
-
-def _summed(x: jax.Array) -> jax.Array:
-    return _wide(x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(_result_dtype("sum", x)))
-
-
-def _as_is(x: jax.Array) -> jax.Array:
-    return x
-
-
-def _truth(x: jax.Array) -> jax.Array:
-    return x if x.dtype == bool else x != 0
-
-
-def _result_dtype(kind: str, x: jax.Array) -> Any:
+def _dtype(kind: str, x: jax.Array) -> Any:
+    """Return the dtype of ``jnp.sum(x)``, say."""
     return jax.eval_shape(getattr(jnp, kind), jax.ShapeDtypeStruct((1,), x.dtype)).dtype
-
-
-def _mean_dtype(x: jax.Array) -> Any:
-    return jax.eval_shape(jnp.mean, jax.ShapeDtypeStruct((1,), x.dtype)).dtype

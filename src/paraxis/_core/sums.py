@@ -23,10 +23,8 @@ from paraxis._core.jax_api import ClosedJaxpr, JaxprEqn, Literal
 _LINEAR = frozenset(
     ("neg", "transpose", "reshape", "squeeze", "broadcast_in_dim", "reduce_sum", "convert_element_type", "copy")
 )
-_COPYING = frozenset(("broadcast_in_dim", "reshard"))
 _ADDING = frozenset(("add", "add_any", "sub"))
 _PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
-_ENTERED = frozenset(("scan", "while", "jit", "pjit", "checkpoint", "remat2"))
 
 
 def per_row(values: jax.Array, rows: jax.Array) -> jax.Array:
@@ -56,32 +54,20 @@ def over_elements(
     axis_name: str | None = None,
     *,
     contract: bool = True,
-    merge: bool = False,
 ) -> list[jax.Array]:
-    """Run a function of one element for rows of it.
+    """Run a function of one element for ``count`` rows: where ``summed``, return the sum over real rows, else rows.
 
-    Args:
-        body: the function.
-        operands: those that are ``shared`` as they are, of the others rows ``(count, ...)``.
-        shared: which operands all elements share.
-        summed: which results are sums over the elements.
-        linear: the operands in which the function is linear, if it is.
-        real: booleans ``(count,)``, which rows are elements; ``None``: all.
-        count: the number of rows.
-        axis_name: a name that collectives in the function have for the elements.
-        contract: take sums in products; without it, they are taken of results.
-        merge: contract the dimension of rows and those beside it as one. None of these may lie over devices.
-
-    Returns:
-        The results: where ``summed``, the sum over real rows, else rows ``(count, ...)``.
+    Operands are rows ``(count, ...)`` but for those that are ``shared``; ``linear`` are those in which the function is
+    linear, if it is; ``real`` says which rows are elements, if not all; ``axis_name`` is what collectives call them.
+    Without ``contract``, sums are taken of results.
     """
     fn, axes = jax_api.jaxpr_as_fun(body), _axes(shared)
     if contract and any(summed) and any(linear):
         args = [masked(real, x) if moves and not s else x for x, moves, s in zip(operands, linear, shared, strict=True)]
-        return _contracted(fn, args, axes, linear, body.out_avals, summed, real, count, axis_name, merge=merge)
+        return _contracted(fn, args, axes, linear, body.out_avals, summed, real, count, axis_name)
     end = _end(body, shared, summed) if contract and any(summed) and axis_name is None else None
     if end is not None:
-        return end.sums(operands, axes, real, count, merge=merge)
+        return end.sums(operands, axes, real, count)
     found = jax.vmap(fn, axes, axis_name=axis_name, axis_size=count)(*operands)
     return [total(y, real) if s else y for y, s in zip(found, summed, strict=True)]
 
@@ -115,15 +101,11 @@ def _contracted(
     real: jax.Array | None,
     count: int,
     axis_name: str | None = None,
-    *,
-    merge: bool,
 ) -> list[jax.Array]:
     """Transpose twice a function that is linear in some arguments, over all elements together the second time."""
-    known = [x for x, moves in zip(args, linear, strict=True) if not moves]
-    known_axes = [at for at, moves in zip(axes, linear, strict=True) if not moves]
-    moving = [x for x, moves in zip(args, linear, strict=True) if moves]
-    moving_axes = [at for at, moves in zip(axes, linear, strict=True) if moves]
-    of_one = [_struct(x.shape if at is None else x.shape[1:], x) for x, at in zip(moving, moving_axes, strict=True)]
+    sides = list(zip(args, axes, linear, strict=True))
+    known, moving = [(x, at) for x, at, m in sides if not m], [(x, at) for x, at, m in sides if m]
+    of_one = [_struct(x.shape if at is None else x.shape[1:], x) for x, at in moving]
 
     def transposed(known: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
         def forward(*moving: Any) -> list[Any]:
@@ -133,37 +115,12 @@ def _contracted(
         return list(jax.linear_transpose(forward, *of_one)(list(cts)))
 
     def together(*cts: Any) -> list[Any]:
-        over = jax.vmap(transposed, (known_axes, [*_axes(summed)]), axis_name=axis_name, axis_size=count)
-        found = zip(over(known, list(cts)), moving_axes, strict=True)
-        return [total(y, real) if at is None else y for y, at in found]
+        in_axes = [at for _, at in known], [*_axes(summed)]
+        found = jax.vmap(transposed, in_axes, axis_name=axis_name, axis_size=count)([x for x, _ in known], list(cts))
+        return [total(y, real) if at is None else y for y, (_, at) in zip(found, moving, strict=True)]
 
     like = [_struct(y.shape if s else (count, *y.shape), y) for y, s in zip(results, summed, strict=True)]
-    back = jax.linear_transpose(together, *like)
-    return _merged(jax_api.trace(lambda *cts: back(list(cts)), moving, {})[0], moving) if merge else list(back(moving))
-
-
-def _merged(closed: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
-    """Run a function whose products are contracted over leading dimensions, with these made one.
-
-    XLA's CPU products, of which only one dimension is contracted, else bring the second operand's to the end: a copy.
-    """
-
-    def special(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any] | None:
-        if eqn.primitive.name == "dot_general":
-            sides, (batched, _) = eqn.params["dimension_numbers"]
-            if (many := len(sides[0])) > 1 and not batched:
-                ahead = [jnp.moveaxis(x, dims, range(many)) for x, dims in zip(operands, sides, strict=True)]
-                flat = [x.reshape(-1, *x.shape[many:]) for x in ahead]
-                return jax_api.bind(eqn, {**eqn.params, "dimension_numbers": (((0,), (0,)), ((), ()))}, flat)
-        elif eqn.primitive.name in _ENTERED and jax_api.holds(next(jax_api.subjaxprs(eqn)), "dot_general"):
-            return jax_api.bind(eqn, jax_api.map_jaxprs(eqn.params, changed), operands)
-        return None
-
-    def changed(body: jax_api.Jaxpr) -> jax_api.Jaxpr:
-        closed = ClosedJaxpr(body, ())
-        return jax_api.trace(lambda *args: _merged(closed, args), closed.in_avals, {})[0].jaxpr
-
-    return jax_api.evaluate(closed, args, lambda _: False, special)
+    return list(jax.linear_transpose(together, *like)([x for x, _ in moving]))
 
 
 def _struct(shape: tuple[int, ...], like: Any) -> jax.ShapeDtypeStruct:
@@ -188,41 +145,20 @@ class _End:
 
     def __init__(self, closed: ClosedJaxpr, shared: Sequence[bool], summed: Sequence[bool]) -> None:
         jaxpr = closed.jaxpr
-        self.closed, self.summed, self.has_product = closed, summed, False
+        self.outs, self.summed, self.has_product = jaxpr.outvars, summed, False
         self.varying = {v for v, s in zip(jaxpr.invars, shared, strict=True) if not s}
-        self._zeros: set[Any] = set()
         for eqn in jaxpr.eqns:
             if any(v in self.varying for v in _variables(eqn)):
                 self.varying.update(eqn.outvars)
-            elif eqn.primitive.name in _COPYING and self._is_zero(eqn.invars[0]):
-                self._zeros.update(eqn.outvars)
+        self._made = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
         self.factors, self.ends = self._ends()
         self.steps: list[tuple[JaxprEqn, Sequence[int]]] = []
         self.moving: dict[Any, None] = {}
         self.known: dict[Any, None] = {}
-        eqns, whole = self._walk()
-        values = [*self.moving, *self.known, *(factor.variable for factor in self.factors), *whole]
-        self.given = list(dict.fromkeys(values))
-        self.head = jax_api.rebuilt(closed, eqns, self.given)
-
-    def _ends(self) -> tuple[tuple[_Factor, ...], dict[Any, Any]]:
-        made = {v: eqn for eqn in self.closed.jaxpr.eqns for v in eqn.outvars}
-        found: dict[Any, tuple[tuple[_Factor, ...], Any]] = {}
-        for v, is_summed in zip(self.closed.jaxpr.outvars, self.summed, strict=True):
-            if is_summed and v in self.varying and _is_summable(v):
-                value, factors = v, ()
-                while value in made and (scaled := self._scaled(made[value])) is not None:
-                    value, factors = scaled[0], (*factors, scaled[1])
-                found[v] = factors, value
-        first = next((factors for factors, _ in found.values()), ())
-        return first, {v: value for v, (factors, value) in found.items() if factors == first}
-
-    def _walk(self) -> tuple[list[JaxprEqn], list[Any]]:
-        """Go from the results back; return the equations of the head, and the results that it gives."""
-        outs = [v for v in self.closed.jaxpr.outvars if v not in self.ends]
-        numbers = [factor.variable for factor in self.factors]
-        wanted, whole, eqns = set(self.ends.values()), {*outs, *numbers}, list[JaxprEqn]()
-        for eqn in reversed(self.closed.jaxpr.eqns):
+        wanted = set(self.ends.values())
+        whole = {v for v in self.outs if v not in self.ends} | {factor.variable for factor in self.factors}
+        given, eqns = list(whole), list[JaxprEqn]()
+        for eqn in reversed(jaxpr.eqns):  # from the results back
             sought = wanted.intersection(eqn.outvars)
             linear = self._linear(eqn) if sought and whole.isdisjoint(eqn.outvars) else None
             if linear is None:
@@ -240,17 +176,24 @@ class _End:
                 elif not isinstance(v, Literal):
                     whole.add(v)
                     (self.moving if at in linear else self.known)[v] = None
-        self.moving.update((v, None) for v in self.closed.jaxpr.invars if v in wanted)
-        return eqns[::-1], outs
+        self.moving.update((v, None) for v in jaxpr.invars if v in wanted)
+        self.given = list(dict.fromkeys([*self.moving, *self.known, *given]))
+        self.head = jax_api.rebuilt(closed, eqns[::-1], self.given)
+
+    def _ends(self) -> tuple[tuple[_Factor, ...], dict[Any, Any]]:
+        """Return the numbers that scale the first result that is summed, and the results that the same ones scale."""
+        found: dict[Any, tuple[tuple[_Factor, ...], Any]] = {}
+        for v, is_summed in zip(self.outs, self.summed, strict=True):
+            if is_summed and v in self.varying and _is_summable(v):
+                value, factors = v, ()
+                while (eqn := self._made.get(value)) is not None and (scaled := self._scaled(eqn)) is not None:
+                    value, factors = scaled[0], (*factors, scaled[1])
+                found[v] = factors, value
+        first = next((factors for factors, _ in found.values()), ())
+        return first, {v: value for v, (factors, value) in found.items() if factors == first}
 
     def sums(
-        self,
-        operands: Sequence[jax.Array],
-        axes: Sequence[int | None],
-        real: jax.Array | None,
-        count: int,
-        *,
-        merge: bool,
+        self, operands: Sequence[jax.Array], axes: Sequence[int | None], real: jax.Array | None, count: int
     ) -> list[jax.Array]:
         out_axes = [0 if v in self.varying else None for v in self.given]
         head = jax.vmap(jax_api.jaxpr_as_fun(self.head), axes, out_axes, axis_size=count)
@@ -263,11 +206,11 @@ class _End:
             return masked(real, x) if v in self.varying else x
 
         def end(*args: Any) -> list[Any]:
-            known, moving = args[: len(self.known)], args[len(self.known) :]
-            given, values = dict(zip(self.known, known, strict=True)), dict(zip(self.moving, moving, strict=True))
+            known = dict(zip(self.known, args, strict=False))
+            values = dict(zip(self.moving, args[len(known) :], strict=True))
             for eqn, linear in reversed(self.steps):
                 read = (
-                    v.val if isinstance(v, Literal) else values[v] if at in linear else given[v]
+                    v.val if isinstance(v, Literal) else values[v] if at in linear else known[v]
                     for at, v in enumerate(eqn.invars)
                 )
                 (values[eqn.outvars[0]],) = jax_api.bind(eqn, eqn.params, list(read))
@@ -275,12 +218,10 @@ class _End:
 
         masks = [factor for factor in self.factors if factor.is_mask]
         args = [*(scaled(v, masks) for v in self.known), *(scaled(v, self.factors) for v in self.moving)]
-        known_axes = [0 if v in self.varying else None for v in self.known]
+        in_axes = [*(0 if v in self.varying else None for v in self.known), *[0] * len(self.moving)]
         linear = [False] * len(self.known) + [True] * len(self.moving)
         avals, every = [v.aval for v in self.ends.values()], [True] * len(self.ends)
-        in_axes = [*known_axes, *[0] * len(self.moving)]
-        sums = _contracted(end, args, in_axes, linear, avals, every, real, count, merge=merge)
-        found = dict(zip(self.ends, sums, strict=True))
+        found = dict(zip(self.ends, _contracted(end, args, in_axes, linear, avals, every, real, count), strict=True))
 
         def result(v: Any, is_summed: bool) -> jax.Array:
             if v in found and is_summed:
@@ -288,16 +229,16 @@ class _End:
             x = rows[v] if v in self.varying else jnp.broadcast_to(rows[v], (count, *rows[v].shape))
             return total(x, real) if is_summed else x
 
-        return [result(v, s) for v, s in zip(self.closed.jaxpr.outvars, self.summed, strict=True)]
+        return [result(v, s) for v, s in zip(self.outs, self.summed, strict=True)]
 
     def _linear(self, eqn: JaxprEqn) -> Sequence[int] | None:
         """Return the positions of operands in which an equation is linear, the others known. ``None``: in none."""
-        name, operands = eqn.primitive.name, eqn.invars
+        name, operands, variables = eqn.primitive.name, eqn.invars, _variables(eqn)
         differ = [at for at, v in enumerate(operands) if not isinstance(v, Literal) and v in self.varying]
-        alike = all(_aval(v).dtype == _aval(eqn.outvars[0]).dtype for v in _variables(eqn))
-        if not all(map(_is_summable, (*_variables(eqn), *eqn.outvars))) or not alike:
+        dtypes: set[Any] = {getattr(v.aval, "dtype", None) for v in (*variables, *eqn.outvars)}
+        if len(dtypes) > 1 or not all(map(_is_summable, eqn.outvars)):
             return None
-        if name in _LINEAR and len(differ) == len(_variables(eqn)) == 1:
+        if name in _LINEAR and len(differ) == len(variables) == 1:
             return differ
         if name in _ADDING and len(differ) == len(operands):
             return differ
@@ -307,28 +248,24 @@ class _End:
 
     def _scaled(self, eqn: JaxprEqn) -> tuple[Any, _Factor] | None:
         """Return the value that an equation scales, and by what; ``None`` if it does something else."""
-        operands = [v for v in eqn.invars if isinstance(v, Literal) or v in self.varying]
-        if eqn.primitive.name == "mul" and len(_variables(eqn)) == len(operands) == 2:
-            number, value = sorted(operands, key=lambda v: len(_aval(v).shape))
-            alike = _aval(number).dtype == _aval(value).dtype and _is_summable(value)
-            return (value, _Factor(is_mask=False, variable=number)) if alike and _is_rank_zero(number, value) else None
-        if eqn.primitive.name == "select_n" and len(eqn.invars) == 3:
-            mask, nothing, value = eqn.invars
-            plain = not any(isinstance(v, Literal) or v not in self.varying for v in (mask, value))
-            if plain and self._is_zero(nothing) and _is_summable(value) and _is_rank_zero(mask, value):
-                return value, _Factor(is_mask=True, variable=mask)
-        return None
+        variables = [v for v in _variables(eqn) if v in self.varying]
+        if len(variables) != 2:
+            return None
+        number, value = variables if eqn.primitive.name == "select_n" else sorted(variables, key=lambda v: v.aval.ndim)
+        if number.aval.shape or not value.aval.shape or not _is_summable(value):
+            return None
+        if eqn.primitive.name == "mul" and number.aval.dtype == value.aval.dtype:
+            return value, _Factor(is_mask=False, variable=number)
+        is_mask = eqn.primitive.name == "select_n" and len(eqn.invars) == 3 and eqn.invars[2] is value
+        return (value, _Factor(is_mask=True, variable=number)) if is_mask and self._is_zero(eqn.invars[1]) else None
 
     def _is_zero(self, atom: Any) -> bool:
-        return bool(np.all(atom.val == 0)) if isinstance(atom, Literal) else atom in self._zeros
-
-
-def _aval(atom: Any) -> Any:
-    return atom.aval
-
-
-def _is_rank_zero(number: Any, value: Any) -> bool:
-    return not number.aval.shape and bool(value.aval.shape)
+        if isinstance(atom, Literal):
+            return bool(np.all(atom.val == 0))
+        eqn = self._made.get(atom)
+        return (
+            eqn is not None and eqn.primitive.name in ("broadcast_in_dim", "reshard") and self._is_zero(eqn.invars[0])
+        )
 
 
 def _variables(eqn: JaxprEqn) -> list[Any]:

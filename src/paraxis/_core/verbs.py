@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, get_args, overload
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core import arrays, check, jax_api, layout, maps, origins, placing, primitives, pytrees, scope, tree
@@ -109,12 +110,12 @@ def map_sealed(
         form.value if isinstance(form, origins.Shared) else arrays.settle(leaf, placement, rows=True)
         for leaf, form in zip(leaves, known, strict=True)
     ]
-    body, how = maps.traced(fn, structure, operands, shared, placement, lowering)
-    results = maps.bind(body, operands, shared, how)
+    made, out_tree = maps.traced(fn, structure, operands, shared, placement, lowering)
+    results = made.bind()
     if any(isinstance(y, jax_api.Tracer) for y in results):
-        call = origins.Call(body, operands, shared, how)
+        call = origins.Call(made)
         results = [origins.remember(y, origins.Result(call, index)) for index, y in enumerate(results)]
-    return jax.tree.unflatten(body.structure, results)
+    return jax.tree.unflatten(out_tree, results)
 
 
 @overload
@@ -190,3 +191,25 @@ def gather(x: Any, axis: Axis | str | None = None) -> Any:
         return arrays.on_host(leaf)
 
     return pytrees.opened(jax.tree.map(one, tree.placed("gather", "x", pytrees.sealed(x), resolved)))
+
+
+def keys(key: jax.Array, axis: Axis | str | None = None) -> jax.Array:
+    """Return one random key per element, which depends only on the element's index, not on the devices.
+
+    The keys of the first ``n`` elements do not change when the axis grows.
+
+    Args:
+        key: one key, new-style (``jax.random.key``) or old-style (``jax.random.PRNGKey``).
+        axis: the axis; inside a program also its name, or ``None`` if there is only one.
+
+    Returns:
+        Keys ``(size,)``, or ``(size, 2)`` for old-style keys.
+
+    Communicates: nothing.
+
+    Example:
+        >>> import jax, paraxis as px
+        >>> px.keys(jax.random.key(0), px.Axis("members", 5)).shape
+        (5,)
+    """
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(scope.resolve("keys", axis).size))

@@ -5,10 +5,9 @@ from typing import Any
 
 import jax
 
-from paraxis._core import arrays, placing, random
+from paraxis._core import arrays, placing, verbs
 from paraxis._core.axis import Axis
 from paraxis._core.lowerings import Lowering
-from paraxis._core.verbs import map_fn
 from paraxis.ensembles import _members
 from paraxis.ensembles._ensemble import Ensemble, padded
 from paraxis.ensembles._members import State
@@ -69,7 +68,7 @@ def ensemble(
             f"px.ensemble(lambda key: {make.__name__}(…), {size}, key), with the key for what it draws"
         )
     axis = placing.settled(Axis(name, size, mesh=mesh, over=over, at_once=at_once))
-    keys, forms = random.keys(_members.one_key("ensemble", key), axis), []
+    keys, forms = verbs.keys(_members.one_key("ensemble", key), axis), []
 
     def one(key: jax.Array, *args: Any) -> State:
         form, state = _members.split(make(key, *args))
@@ -80,7 +79,7 @@ def ensemble(
         placement = placing.place(axis)
 
         def make_all(keys: jax.Array, args: Any) -> State:
-            return padded(map_fn(one, (keys, *args), axis, lowering="vmap"), placement)
+            return padded(verbs.map_fn(one, (keys, *args), axis, lowering="vmap"), placement)
 
         made = jax.jit(make_all, out_shardings=arrays.block_sharding(placement))
         traced = made.trace(keys, args)
