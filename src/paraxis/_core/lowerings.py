@@ -208,11 +208,12 @@ class Elements:
 
 def _stacked(ys: Sequence[jax.Array]) -> jax.Array:
     """``jnp.stack``, one after the other: XLA's CPU compiler computes a concatenation's operands number by number."""
-    if jnp.issubdtype(ys[0].dtype, jax.dtypes.extended):  # PRNG keys have no zero
+    first = jnp.asarray(ys[0])  # it may be a literal
+    if len(ys) == 1 or jnp.issubdtype(first.dtype, jax.dtypes.extended):  # PRNG keys have no zero
         return jnp.stack(ys)
-    found = jnp.zeros((len(ys), *ys[0].shape), ys[0].dtype)
+    found = jnp.zeros((len(ys), *first.shape), first.dtype)
     for i, y in enumerate(ys):
-        found = jax.lax.dynamic_update_index_in_dim(found, y, i, 0)
+        found = jax.lax.dynamic_update_index_in_dim(found, jnp.asarray(y), i, 0)
     return found
 
 

@@ -107,30 +107,24 @@ def _names(modules: tuple[Any, ...], paths: Sequence[Path]) -> tuple[str, ...]:
 
     Where two would have the same name, their module's number is part of it: ``[1](Linear).kernel``.
     """
-    found = [_place_and_name(modules, path) for path in paths]
+    nodes = dict(nnx.iter_graph(modules, graph=True))
+    found = [_place_and_name([nodes[path[:n]] for n in range(len(path) + 1)], path) for path in paths]
     names = tuple(name for _, name in found)
     return names if len(set(names)) == len(names) else tuple(place + name for place, name in found)
 
 
-def _place_and_name(node: Any, path: Path) -> tuple[str, str]:
-    place, rest = "", list(path)
-    while rest and isinstance(node, (tuple, Holder)):  # around the module
-        place += f"[{rest[0]}]"
-        node = (node.modules if isinstance(node, Holder) else node)[int(rest.pop(0))]
-    name = f"({type(node).__name__})" if is_module(node) else ""
-    for key in rest:
-        node = vars(node).get(str(key)) if isinstance(node, nnx.Pytree) else _item(node, key)
-        name += f"[{key}]" if isinstance(key, int) else f".{key}"
-        if isinstance(node, nnx.Pytree) and not isinstance(node, (nnx.List, nnx.Dict)):
-            name += f"({type(node).__name__})"
+def _place_and_name(nodes: Sequence[Any], path: Path) -> tuple[str, str]:
+    """Return where a module is, and its variable's name, from the nodes that lead there."""
+    place = name = ""
+    for parent, key, node in zip(nodes, path, nodes[1:], strict=False):
+        if not name and isinstance(parent, (tuple, Holder)):
+            place += f"[{key}]"
+            name = f"({type(node).__name__})" if is_module(node) else ""
+        else:
+            name += f"[{key}]" if isinstance(key, int) else f".{key}"
+            if isinstance(node, nnx.Pytree) and not isinstance(node, (nnx.List, nnx.Dict)):
+                name += f"({type(node).__name__})"
     return place, name
-
-
-def _item(node: Any, key: Any) -> Any:
-    try:
-        return node[key]
-    except (KeyError, IndexError, TypeError):
-        return getattr(node, str(key), None)
 
 
 # --- random streams --------------------------------------------------------------------------------------------------

@@ -51,11 +51,6 @@ class Optimizer(nnx.Pytree):
     """
 
     def __init__(self, module: Any, factory: Callable[..., Any], *, wrt: Choice = nnx.Param, **options: Any) -> None:
-        if isinstance(factory, optax.GradientTransformation):
-            raise StateError(
-                "Optimizer: factory must be a function of the learning rate; write px.Optimizer(net, optax.sgd, "
-                "momentum=0.9), or lambda lr: optax.chain(…, optax.sgd(lr))"
-            )
         self.module = nnx.data(module)
         self.factory = nnx.static(functools.partial(factory, **options))
         parameters = variables(module).subset(wrt)

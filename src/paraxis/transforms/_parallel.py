@@ -7,7 +7,7 @@ results differ between devices. If rows do not divide, the function is traced fo
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -100,12 +100,12 @@ class Parallel(Compiled[_R], Generic[_R]):
     ) -> None:
         super().__init__(f, modules, _run_call, static_argnums, static_argnames, donate)
         axis = Axis(axis_name, 1, mesh=mesh, over=over)
-        self._body.options = Options(reduce, batch_axis, dict(sync or {}), sync_batch_norm, check, axis)
+        self._body.options = axis, reduce, batch_axis, dict(sync or {}), sync_batch_norm, check
 
     def _ready(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Bring to all devices what is not there yet: otherwise it would be sent at every call."""
         binding, program, values, args, kwargs = super()._ready(args, kwargs)
-        placement = placing.place(self._body.options.axis)
+        placement = placing.place(self._body.options[0])
         target = arrays.sharding(placement, rows=False)
         if target is None:
             return binding, program, values, args, kwargs
@@ -125,17 +125,6 @@ class Parallel(Compiled[_R], Generic[_R]):
             return result
         self._placed = binding.graph.values()
         return arrays.whole(result)
-
-
-class Options(NamedTuple):
-    """The arguments of ``Parallel``. ``axis`` is that of the devices, its size still open."""
-
-    reduce: Any
-    batch_axis: _batches.Axes
-    sync: _batches.Sync
-    sync_batch_norm: bool
-    check: bool
-    axis: Axis
 
 
 def _sent(x: Any, placement: placing.Placement) -> Any:
@@ -159,15 +148,15 @@ class Call:
     """One call, while it is traced: its arguments split, and what its trace shows."""
 
     def __init__(self, body: Body, graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self._body, self._graph, self._options = body, graph, body.options
-        axes = self._options.batch_axis
+        self._body, self._graph = body, graph
+        axis, self._reduce, axes, self._sync, self._sync_norm, self._check = body.options
         self._batch = batch = _batches.split("Parallel", axes, args, kwargs)
         if batch.size is None and axes is not None and any(map(jnp.ndim, jax.tree.leaves(kwargs))):
             raise ShapeError(
                 "Parallel: no argument is split: those by keyword are given whole to every device. Give what is a "
                 "batch by position; or write batch_axis=None if that is meant"
             )
-        place = placing.place(self._options.axis)
+        place = placing.place(axis)
         self._axis = place.holding(place.num_devices).axis
         self._rows = place.holding(batch.size or place.num_devices)  # no padding where nothing is split
         self._drawn: list[_modules.Stream] = []
@@ -209,20 +198,20 @@ class Call:
         avals = [jax_api.struct(x) for x in operands]
         body, out_tree = traced = jax_api.trace(one, avals, {})
         run, differs = jax_api.jaxpr_as_fun(body), [True] * out_tree.num_leaves
-        if self._options.check:
+        if self._check:
             if self._rows.is_padded:
                 run = self._uneven(one, traced, avals, row_dims)
             if not jax_api.is_impure(body.jaxpr):  # else it asks the outside world
                 axes = [0, *(None if at is None else 0 for at in row_dims[1:])]
                 differs = varying.batched(body, axes, self._axis.size, self._axis.name, {})
         self._differs = jax.tree.unflatten(out_tree, differs)
-        if self._options.check:
+        if self._check:
             self._require_agreement()
         return jax.tree.unflatten(out_tree, run(*operands))
 
     def _synchronise(self, modules: Any) -> None:
         """Let the run's own BatchNorm layers that name no axis take their statistics over the devices."""
-        for node in _modules.nodes(modules) if self._options.sync_batch_norm else ():
+        for node in _modules.nodes(modules) if self._sync_norm else ():
             if isinstance(node, nnx.BatchNorm) and node.axis_name is None:
                 node.axis_name = self._axis.name
 
@@ -262,7 +251,7 @@ class Call:
         new, result = jax.tree.unflatten(structure, body.out_avals)
         if new:
             return f"variable {self._graph.names[min(new)]} is written"
-        leaves, kinds = jax.tree_util.tree_leaves_with_path(result), tree.entries(self._options.reduce, result)
+        leaves, kinds = jax.tree_util.tree_leaves_with_path(result), tree.entries(self._reduce, result)
         shapes = [a.shape for a in short[0].out_avals] if short[1] == structure else [()] * len(leaves)
         for (path, a), shape, kind in zip(leaves, shapes, kinds, strict=True):
             if (kind, a.shape[:1], shape) != ("concat", (share,), (rows, *a.shape[1:])):
@@ -285,17 +274,17 @@ class Call:
     # --- after the map -------------------------------------------------------------------------------------------
 
     def _rule(self, number: int) -> _batches.Rule | None:
-        return _batches.rule_of(self._graph, number, self._options.sync)
+        return _batches.rule_of(self._graph, number, self._sync)
 
     def _combined(self, rule: _batches.Rule | None, x: jax.Array, differs: bool) -> Any:
         return _batches.combined_variable(rule, x, self._axis, differs=differs and rule is not None)
 
     def _reduced(self, result: Any) -> Any:
         leaves, structure = jax.tree_util.tree_flatten_with_path(result)
-        kinds, differs = tree.entries(self._options.reduce, result), jax.tree.leaves(self._differs[1])
+        kinds, differs = tree.entries(self._reduce, result), jax.tree.leaves(self._differs[1])
         made = []
         for (path, x), kind, differ in zip(leaves, kinds, differs, strict=True):
-            if kind == "same" and differ and self._options.check:
+            if kind == "same" and differ and self._check:
                 raise StateError(
                     f"Parallel: {tree.name('result', path)} is to be the same on all devices (reduce='same'), but "
                     f"depends on the device's share; average it, px.pmean(x, {self._axis.name!r}), or reduce it: "
