@@ -61,18 +61,6 @@ def test_weights_and_a_splitter_of_ones_own(case: str) -> None:
     np.testing.assert_allclose(found.estimator.coef_, expected.coef_, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("case", ["ridge", "two classes, balanced"])
-def test_rows_that_a_fold_has_several_times_count_so_often(case: str) -> None:
-    ours, theirs, y = CASES[case]
-    draw = np.random.default_rng(0)
-    folds = [(draw.integers(10, 61, 51), np.arange(10)), (draw.integers(0, 40, 60), np.repeat(np.arange(40, 61), 2))]
-    found = solve.cross_validate_path(on(1, ours), X, y, GRID, folds)
-    for row, strength in enumerate(GRID):
-        for fold, (train, test) in enumerate(folds):
-            model = new(theirs, **{ours.strength_name: strength}).fit(X[train], y[train])
-            np.testing.assert_allclose(found.scores[row, fold], model.score(X[test], y[test]), rtol=1e-8)
-
-
 @pytest.mark.parametrize("strength", [-1.0, np.nan, np.inf])
 def test_a_strength_in_a_grid_must_make_sense(strength: float) -> None:
     y, grid = X[:, 0], [1.0, strength]

@@ -187,23 +187,14 @@ def test_a_fit_that_is_cut_short_says_so() -> None:
 @pytest.mark.parametrize(
     ("estimator", "y", "weight", "match"),
     [
-        (solve.LogisticRegression(), np.full(61, "a"), None, "at least two classes.*got one class, 'a'"),
-        (solve.LogisticRegression(), TWO, (TWO == "yes") * 1.0, "rows of positive weight, got one class, 'yes'"),
+        (solve.LogisticRegression(), np.full(61, "a"), None, r"at least two classes.*got one class, \['a'\]"),
+        (solve.LogisticRegression(), TWO, (TWO == "yes") * 1.0, r"rows of positive weight.*, got one class, \['yes'\]"),
         (solve.LogisticRegression(C=-1.0), TWO, None, "LogisticRegression: C must be a number above 0, got -1.0"),
-        (
-            solve.LogisticRegression(l1_ratio=2.0),
-            TWO,
-            None,
-            "l1_ratio must be a number of at least 0 and of at most 1, got 2.0",
-        ),
-        (solve.LogisticRegression(tol=0.0), TWO, None, "tol must be a number above 0, got 0.0"),
         (solve.LogisticRegression(devices=9), TWO, None, "devices must be from 1 to 8, as many as there are, got 9"),
         (solve.Ridge(-1.0), Y, None, "Ridge: alpha must be a number of at least 0.*, got -1.0"),
-        (solve.ElasticNet(l1_ratio=-1.0), Y, None, "ElasticNet: l1_ratio must be .*, got -1.0"),
         (solve.PoissonRegressor(), Y, None, r"y must hold counts, not negative, got -.*write Ridge\(\)"),
         (solve.PoissonRegressor(), 0 * Y, None, "y must hold a count above 0"),
         (solve.Ridge(), Y, -WEIGHT, "sample_weight must not be negative, nor all zero; give rows"),
-        (solve.Ridge(), Y, WEIGHT[:3], r"sample_weight must be \(61,\), one per row of X, got \(3,\)"),
     ],
 )
 def test_errors_name_the_culprit(estimator: Any, y: Any, weight: Any, match: str) -> None:

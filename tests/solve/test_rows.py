@@ -42,13 +42,9 @@ def test_what_does_not_fit_is_said() -> None:
     rows: Any = px.solve.rows
     for call, text in (
         (lambda: rows(x[0], y), r"X must be numbers \(n, d\) with at least one row"),
-        (lambda: rows(x[:0], y[:0]), "at least one row"),
         (lambda: rows(x, y[:5]), r"y must have the 6 rows of X, got \(5,\)"),
         (lambda: rows(x, y, weight[:5]), r"sample_weight must be one number for each of the 6 rows"),
-        (lambda: rows(x, y, -weight), "sample_weight must be .*not negative and somewhere positive"),
         (lambda: rows(x, y, weight * 0), "somewhere positive; leave out rows that are not to count"),
-        (lambda: rows(x, y, weight * np.nan), "sample_weight must be .*finite"),
-        (lambda: rows(x, y, weight[:, None]), "sample_weight must be one number"),
         (lambda: rows(x, y, axis=axis_on(2, 5)), "X has 6 rows, but axis 'rows' has size 5"),
         (lambda: rows(x, np.array(list("abcabc"))), r"y must be numbers, got .*; write y = np\.unique"),
     ):
@@ -74,10 +70,7 @@ def test_weights_that_vanish_when_divided_by_their_sum_are_refused_wherever_they
     table = px.Table.of_arrays(x, y)
     for call in (
         lambda: px.solve.rows(x, y, weight),
-        lambda: px.solve.rows(table, engine=px.Stream(at_once=4), sample_weight=weight),
         lambda: px.solve.LBFGS(fun).run(start, (x, y.astype(np.float32), weight.astype(np.float32))),
-        lambda: px.solve.Ridge().fit(x, y, sample_weight=weight),
-        lambda: px.solve.Lasso().fit(x, y, sample_weight=weight),
         lambda: px.solve.Ridge().fit(table, engine=px.Stream(at_once=4), sample_weight=weight),
     ):
         with pytest.raises(px.errors.DataError, match=f"adds up to {re.escape(f'{total:g}')}, too much or too little"):

@@ -88,10 +88,3 @@ def test_a_missing_label_among_text_is_no_class(tmp_path, empty):
         list(px.Table.csv(tmp_path, target="y").blocks(2))
     (tmp_path / "a.csv").write_text("x,y\n1,a\n2,NA\n3, b\n")
     assert next(px.Table.csv(tmp_path, target="y").blocks(9))[1].tolist() == ["a", "NA", " b"]
-
-
-def test_zeros_in_front_are_labels_only_where_all_are_whole_numbers(tmp_path):
-    """What is measured may be written so, with another decimal point, too."""
-    (tmp_path / "a.csv").write_text("x;y\n1;03\n2;0,13\n3;1,5\n")
-    table = px.Table.csv(tmp_path, target="y", delimiter=";", decimal=",")
-    np.testing.assert_array_equal(np.concatenate([y for _, y in table.blocks(2)]), [3, 0.13, 1.5])

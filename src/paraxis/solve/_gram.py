@@ -1,19 +1,16 @@
 """An initial Hessian from the rows' Gram matrix, for a linear problem.
 
-The Hessian of a generalised linear model is ``X.T @ C @ X``, with C the rows' curvatures. Where the model starts these
-hardly differ, and for a softmax they are close to the same matrix in every row (Böhning 1992), so that one matrix,
-``(d, d)``, stands for all outputs. Elsewhere, some classes are told from others by more rows than the rest: another
-matrix, ``(k, k)``, is the mean of the rows' curvatures by two outputs, and the Hessian is taken for the Kronecker
-product of both (as Martens and Grosse 2015 do for a layer). L-BFGS corrects what is wrong in it. Some rows are enough:
-the directions that matter are those in which X is large.
+The Hessian of a generalised linear model is ``X.T @ C @ X``, with C the rows' curvatures. For a softmax, these are
+close to the same matrix in every row (Böhning 1992), so that one matrix, ``(d, d)``, stands for all outputs. Some classes are
+told from others by more rows than the rest: another matrix, ``(k, k)``, is the mean of the rows' curvatures by two
+outputs, and the Hessian is taken for the Kronecker product of both (as Martens and Grosse 2015 do for a layer). Some
+rows are enough: the directions that matter are those in which X is large.
 
-It pays where the eigenvalues lie apart: where all are about the same, L-BFGS needs as few iterations without. Their
-spread is ``d * sum(eigenvalues²) / sum(eigenvalues)²``, for which products of the rows with a few vectors are enough
-(Hutchinson 1990).
+It pays where the eigenvalues lie apart. Their spread is ``d * sum(eigenvalues²) / sum(eigenvalues)²``, for which
+products of the rows with a few vectors are enough (Hutchinson 1990).
 
-Outside ``jit``, NumPy computes the matrix, some rows on each core, so there is nothing to compile. Inside, the same
-functions are JAX's, and products make the inverse: LAPACK's threads and XLA's would wait for each other, if it is one
-of several, for ever.
+Outside ``jit``, NumPy computes the matrix, so there is nothing to compile. Inside, products make the inverse: LAPACK's
+threads and XLA's would wait for each other, if it is one of several, for ever.
 """
 
 import concurrent.futures
@@ -85,7 +82,11 @@ def prepared(problem: Linear | Function, params: Any, precondition: str | None) 
     design, targets, weight = jax.tree.map(lambda x: x[:: used.step], (problem.design, problem.targets, problem.weight))
     problem = Linear(problem.loss, design, targets, weight, problem.l2, problem.intercept)
     sample = _sample(problem, problem.design, _wide(problem.predict(params)), problem.weight, jnp)
-    return _inverse_in_program(sample) if precondition == "gram" else _inverse_or_unit(sample)
+    if precondition == "gram":
+        return _inverse(sample, _gram(sample, jnp), jnp)
+    # Without a matrix, a number times the unit matrix, with which L-BFGS is as without.
+    pays = _spread(sample, jnp) > _SPREAD
+    return jax.lax.cond(pays, lambda sample: _inverse(sample, _gram(sample, jnp), jnp), _unit, sample)
 
 
 def _sampled_on_host(problem: Linear, params: Any) -> _Sample:
@@ -177,17 +178,11 @@ def _gram(sample: _Sample, xp: Any) -> Any:
     return _sum_over_rows(product, sample, xp)
 
 
-def _inverse_in_program(sample: _Sample) -> Inverse:
-    return _inverse(sample, _gram(sample, jnp), jnp)
-
-
 def _inverse(sample: _Sample, gram: Any, xp: Any) -> Inverse:
     _, _, largest, coupling, l2 = sample
-    # Each column's jitter is on its own scale: what the largest needs would drown the smallest. It is by the largest
-    # row, not by the mean: where few rows hold anything, the mean is small, and soon another one. Where columns depend
-    # on each other, there are many solutions, and with one jitter for all, the inverse takes what the rows span to what
-    # they span: a solver that begins at zero then finds the smallest solution, and with a small penalty needs no
-    # iterations for directions in which there is nothing but the penalty.
+    # A column's jitter is on the scale of its largest row: what the largest column needs would drown the smallest.
+    # Where columns depend on each other, one jitter for all keeps what the rows span: a solver that begins at zero
+    # finds the smallest solution, and needs no iterations where there is nothing but the penalty.
     own, alike = xp.where(largest > 0, largest, xp.mean(largest)), xp.full_like(largest, xp.mean(largest))
     added = _JITTER * xp.where(_is_singular(gram, xp), alike, own) + xp.finfo(gram.dtype).tiny
     hessian = gram + xp.diag(l2 + added)
@@ -199,16 +194,10 @@ def _inverse(sample: _Sample, gram: Any, xp: Any) -> Inverse:
     return Inverse(found, None if coupling is None else _outputs(coupling, xp))
 
 
-def _inverse_or_unit(sample: _Sample) -> Inverse:
-    """Return the inverse if it pays, else a number times the unit matrix, with which L-BFGS is as without."""
-
-    def unit(sample: _Sample) -> Inverse:
-        x, weight, _, coupling, l2 = sample
-        mean = (jnp.vdot(weight, jnp.einsum("nd,nd->n", x, x)) + jnp.sum(l2)) / x.shape[1]
-        columns = jnp.eye(x.shape[1], dtype=x.dtype) / jnp.where(mean > 0, mean, 1)
-        return Inverse(columns, None if coupling is None else jnp.eye(len(coupling), dtype=coupling.dtype))
-
-    return jax.lax.cond(_spread(sample, jnp) > _SPREAD, _inverse_in_program, unit, sample)
+def _unit(sample: _Sample) -> Inverse:
+    mean = (jnp.vdot(sample.weight, jnp.einsum("nd,nd->n", sample.x, sample.x)) + jnp.sum(sample.l2)) / len(sample.l2)
+    columns = jnp.eye(len(sample.l2), dtype=sample.x.dtype) / jnp.where(mean > 0, mean, 1)
+    return Inverse(columns, None if sample.coupling is None else jnp.eye(len(sample.coupling), dtype=columns.dtype))
 
 
 def _outputs(coupling: Any, xp: Any) -> Any:

@@ -35,12 +35,11 @@ class LBFGSState(NamedTuple):
         s_history, y_history, rho_history, gamma, num_pairs: the stored curvature.
         aux: what ``fun`` returned besides the value.
         failed_linesearch: whether the last search found nothing better.
-        num_fun_eval, num_grad_eval: evaluations; a linear model's trials are evaluations without a gradient.
-        num_linesearch_iter: trials so far.
+        num_fun_eval, num_grad_eval, num_linesearch_iter: evaluations, those with a gradient, and trials.
         status: a :class:`Status`, as int32.
         data_passes: how often all data were read, or would have been by a function that reads them once forwards and
             once backwards.
-        progress: what the solver needs to detect that rounding allows no more progress.
+        progress: the best so far.
         cache: a linear model's predictions.
         preconditioner: the inverse of the initial Hessian, or ``None``.
     """
@@ -153,35 +152,21 @@ class LBFGS(Solver):
 
     def _rechecked(self, step: OptStep, arguments: Any) -> OptStep:
         problem = self._problem(step.params, arguments)
-        point, passes = problem.start(step.params), 1 if problem.is_table else 2
-        return OptStep(step.params, stopping.recheck(step.state, passes, point, trees.norm(point.grad), self))
+        point = problem.start(step.params)
+        return OptStep(step.params, stopping.recheck(step.state, problem, point, trees.norm(point.grad), self))
 
     def _start(self, params: Any, arguments: Any, preconditioner: gram.Inverse | None) -> OptStep:
-        problem = self._problem(params, arguments)
+        problem, size = self._problem(params, arguments), self.history_size
         point = problem.start(params)
         error = trees.norm(point.grad)
-        count, size = jnp.zeros((), jnp.int32), self.history_size
-        progress, status = stopping.begin(point, error, self.tol)
         state = LBFGSState(
-            iter_num=count,
-            value=point.value,
-            grad=point.grad,
+            **stopping.begun(problem, point, error, self.tol),
             stepsize=jnp.zeros_like(point.value),
-            error=error,
             s_history=trees.zeros(params, size),
             y_history=trees.zeros(params, size),
             rho_history=jnp.zeros((size,), point.value.dtype),
             gamma=self._first_scale(preconditioner, error),
-            num_pairs=count,
-            aux=point.aux,
-            failed_linesearch=jnp.array(False),
-            num_fun_eval=count + 1,
-            num_grad_eval=count + 1,
-            num_linesearch_iter=count,
-            status=status,
-            data_passes=count + (1 if problem.is_table else 2),
-            progress=progress,
-            cache=point.cache,
+            num_pairs=jnp.zeros((), jnp.int32),
             preconditioner=preconditioner,
         )
         return OptStep(params, state)

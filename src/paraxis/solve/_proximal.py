@@ -110,14 +110,10 @@ class ProximalGradient(Solver):
         value_and_grad, has_aux, stepsize, maxiter, verbose: as of :class:`LBFGS`.
 
     Raises:
-        ValueError: if an option is not valid.
-        ShapeError: if the arguments of ``run`` do not fit together.
-        DataError: if the hyperparameters of an operator of :mod:`paraxis.solve.prox` make no sense, such as a lower
-            bound above the upper one.
+        ValueError, ShapeError: as of :class:`LBFGS`.
+        DataError: if the hyperparameters of an operator of :mod:`paraxis.solve.prox` make no sense.
 
-    Communicates, if rows are spread over devices: for a linear model, one all-reduce of three scalars per trial step
-    and one the size of ``params`` per iteration; for other functions, whatever the value does per trial step, and the
-    gradient per iteration.
+    Communicates: as :class:`LBFGS`.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -222,7 +218,7 @@ class ProximalGradient(Solver):
             finite=finite & ~(stuck & bool(self.stepsize)),
         )
         read = step.num_trials + (1 if problem.is_linear else 2 + step.num_grads)
-        state = ProximalGradientState(
+        state = state._replace(
             iter_num=state.iter_num + 1,
             value=value,
             stepsize=step.following,
@@ -260,11 +256,11 @@ class ProximalGradient(Solver):
         """If it is no solution, the run begins again from there."""
         params, state = step
         problem, hyper = self._problem(params, arguments), arguments[0][0]
-        point, passes = problem.start(params), 1 if problem.is_table else 2
+        point = problem.start(params)
         moved = self._moved(trees.along(params, -state.stepsize, point.grad), hyper, state.stepsize)
         error = self._error(point, trees.minus(moved, params), state.stepsize, hyper)
         whole = point._replace(value=self._with_penalty(point.value, params, hyper))
-        state = stopping.recheck(state, passes, whole, error, self)
+        state = stopping.recheck(state, problem, whole, error, self)
         lag, one = jnp.zeros_like(state.lag), jnp.ones_like(state.t)
         return OptStep(params, state._replace(velocity=params, t=one, velocity_value=point.value, lag=lag))
 
@@ -279,27 +275,13 @@ class ProximalGradient(Solver):
         problem = self._problem(params, arguments)
         point = problem.start(params)
         whole = point._replace(value=self._with_penalty(point.value, params, arguments[0][0]))
-        one, count = jnp.ones((), point.value.dtype), jnp.zeros((), jnp.int32)
-        error = jnp.full_like(one, jnp.inf)  # not known
-        progress, status = stopping.begin(whole, error, self.tol)
+        one = jnp.ones((), point.value.dtype)
         state = ProximalGradientState(
-            iter_num=count,
-            value=whole.value,
-            stepsize=one * (self._given_stepsize(count) if self.stepsize else 1),
-            error=error,
-            aux=point.aux,
+            **stopping.begun(problem, whole, jnp.full_like(one, jnp.inf), self.tol),  # of an error that is not known
+            stepsize=one * (self._given_stepsize(jnp.zeros((), jnp.int32)) if self.stepsize else 1),
             velocity=params,
             t=one,
-            grad=point.grad,
-            failed_linesearch=jnp.array(False),
-            num_fun_eval=count + 1,
-            num_grad_eval=count + 1,
-            num_linesearch_iter=count,
-            status=status,
-            data_passes=count + (1 if problem.is_table else 2),
-            progress=progress,
             velocity_value=point.value,
-            cache=point.cache,
             lag=jnp.zeros_like(point.cache.z) if problem.is_linear else (),
         )
         return OptStep(params, state)

@@ -1,8 +1,7 @@
 """The step along a direction: a search on a line for the strong Wolfe conditions, as by zoom, with Newton's trials.
 
-It keeps a bracket. Its lower end is better than where the search began and goes further down; its upper end is worse,
-or goes up. Between the two lies a step that will do (Moré and Thuente 1994), and each trial makes the bracket smaller
-or ends the search.
+It keeps a bracket, whose lower end is better than where the search began and goes further down, and whose upper end is
+worse, or goes up. Between the two lies a step that will do (Moré and Thuente 1994).
 
 Near a minimum the difference of two values is rounding. What is as good as rounding can tell is therefore judged by
 its slope alone (the approximate Wolfe test of Hager and Zhang 2005).

@@ -76,8 +76,28 @@ def begin(point: Point, error: jax.Array, tol: float) -> tuple[Progress, jax.Arr
     return Progress(point.value, error, zero, point.value, zero), status
 
 
-def recheck(state: Any, passes: int, point: Point, error: jax.Array, options: Any) -> Any:
-    """Return a state at a point that was computed anew in so many passes, with its status by the error there.
+def begun(problem: Any, point: Point, error: jax.Array, tol: float) -> dict[str, Any]:
+    """Return the fields that the states of all solvers begin with."""
+    (progress, status), zero, one = begin(point, error, tol), jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32)
+    return {
+        "value": point.value,
+        "grad": point.grad,
+        "aux": point.aux,
+        "cache": point.cache,
+        "iter_num": zero,
+        "error": error,
+        "failed_linesearch": jnp.array(False),
+        "num_fun_eval": one,
+        "num_grad_eval": one,
+        "num_linesearch_iter": zero,
+        "status": status,
+        "data_passes": one if problem.is_table else 2 * one,
+        "progress": progress,
+    }
+
+
+def recheck(state: Any, problem: Any, point: Point, error: jax.Array, options: Any) -> Any:
+    """Return a state at a point that was computed anew, with its status by the error there.
 
     If a solution is none after all, the run goes on; if that does not help, rounding allows none. Where no step helped
     any more, the status says so still, unless this is a solution. ``options`` are the solver's ``tol`` and ``maxiter``.
@@ -98,7 +118,7 @@ def recheck(state: Any, passes: int, point: Point, error: jax.Array, options: An
         cache=point.cache,
         status=status,
         progress=begun._replace(first_value=first, num_refuted=num_refuted),
-        data_passes=state.data_passes + passes,
+        data_passes=state.data_passes + (1 if problem.is_table else 2),
     )
 
 

@@ -4,9 +4,8 @@ The operator of a penalty g with strength ``scaling`` takes x to the minimum ove
 ``scaling * g(z) + ||z - x||**2 / 2``; that of a constraint projects on what is allowed, whatever the scaling (Parikh
 and Boyd, "Proximal algorithms", 2014). All have JAXopt's arguments ``(x, hyperparams=None, scaling=1.0)``, take any
 pytree of floats and return its like. A hyperparameter is a number for all leaves, or a tree that is a prefix of ``x``;
-each of its leaves may be an array that broadcasts against the leaves of ``x`` below it. Nothing is communicated.
-
-:class:`paraxis.solve.ProximalGradient` takes any of them, and any function with these arguments.
+each of its leaves may be an array that broadcasts against the leaves of ``x`` below it. Others raise a ShapeError.
+Nothing is communicated. :class:`paraxis.solve.ProximalGradient` takes any function with these arguments.
 """
 
 import dataclasses
@@ -35,12 +34,7 @@ def l1(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     """Apply the penalty ``strength * sum(abs(x))``: values smaller than the strength become 0, others shrink by it.
 
     Args:
-        x: pytree of floats.
         hyperparams: the strength, not negative; default 1.
-        scaling: factor of the penalty.
-
-    Raises:
-        ShapeError: if the strength is neither a number nor a prefix of ``x``.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -60,12 +54,7 @@ def elastic_net(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     """Apply the penalty ``l1 * sum(abs(x)) + l2 / 2 * sum(x**2)``.
 
     Args:
-        x: pytree of floats.
         hyperparams: a pair ``(l1, l2)``; default ``(1, 1)``. JAXopt's second number is our ``l2 / l1``.
-        scaling: factor of the penalty.
-
-    Raises:
-        ShapeError: if they are not a pair, or one is neither a number nor a prefix of ``x``.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -86,12 +75,7 @@ def group(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     for all outputs or for none. A leaf ``(d,)`` is one group, and so is a number.
 
     Args:
-        x: pytree of floats.
         hyperparams: the strength, not negative; default 1. For one strength per row, give an array ``(d, 1)``.
-        scaling: factor of the penalty.
-
-    Raises:
-        ShapeError: if the strength is neither a number nor a prefix of ``x``.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -110,15 +94,10 @@ def group(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
 
 
 def box(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
-    """Apply bounds: move each number to the nearest allowed one.
+    """Apply bounds: move each number to the nearest allowed one; the scaling has no effect.
 
     Args:
-        x: pytree of floats.
         hyperparams: a pair ``(lower, upper)``; an infinite bound leaves its side open. Default ``(0, 1)``.
-        scaling: without effect.
-
-    Raises:
-        ShapeError: if they are not a pair, or one is neither a number nor a prefix of ``x``.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -149,12 +128,8 @@ def simplex(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     """Move each vector along the last axis to the nearest one without negative numbers and with the given sum.
 
     Args:
-        x: pytree of floats, each leaf ``(..., d)``.
+        x: each leaf is ``(..., d)``.
         hyperparams: the sum, positive; default 1. For one sum per vector, give an array ``(..., 1)``.
-        scaling: without effect.
-
-    Raises:
-        ShapeError: if a leaf of ``x`` is a number, or the sum is neither a number nor a prefix of ``x``.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -233,7 +208,7 @@ def require_sensible(who: str, operator: Prox, x: Any, hyperparams: Any) -> None
 
     Raises:
         TypeError: if there are none: a default strength of 1 makes most solutions zero.
-        DataError: naming one that no penalty has, and no set that holds anything.
+        DataError: if one makes no sense.
     """
     while isinstance(operator, _First):
         operator, x = operator.operator, x[0]

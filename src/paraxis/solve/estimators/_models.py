@@ -42,7 +42,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         coef_: ``(1, d)`` for two classes, else ``(k, d)``.
         intercept_: ``(1,)`` or ``(k,)``.
         classes_: the labels, ``(k,)``.
-        n_iter_: iterations, ``(1,)``.
+        n_iter_: iterations; of classes ``(1,)``.
         status_: why the solver stopped, in words.
         data_passes_: how often all rows were read.
 
@@ -81,31 +81,21 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         check_classification_targets(y)
         y = column_or_1d(y, warn=True)
         self.classes_ = np.unique(y)
-        if y.dtype.kind == "f" and abs(self.classes_).max() >= 2.0 ** (np.finfo(y.dtype).nmant + 1):
-            raise DataError(
-                f"{self._who}: y holds labels such as {abs(self.classes_).max():.0f} as {y.dtype}, which does not tell "
-                f"all integers of that size apart; give integers, np.asarray(y, np.int64), or text"
-            )
         return y
 
     def _weighted(self, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        there = np.unique(y[weight > 0])
-        if len(there) < 2:
+        if self.class_weight is not None:
+            with np.errstate(divide="ignore"):
+                factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y, sample_weight=weight)
+            factors = np.where(np.isfinite(factors), factors, 0)  # of a class whose rows have the weight 0
+            weight = (weight * factors[np.searchsorted(self.classes_, y)]).astype(weight.dtype)
+        there = np.unique(y[weight > 0]).tolist()
+        if len(there) < 2 or np.any(weight < 0):
             raise DataError(
-                f"{self._who}: y must hold at least two classes in rows of positive weight, got one class, "
-                f"{there.tolist()[0]!r}"
+                f"{self._who}: y must hold at least two classes in rows of positive weight, and class_weight must not be "
+                f"negative, got one class, {there[:1]}"
             )
-        if self.class_weight is None:
-            return weight
-        with np.errstate(divide="ignore"):
-            factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y, sample_weight=weight)
-        factors = np.where(np.isfinite(factors), factors, 0)  # of a class whose rows have the weight 0
-        if np.any(factors < 0) or np.sum(np.isin(self.classes_, there) & (factors > 0)) < 2:
-            raise DataError(
-                f"{self._who}: class_weight must not be negative, and positive for two classes at least, got "
-                f"{self.class_weight!r}; write class_weight='balanced'"
-            )
-        return (weight * factors[np.searchsorted(self.classes_, y)]).astype(weight.dtype)
+        return weight
 
     def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
         number = np.searchsorted(self.classes_, y).astype(np.int32)
@@ -123,12 +113,6 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         return self.classes_[(z > 0).astype(int) if z.ndim == 1 else z.argmax(1)]
 
     def _score(self, predicted: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
-        if y.size and isinstance(y.flat[0], str) != isinstance(self.classes_[0], str):
-            known, given = self.classes_[:1].tolist()[0], y.reshape(-1)[:1].tolist()[0]
-            raise TypeError(
-                f"the model knows labels such as {known!r}, and these are such as {given!r}; write text for both, or "
-                f"numbers for both"
-            )
         return float(accuracy_score(y, predicted, sample_weight=weight))
 
     def _solver_form(self) -> tuple[np.ndarray, np.ndarray]:
@@ -203,7 +187,7 @@ class Ridge(_Regression):
     Attributes:
         coef_: ``(d,)``, or ``(k, d)`` for targets ``(n, k)`` of more than one column.
         intercept_: a number, or ``(k,)``.
-        n_iter_, status_, data_passes_: as of :class:`LogisticRegression`; ``n_iter_`` is a number.
+        n_iter_, status_, data_passes_: as of :class:`LogisticRegression`.
 
     Example:
         >>> import numpy as np, paraxis as px
@@ -265,7 +249,7 @@ class ElasticNet(_Regression):
 
     Attributes:
         coef_, intercept_: ``(d,)`` and a number.
-        n_iter_, status_, data_passes_: as of :class:`LogisticRegression`; ``n_iter_`` is a number.
+        n_iter_, status_, data_passes_: as of :class:`LogisticRegression`.
 
     Example:
         >>> import numpy as np, paraxis as px
@@ -314,7 +298,7 @@ class PoissonRegressor(_Regression):
 
     Attributes:
         coef_, intercept_: ``(d,)`` and a number.
-        n_iter_, status_, data_passes_: as of :class:`LogisticRegression`; ``n_iter_`` is a number.
+        n_iter_, status_, data_passes_: as of :class:`LogisticRegression`.
 
     Example:
         >>> import numpy as np, paraxis as px
