@@ -1,6 +1,5 @@
 """A small run for the tests of ``fit``, and the same written by hand."""
 
-import functools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import optax
 
 import paraxis as px
 from tests._support import axis_on
+from tests.train._models import data as numbers
 
 ONE = axis_on(1, 1, "batch")  # one device: that is where bits are promised
 NUM_ROWS, BATCH = 56, 16
@@ -20,8 +20,7 @@ PER_EPOCH = 4  # 16, 16, 16, 8 rows
 
 
 def arrays(num_rows: int = NUM_ROWS) -> dict[str, np.ndarray]:
-    draw = np.random.default_rng(3)
-    x = draw.standard_normal((num_rows, 3)).astype(np.float32)
+    x = np.random.default_rng(3).standard_normal((num_rows, 3)).astype(np.float32)
     return {"x": x, "y": (x @ np.array([1.0, -2.0, 0.5]) + 0.3).astype(np.float32)}
 
 
@@ -39,33 +38,27 @@ def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:
     return (batch["x"] @ params["w"] + params["b"] + noise - batch["y"]) ** 2
 
 
-def optimizer() -> optax.GradientTransformation:
-    return optax.adam(optax.cosine_decay_schedule(0.1, 40))
-
-
 # One object, as a state of another optimiser is another type of value, which steps are compiled for anew.
-_OPTIMIZER = optimizer()
+_OPTIMIZER = optax.adam(optax.cosine_decay_schedule(0.1, 40))
 step = px.train_step(loss, axis=ONE)
 
 
 def start() -> px.TrainState:
-    params = {"w": jnp.zeros(3), "b": jnp.zeros(())}
-    return px.TrainState.create(params, _OPTIMIZER, key=jax.random.key(7))
+    return px.TrainState.create({"w": jnp.zeros(3), "b": jnp.zeros(())}, _OPTIMIZER, key=jax.random.key(7))
 
 
 def by_hand(found: Sequence[Any]) -> Iterator[tuple[Any, Any, float]]:
     """Parameters, optimiser's state and loss after each of these batches."""
-    tx, key = optimizer(), jax.random.key(7)
+    params: Any = {"w": jnp.zeros(3), "b": jnp.zeros(())}
+    key, state = jax.random.key(7), _OPTIMIZER.init(params)
 
-    @functools.partial(jax.jit)
+    @jax.jit
     def update(params: Any, state: Any, batch: Any, number: jax.Array) -> Any:
         own = jax.random.fold_in(key, number)
         value, gradient = jax.value_and_grad(lambda p: jnp.mean(loss(p, batch, own)))(params)
-        updates, state = tx.update(gradient, state, params)
+        updates, state = _OPTIMIZER.update(gradient, state, params)
         return optax.apply_updates(params, updates), state, value
 
-    params = {"w": jnp.zeros(3), "b": jnp.zeros(())}
-    state = tx.init(params)
     for number, batch in enumerate(found):
         params, state, value = update(params, state, batch, jnp.int32(number))
         yield params, state, float(value)
@@ -79,11 +72,7 @@ def evaluate_step(state: px.TrainState, batch: Any) -> dict[str, px.Mean]:
 
 def bits(tree: Any) -> list[bytes]:
     """All leaves, as they lie in memory."""
-    return [np.asarray(jax.random.key_data(x) if _is_key(x) else x).tobytes() for x in jax.tree.leaves(tree)]
-
-
-def _is_key(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return [numbers(x).tobytes() for x in jax.tree.leaves(tree)]
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
