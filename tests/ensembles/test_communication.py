@@ -10,7 +10,7 @@ import paraxis as px
 from paraxis.reports import of_program
 from paraxis.testing import Communication, communication
 from tests._support import values
-from tests.ensembles._kinds import DICT, KINDS, X, Y, mesh_of
+from tests.ensembles._kinds import DICT, X, Y, mesh_of
 
 # (members, devices): one each; several each; those that do not divide; a device without a member.
 PLACES = [(7, 2), (2, 2), (8, 2), (5, 8), (8, 8), (10, 8)]
@@ -39,14 +39,6 @@ def test_a_train_step_communicates_nothing(size: int, devices: int, lowering: An
     assert of_step(ens, DICT.step, X, Y).total_count == 0  # the members lie otherwise now
     own = values(size, *X.shape), jnp.tile(Y, (size, 1))
     assert of_step(ens, DICT.step, *own, in_axes=0).total_count == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["linen", "nnx", "px.Optimizer"])
-@pytest.mark.parametrize("lowering", LOWERINGS)
-def test_a_train_step_of_other_kinds_communicates_nothing(name: str, lowering: Any) -> None:
-    ens = px.ensemble(KINDS[name].make, 5, 0, mesh=mesh_of(2), lowering=lowering)
-    assert of_step(ens, KINDS[name].step, X, Y).total_count == 0
 
 
 @pytest.mark.sampled(1)

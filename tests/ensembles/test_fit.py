@@ -206,12 +206,6 @@ def test_a_rule_may_watch_the_training_loss() -> None:
     np.testing.assert_array_equal(ens.stacked(), [4, 4])
 
 
-def test_a_direction_is_asked_for() -> None:
-    """Taken for a loss, an accuracy would keep each member's worst state."""
-    with pytest.raises(px.errors.DataError, match="mode"):
-        StopEarly("test/accuracy", patience=1)
-
-
 def test_metrics_are_those_in_eval_mode() -> None:
     ens, x, y = px.ensemble(make_nnx, 3, 0, mesh=mesh_of(2)), X[:6], jnp.arange(6) % 4
     evaluate = lambda net, x, y: {"loss": loss_of(net(x), y)}  # noqa: E731

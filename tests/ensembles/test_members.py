@@ -13,7 +13,7 @@ from flax import nnx
 
 import paraxis as px
 from tests._support import assert_close, values
-from tests.ensembles._kinds import KINDS, NNX, Regular, X, Y, arrays_of, make_nnx, mesh_of
+from tests.ensembles._kinds import KINDS, X, Y, arrays_of, mesh_of
 
 SIZE = 5
 W = values(SIZE, 3, 2, seed=2)
@@ -120,22 +120,6 @@ def test_picked_and_stacked_members_have_arrays_of_their_own() -> None:
         assert (np.asarray(part.stacked()["w"]) == 2 * numbers[:2]).all()
     far = jax.device_put(X, jax.devices()[0])  # a picked one is free of the mesh
     np.testing.assert_allclose(jax.jit(apply_linear)(ens[4], far), X @ (4 * W[4]), rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_picked_module_is_called_and_trained_as_any_other() -> None:
-    ens = px.ensemble(make_nnx, 2, 0, mesh=mesh_of(2))
-    ens.train(NNX.step, X, Y)
-    first, second = ens[0], ens[0]
-    assert isinstance(first[0], Regular)
-    assert isinstance(first[1], nnx.Optimizer)
-    step = nnx.jit(NNX.step)
-    losses = [float(step(*first, X, Y)) for _ in range(2)]
-    assert losses == [float(step(*second, X, Y)) for _ in range(2)]  # the keys of its dropout are its own too
-    together = [ens.train(NNX.step, X, Y) for _ in range(2)]
-    np.testing.assert_allclose([float(out[0]) for out in together], losses, rtol=1e-4)
-    np.testing.assert_allclose(first[0].first.kernel[...], ens[0][0].first.kernel[...], rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(ens.add(first)[2][0].first.kernel[...], first[0].first.kernel[...])
 
 
 def make_mixed(key: jax.Array) -> Any:

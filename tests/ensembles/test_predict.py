@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 import paraxis as px
 from tests._support import values
-from tests.ensembles._kinds import Regular, mesh_of, softmax
+from tests.ensembles._kinds import mesh_of, softmax
 
 SIZE = 7
 X = values(6, 3)
@@ -118,19 +117,3 @@ def test_each_member_may_have_its_own_inputs() -> None:
     scaled = LOGITS * np.arange(1.0, SIZE + 1)[:, None, None]
     got = linear().predict(X, scales, in_axes=(None, 0), apply=lambda w, x, scale: x @ w * scale)
     check(got, softmax(scaled).mean(0))
-
-
-@pytest.mark.slow
-def test_modules_predict_in_eval_mode_and_stay_in_train_mode() -> None:
-    def make(key: jax.Array) -> Regular:
-        return Regular(nnx.Rngs(key))
-
-    ens = px.ensemble(make, 2, 0, mesh=mesh_of(2))
-    plain = [make(jax.random.fold_in(jax.random.key(0), index)) for index in range(2)]
-    for net in plain:
-        net.eval()
-    expected = np.stack([net(X) for net in plain])
-    np.testing.assert_allclose(ens.members(X), expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(ens.members(X, apply=lambda net, x: net(x)), expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(ens.predict(X), softmax(expected).mean(0), rtol=1e-4, atol=1e-5)
-    assert not ens[0].dropout.deterministic

@@ -212,7 +212,7 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[px.Ensemble], Any]]] = 
     ),
     "another structure": (px.StateError, "step must return the new member", lambda ens: ens.train(lambda w: [w, w])),
     "rows of three": (px.ShapeError, r"has shape \(3,\)", lambda ens: ens.train(step, X[:3, 0], in_axes=0)),
-    "an axis of one": (px.ShapeError, r"in_axes must be one of 0, None", lambda ens: ens.train(step, X, in_axes=1)),
+    "an axis of one": (px.ShapeError, "in_axes must be 0 or None", lambda ens: ens.train(step, X, in_axes=1)),
     "too few entries": (ValueError, "axis|prefix|arity|mismatch", lambda ens: ens.train(step, X, Y, in_axes=(0,))),
     "one number per row": (px.ShapeError, "one number for each row", lambda ens: ens.predict(X)),
     "another mask": (

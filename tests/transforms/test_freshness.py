@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import flax.errors
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -203,34 +202,14 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
 def test_what_is_no_value_of_a_variable_cannot_be_changed_inside(what: str) -> None:
     change, culprit = CHANGES[what]
     net, x = MLP(nnx.Rngs(0)), values(2, 3)
-    expected, before, attributes = net(x), arrays_in(net), [dict(vars(n)) for n in (net, net.first, net.last)]
+    before, attributes = arrays_in(net), [dict(vars(n)) for n in (net, net.first, net.last)]
 
-    def body(net: MLP, x: jax.Array, *, change: Callable[[MLP], Any] | None) -> jax.Array:
-        y = net(x)
+    def body(net: MLP, x: jax.Array) -> jax.Array:
         net.first.kernel[...] += 1.0
-        if change is not None:
-            change(net)
-        return y
+        change(net)
+        return net(x)
 
-    fast = px.Jit(body, net, static_argnames="change")
     with pytest.raises(px.StateError, match=rf"Jit: .*set attribute {culprit}.*self\.count\[\.\.\.\] \+= 1"):
-        fast(x, change=change)
+        px.Jit(body, net)(x)
     assert_untouched(before, net)
     assert [dict(vars(n)) for n in (net, net.first, net.last)] == attributes
-    assert_close(fast(x, change=None), expected)
-
-
-@pytest.mark.parametrize("wrap", [jax.jit, jax.vmap, jax.grad], ids=["jit", "vmap", "grad"])
-def test_writing_under_a_plain_transformation_is_refused_and_leaks_nothing(wrap: Any) -> None:
-    net, x = Counter(nnx.Rngs(0)), values(3)
-    fast, before = px.Jit(_writes, net), arrays_in(net)
-    given = values(2, 3) if wrap is jax.vmap else x
-    with pytest.raises(flax.errors.TraceContextError, match="from a different trace level"):
-        wrap(lambda x: fast(x))(given)
-    assert_untouched(before, net)
-    assert_close(fast(x), (x @ net.layer.kernel[...]).sum() + x[0] * 4)
-
-
-def _writes(net: Counter, x: jax.Array) -> jax.Array:
-    net.layer.bias[...] = jnp.full(4, 1.0) * x[0]
-    return net(x).sum()

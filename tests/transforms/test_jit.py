@@ -1,6 +1,5 @@
 """``px.Jit`` computes what the function computes, writes back what it wrote, and otherwise leaves all as it was."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -94,39 +93,6 @@ def test_tied_weights_stay_one_variable() -> None:
     expected = x @ (shared.kernel.get_value() + 1.0) + other.bias[...]
     assert_close(px.Jit(both, shared, other)(x), expected)
     assert other.kernel is shared.kernel
-
-
-def test_two_threads_tracing_at_once_do_not_mix() -> None:
-    meet, failed = threading.Barrier(2, timeout=60), list[BaseException]()
-
-    def work(seed: int) -> None:
-        try:
-            net, x = Counter(nnx.Rngs(seed)), values(2, 3, seed=seed)
-            inner = px.Jit(net)
-
-            def outer(net: Counter, inner: Any, x: jax.Array) -> jax.Array:
-                meet.wait()
-                y = inner(x)
-                meet.wait()
-                return y + inner(x) * net.layer.bias[...].sum()
-
-            net.layer.bias[...] = values(4, seed=seed)
-            bias, kernel = np.asarray(net.layer.bias[...]), np.asarray(net.layer.kernel[...])
-            y = np.asarray(x) @ kernel + bias
-            fast = px.Jit(outer, net, inner)
-            for n in range(1, 6):
-                assert_close(fast(x), jnp.asarray(y + y * bias.sum()))
-                assert net.calls.get_value() == 2 * n
-        except BaseException as error:
-            meet.abort()
-            failed.append(error)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
 
 
 def test_what_is_read_beside_the_arguments_is_read_when_traced() -> None:

@@ -100,22 +100,3 @@ def test_an_optimiser_that_keeps_the_rate_in_its_state_is_refused(factory: Any) 
         px.Optimizer(MLP(nnx.Rngs(0)), factory)
     fixed = px.Optimizer(MLP(nnx.Rngs(0)), lambda lr: optax.chain(optax.rprop(0.01), optax.scale(lr)))
     assert len(fixed.names) == 4
-
-
-def _mean_step(net: MLP, opt: nnx.Optimizer[MLP], x: Any, y: Any) -> jax.Array:
-    loss, gradients = nnx.value_and_grad(square_loss)(net, x, y)
-    opt.update(net, px.pmean(gradients, "device"))
-    return px.pmean(loss, "device")
-
-
-def test_flax_s_optimizer_works_in_the_transforms_as_by_hand() -> None:
-    nets = [MLP(nnx.Rngs(0)) for _ in range(2)]
-    opts = [nnx.Optimizer(net, optax.adam(0.1), wrt=nnx.Param) for net in nets]
-    x, y = np.tile(X, (2, 1)), np.tile(Y, (2, 1))
-    step = px.Parallel(_mean_step, nets[0], opts[0], reduce="same")
-    for _ in range(3):
-        loss, gradients = nnx.value_and_grad(square_loss)(nets[1], x, y)
-        opts[1].update(nets[1], gradients)
-        np.testing.assert_allclose(step(x, y), loss, rtol=1e-5)
-    for ours, theirs in zip(px.variables(nets[0]), px.variables(nets[1]), strict=True):
-        np.testing.assert_allclose(ours[...], theirs[...], rtol=1e-3, atol=1e-5)

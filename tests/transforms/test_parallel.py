@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import paraxis as px
 from tests._support import assert_close, at_night, values
-from tests.transforms._models import MLP, Normed, Tied, host, mesh_of, mlp
+from tests.transforms._models import Normed, Tied, host, mesh_of, mlp
 
 SOME_DEVICES = [1, 8, *at_night([2, 3], 2)]
 
@@ -175,24 +175,7 @@ def test_axes_of_arguments(name: str, devices: int) -> None:
     assert_close(host(got), host(jnp.asarray(body(*args))))
 
 
-def test_static_arguments() -> None:
-    def body(net: MLP, kind: str, x: jax.Array, power: int = 1, *, shift: Any = 0.0) -> jax.Array:
-        assert isinstance(kind, str)
-        assert isinstance(power, int)
-        return net(x) ** power + shift if kind == "net" else x
-
-    net, x = mlp(), values(16, 3)
-    wishes: list[dict[str, Any]] = [{"static_argnums": (0, 2)}, {"static_argnames": ("kind", "power")}]
-    for options in wishes:
-        fast = px.Parallel(body, net, **options)
-        assert_close(host(fast("net", x, 2)), net(x) ** 2)
-        assert_close(host(fast("net", x, power=2, shift=0.5)), net(x) ** 2 + 0.5)
-        assert_close(host(fast("as is", x, 1)), x)
-    assert_close(host(px.Parallel(lambda x, flag: x.T if flag else x, static_argnums=1, batch_axis=1)(x.T, True)), x)
-
-
 DEVICES = [1, 2, 3, 8]
-SOME_DEVICES = [1, 8, *at_night([2, 3], 2)]
 
 
 class Total(nnx.Variable[Any]):

@@ -5,14 +5,14 @@ import functools
 import inspect
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, check, jax_api, layout, placing
+from paraxis._core import arrays, check, jax_api, layout, placing, tree
 from paraxis._core.axis import Axis
 from paraxis._core.lowerings import Lowering
 from paraxis._core.placing import Placement
@@ -64,12 +64,10 @@ class Ensemble:
 
     @property
     def state(self) -> dict[str, jax.Array]:
-        """All arrays of the members by name, ``(size, ...)``, to be saved; of random keys, their numbers.
+        """All arrays of the members by name, ``(size, ...)``; of random keys, their numbers.
 
-        ``checkpoints.save(0, ens.state)`` and ``ens.state = checkpoints.restore(ens.state).tree`` save the members and
-        give them back, on any devices, with a ``px.Checkpoints``; ``np.savez("members.npz", **ens.state)`` and
-        ``ens.state = np.load("members.npz")`` do so with one file. What is set must have the same names, shapes and
-        dtypes.
+        Save them by ``checkpoints.save(0, ens.state)``, and give them back, on any devices, by ``ens.state =
+        checkpoints.restore(ens.state).tree``. What is set must have the same names, shapes and dtypes.
 
         Communicates: nothing if the sizes divide; else one all-gather per leaf.
         """
@@ -98,9 +96,6 @@ class Ensemble:
         rows = self._rows(chosen)
         return self._like(rows) if chosen.ndim else self._form.member(arrays.unbound(rows))
 
-    def __iter__(self) -> Iterator[Any]:
-        return (self[index] for index in range(len(self)))
-
     def drop(self, *indices: Any) -> "Ensemble":
         """Return an ensemble without the members of these indices or masks; this one does not change."""
         everyone = np.arange(len(self))
@@ -111,8 +106,8 @@ class Ensemble:
         """Return an ensemble with further members at the end, each as ``make`` returns it; this one does not change.
 
         Raises:
-            StateError: if a new member has other variables, shapes or dtypes, or other functions and settings, such as
-                an activation: all members share those.
+            StateError: if a new member has other variables, shapes or dtypes; or other functions and settings, which
+                all members share.
         """
         rows = self._rows(np.arange(len(self)))
         one = jax.tree.map(lambda x: x[0], rows)
@@ -127,10 +122,9 @@ class Ensemble:
         """Take one step with each member.
 
         Args:
-            step: for pytrees, ``step(*parts, *args)`` returns the new member, or ``(member, out)``; a member that is a
-                tuple is passed as its parts and returned as a tuple. For modules, ``step(*modules, *args)`` changes
-                them in place and returns ``out``. As by ``jax.jit``, it is traced once for each function and shapes, so
-                define it once. It may use collectives with the axis's name.
+            step: for pytrees, ``step(*parts, *args)`` returns the new member, or ``(member, out)``; a tuple is passed
+                as its parts. For modules, ``step(*modules, *args)`` changes them in place and returns ``out``. It is
+                traced as by ``jax.jit``, so define it once. It may use collectives with the axis's name.
             *args: pytrees of arrays; by default the same for all members, such as a batch.
             in_axes: 0 for arguments with a row per member, ``(size, ...)``: batches, rates, keys. One value for all
                 arguments, or a tuple with a value (or a tree) for each.
@@ -139,10 +133,10 @@ class Ensemble:
             ``out`` with leaves ``(size, ...)``.
 
         Raises:
-            StateError, ShapeError: if the step does not return a member like the one that it was given, or an argument
-                is malformed; the members are unchanged.
+            StateError, ShapeError: if the step returns another kind of member, or an argument is malformed; the members
+                are unchanged.
 
-        Communicates: nothing. If the members do not divide evenly, or lie over several processes, ``out`` is gathered.
+        Communicates: nothing. If the members do not divide, or lie over several processes, ``out`` is gathered.
         """
         with placing.without_context():
             return self._cut(self._advance(*self._prepared("train", step, Form.step, args, in_axes)))
@@ -177,12 +171,9 @@ class Ensemble:
         """Train all members for some epochs, on data that is sent to the devices once.
 
         Each epoch shuffles the rows with the key and the epoch's number, cuts them into batches (rows left over are
-        skipped) and calls the step on each batch: ``step(*parts, *batch, *per_member)``, as in :meth:`train`. A whole
-        epoch is one program, but on CPU, where a loop on the devices runs on one thread, if the step has a convolution
-        or much work. If it is interrupted, members are as after the last complete step.
-
-        With ``checkpoint``, a run that was killed goes on from its last save when the same command is started again,
-        and ends with the same members, bit for bit, and the same history.
+        skipped) and calls the step on each batch: ``step(*parts, *batch, *per_member)``, as in :meth:`train`. If it is
+        interrupted, members are as after the last complete step. With ``checkpoint``, a run that was killed resumes
+        from its last save when the same command is started again, and ends with the same bits.
 
         Args:
             step: as in :meth:`train`. Besides the member it returns nothing, one array, the loss, or a dict of arrays.
@@ -190,15 +181,14 @@ class Ensemble:
             batch_size: rows of a step.
             key: one key, or an integer as seed, for the order of the rows.
             epochs: total number of epochs, including those before a resume, as in ``px.fit``.
-            rows: row numbers ``(size, m)`` of each member. For bagging:
-                ``np.random.default_rng(0).integers(0, num_rows, (size, num_rows))``. By default all members see all
-                rows, in the same order.
+            rows: row numbers ``(size, m)`` of each member, as for bagging. By default all members see all rows, in the
+                same order.
             per_member: further arguments of the step, pytrees of arrays ``(size, ...)``, such as learning rates.
             evaluate: ``evaluate(model, *held_out)`` → likewise, after each epoch, in ``eval()`` mode; its
                 ``{"accuracy": …}`` is the metric ``"test/accuracy"``.
             held_out: further arguments of ``evaluate``; sent to the devices once.
-            stop_early: a rule, ``px.train.StopEarly("test/accuracy", patience=3, mode="max")``. It stops each member by
-                itself, and in the end every member has its best state.
+            stop_early: a ``px.train.StopEarly``. It stops each member by itself, and in the end every member has its
+                best state.
             checkpoint: a ``px.Checkpoints``; members are saved there after each epoch, or as its ``every=`` says.
             callbacks: a function that is called with an :class:`Epoch` after each, such as ``print``.
 
@@ -277,7 +267,10 @@ class Ensemble:
         check.function(f"ensemble.{kind}", "the function of a member", fn)
         check.no_cut(f"ensemble.{kind}", "args", args)
         leaves, structure = jax.tree.flatten(args)
-        own = (False,) * len(leaves) if in_axes is None else _own(in_axes, args)
+        axes = [None] * len(leaves) if in_axes is None else tree.entries(in_axes, args)
+        if not {*axes} <= {0, None}:
+            raise ShapeError(f"ensemble.{kind}: in_axes must be 0 or None for each argument, got {in_axes}")
+        own = tuple([entry == 0 for entry in axes])
         if self._spans or any(self._is_elsewhere(x) for x in leaves):
             settled = [arrays.settle(jnp.asarray(x), self._placement, rows=o) for x, o in zip(leaves, own, strict=True)]
             args = jax.tree.unflatten(structure, settled)
@@ -350,17 +343,6 @@ class Ensemble:
         with placing.without_context():
             placement = placing.place(dataclasses.replace(self.axis, size=size))
             return dataclasses.replace(self, _members=arrays.laid_out(rows, placement), _placement=placement)
-
-
-def _own(in_axes: Any, args: tuple[Any, ...]) -> tuple[bool, ...]:
-    """Return which leaves of the arguments have a row for each member."""
-
-    def flag(entry: Any) -> bool:
-        check.one_of("ensemble", "in_axes", entry, (0, None), ShapeError)
-        return entry is not None
-
-    flags = jax.tree.map(flag, in_axes, is_leaf=lambda x: x is None)
-    return tuple(jax.tree.leaves(jax.tree.broadcast(flags, args)))
 
 
 def padded(rows: Any, placement: Placement) -> Any:

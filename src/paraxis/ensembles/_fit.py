@@ -215,8 +215,7 @@ def _named(out: Any) -> dict[str, Any]:
     """Return what a step or an evaluation gives besides the member: arrays by name."""
     found = {} if out is None else dict(out) if isinstance(out, Mapping) else {"loss": out}
     if not jax.tree_util.all_leaves(found.values()):
-        got = jax.tree.structure(out)
-        raise StateError(f"ensemble.fit: step and evaluate give one array, the loss, or a dict of arrays, got {got}")
+        raise StateError("ensemble.fit: step and evaluate give one array, the loss, or a dict of arrays")
     return found
 
 

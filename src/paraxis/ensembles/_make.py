@@ -30,15 +30,13 @@ def ensemble(
     """Make an ensemble of any size on any number of devices from a function that makes one member.
 
     A member is what ``make`` returns: parameters, a Linen ``TrainState``, an NNX module, a callable pytree such as an
-    Equinox module, or a tuple such as ``(net, opt)`` or ``(params, opt_state)``, whose first part is the model.
-    Functions of a member, such as a training step, take its parts as their first arguments. The key of a member depends
-    only on ``key`` and the member's index, so neither devices nor the number of members change it.
+    Equinox module, or a tuple such as ``(net, opt)`` or ``(params, opt_state)``, whose first part is the model. Its key
+    depends only on ``key`` and its index, so neither devices nor the number of members change it.
 
     Args:
         make: ``make(key, *args)`` → a member.
         size: number of members, at least 1.
-        key: one key, or an integer as seed. Of hardware generators (``rbg``), many keys at once draw other numbers than
-            each alone, so they are refused.
+        key: one key, or an integer as seed; not of a hardware generator (``rbg``).
         *args: further arguments of ``make``, arrays ``(size, ...)`` with one row per member, such as learning rates.
         apply: ``apply(model, *inputs)`` → the model's output. By default, an NNX module is called in ``eval()`` mode,
             a train state's ``apply_fn`` is applied to its ``params``, and a callable pytree is called. Layers of
