@@ -45,7 +45,7 @@ SHOWN_BY_MESSAGE = "Error"  # an error is documented by what it says, and by the
 # Results, by the function that gives them.
 SHOWN_BY_FUNCTION = {"Communication", "CrossValidated", "Epoch", "OptStep", "Path", "Reliability", "Rows", "Scores"}
 SHOWN_BY_FUNCTION |= {"LBFGSState", "ProximalGradientState"}
-SHOWN_BY_FUNCTION |= {"Padded", "Passes", "Progress"}
+SHOWN_BY_FUNCTION |= {"Padded", "Progress", "Schedule"}
 SHOWN_BY_FUNCTION |= {"Fitted", "Loader", "Record", "Restored"}
 SHOWN_BY_FUNCTION |= {"Collective", "Finding", "Layout", "LineWork", "Memory", "Report", "Work"}
 SHOWN_BY_FUNCTION |= {"Arrays", "Comparison", "Leaf", "ModuleRow", "ModuleTable", "Timing"}

@@ -536,7 +536,7 @@ def test_a_stream_cannot_be_traced(transform):
 
 def test_groups_axes_and_options_that_do_not_fit():
     groups, run = px.Groups.of_arrays, px.Stream(at_once=1).run
-    with pytest.raises(px.AxisError, match=r"groups have 5 elements.*its axes: 'clients' of 12.*clients=5"):
+    with pytest.raises(px.AxisError, match=r"of 5 elements, as groups have.*has 'clients' of 12"):
         run(lambda x: px.reduce_sum(jnp.zeros(N), AXIS) + x.sum(), groups(np.zeros(5)))
     with pytest.raises(px.ShapeError, match="groups must have equally many elements"):
         run(lambda x, y: px.reduce_sum(x, AXIS), groups(X), groups(np.zeros(5)))
@@ -548,8 +548,8 @@ def test_groups_axes_and_options_that_do_not_fit():
         ({"at_once": 0}, r"at_once must be .*got 0"),
         ({}, "give at_once or memory, and not both"),
         ({"at_once": 1, "memory": "2GB"}, "give at_once or memory, and not both"),
-        ({"memory": "much"}, r"memory must be an integer .*got 'much'; write px\.Stream\(memory='2GB'\)"),
-        ({"memory": "1GB", "map": map}, "memory is of this process"),
+        ({"memory": "much"}, r"text such as '2GB', got 'much'"),
+        ({"memory": "1GB", "map": map}, "with map at_once"),
     )
     for options, text in refused:
         with pytest.raises(ValueError, match=text):

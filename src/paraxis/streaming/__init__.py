@@ -1,7 +1,7 @@
 """Maps over more elements than memory holds: chunk by chunk, on this machine or by an executor's processes."""
 
 from paraxis.streaming._groups import Groups, Padded
-from paraxis.streaming._progress import Progress
+from paraxis.streaming._run import Progress
 from paraxis.streaming._stream import Schedule, Stream
 from paraxis.streaming._tasks import ray_map
 

@@ -1,5 +1,6 @@
 """The elements of an axis, read when they are needed: clients' data on disk, say."""
 
+import copy
 import dataclasses
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -32,8 +33,12 @@ class Groups:
             from two threads.
         lengths: number of rows of each element, integers ``(size,)``; default: all elements have the same shapes.
 
+    Attributes:
+        numbers: the number of each element in the source, ``(size,)``: those that a cohort has drawn.
+
     Raises:
-        DataError: if ``lengths`` are not one integer for each element.
+        DataError: if ``lengths`` are not one integer for each element, or the first element cannot be read.
+        ShapeError: if no array is as long as ``lengths`` says.
 
     Example:
         >>> import numpy as np, paraxis as px
@@ -44,8 +49,7 @@ class Groups:
     """
 
     def __init__(self, source: Any, *, lengths: Any = None) -> None:
-        self._source = source
-        self._numbers = np.arange(len(source))
+        self._source, self.numbers = source, np.arange(len(source))
         self._all_lengths = None if lengths is None else np.asarray(lengths)
         if self._all_lengths is not None and (
             self._all_lengths.shape != (len(source),)
@@ -57,7 +61,7 @@ class Groups:
                 f"{check.described(lengths)}; write lengths=[len(…) for each element]"
             )
         self._padded_to: dict[int, np.ndarray] = {}
-        self._forms: dict[bool, _Form] = {}
+        self._form = self._look()
 
     @classmethod
     def of_arrays(cls, tree: Any) -> "Groups":
@@ -74,11 +78,11 @@ class Groups:
         return cls(_Rows(tree))
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self.numbers)
 
     def __getitem__(self, number: int) -> Any:
         """Return one element as it is in the source, a pytree of arrays."""
-        return self._element(int(self._numbers[operator.index(number)]))
+        return self._element(int(self.numbers[operator.index(number)]))
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise DataError(
@@ -91,12 +95,7 @@ class Groups:
     @property
     def lengths(self) -> np.ndarray | None:
         """Return the number of rows of each element, ``(size,)``; ``None``: all have the same shapes."""
-        return None if self._all_lengths is None else self._all_lengths[self._numbers]
-
-    @property
-    def numbers(self) -> np.ndarray:
-        """Return the number of each element in the source, ``(size,)``: those that a cohort has drawn."""
-        return self._numbers
+        return None if self._all_lengths is None else self._all_lengths[self.numbers]
 
     def sample(self, count: int, *, seed: int | Sequence[int]) -> "Groups":
         """Draw a cohort: so many elements, without replacement. The same seed draws the same ones on any machine.
@@ -117,9 +116,8 @@ class Groups:
         count = check.count("Groups.sample", "count", count, most=len(self))
         entropy = [*seed] if isinstance(seed, Sequence) else [seed]
         random = np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
-        drawn = object.__new__(Groups)
-        numbers = self._numbers[random.permutation(len(self))[:count]]
-        drawn.__dict__.update(self.__dict__, _numbers=numbers)
+        drawn = copy.copy(self)
+        drawn.numbers = self.numbers[random.permutation(len(self))[:count]]
         return drawn
 
     def arrays(self) -> Any:
@@ -129,11 +127,6 @@ class Groups:
         """
         lengths = self.lengths
         return self._read(np.arange(len(self)), None if lengths is None else self._length(lengths, 1))
-
-    def __repr__(self) -> str:
-        lengths = self.lengths
-        rows = "" if lengths is None else f", {int(lengths.min())} to {int(lengths.max())} rows each"
-        return f"<Groups: {len(self)} elements{rows}>"
 
     # --- for px.Stream ---------------------------------------------------------------------------------------------
 
@@ -151,21 +144,14 @@ class Groups:
         among = self._padded_to[together]
         return int(among[np.searchsorted(among, lengths.max())])
 
-    @property
-    def _form(self) -> "_Form":
-        """What the source's elements look like."""
-        wide = dtypes.is_wide()
-        if wide not in self._forms:
-            self._forms[wide] = self._look()
-        return self._forms[wide]
-
     def _look(self) -> "_Form":
+        """Return what elements look like, as the first does; of different length, the shortest and the longest."""
         lengths = self._all_lengths
         ends = [0] if lengths is None else [int(lengths.argmin()), int(lengths.argmax())]
         elements = [*map(self._element, ends)]
         leaves, structure = jax.tree.flatten(elements[0])
-        shapes = [x.shape for x in leaves]
-        if lengths is not None:  # the shortest and the longest element show which leaves have their length
+        is_long = [False] * len(leaves)
+        if lengths is not None:
             both = zip(ends, map(jax.tree.leaves, elements), strict=True)
             is_long = [*map(all, zip(*([x.shape[:1] == (lengths[n],) for x in y] for n, y in both), strict=True))]
             if not any(is_long):
@@ -173,7 +159,7 @@ class Groups:
                     f"Groups: element {ends[0]} is {_shown(elements[0])}, where lengths says {lengths[ends[0]]} rows; "
                     f"give lengths=[len(…) for each element], or leave lengths out if all have the same shapes"
                 )
-            shapes = [(_LENGTH, *x[1:]) if long else x for x, long in zip(shapes, is_long, strict=True)]
+        shapes = [(_LENGTH, *x.shape[1:]) if long else x.shape for x, long in zip(leaves, is_long, strict=True)]
         return _Form(ends[0], structure, tuple(shapes), tuple(x.dtype for x in leaves))
 
     @property
@@ -200,10 +186,12 @@ class Groups:
             DataError: if one cannot be read, or JAX would cut its integers; the message names it.
             ShapeError: if one does not look like the others; likewise.
         """
-        numbers, form = self._numbers[places], self._form
+        numbers, form = self.numbers[places], self._form
+        tree = form.structs(length, len(numbers))
         if isinstance(self._source, _Rows) and length is None:
-            return _as_arrays("elements", lambda: self._source.rows(numbers))
-        tree = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), form.structs(length, len(numbers)))
+            found = _as_arrays("elements", lambda: self._source.rows(numbers))
+            return jax.tree.map(lambda x, struct: x.astype(struct.dtype, copy=False), found, tree)
+        tree = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), tree)
         own = [None] * len(numbers) if self._all_lengths is None else self._all_lengths[numbers].tolist()
         stacked = jax.tree.leaves(tree)
         for at, (number, element) in enumerate(zip(numbers.tolist(), self._elements(numbers.tolist()), strict=True)):
@@ -227,15 +215,13 @@ class Groups:
 
 
 def _as_arrays(name: str, read: Callable[[], Any]) -> Any:
-    """Return what is read in NumPy arrays of dtypes that JAX has."""
+    """Return what is read in NumPy arrays, of integers that JAX keeps."""
     try:
         tree = jax.tree.map(lambda x: dtypes.native(np.asarray(x)), read())
-        check.no_cut("Groups", name, tree)
-        return jax.tree.map(lambda x: x.astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False), tree)
-    except DataError:
-        raise
     except Exception as error:
         raise DataError(f"Groups: {name} cannot be read: {type(error).__name__}: {error}") from error
+    check.no_cut("Groups", name, tree)
+    return tree
 
 
 _LENGTH = -1
@@ -243,7 +229,7 @@ _LENGTH = -1
 
 
 class _Form(NamedTuple):
-    """What elements look like, as ``example``, the number of one, does."""
+    """What elements look like: shapes without their number, and the number of an element that looks so."""
 
     example: int
     structure: Any
@@ -251,9 +237,9 @@ class _Form(NamedTuple):
     dtypes: tuple[np.dtype, ...]
 
     def structs(self, length: int | None, *size: int) -> Any:
-        """Return what an element of this length looks like, or so many of them."""
+        """Return what an element of this length looks like to JAX, or so many of them."""
         shapes = [(*size, *(length if n == _LENGTH else n for n in shape)) for shape in self.shapes]
-        return self.structure.unflatten(map(jax.ShapeDtypeStruct, shapes, self.dtypes))
+        return self.structure.unflatten(map(jax.ShapeDtypeStruct, shapes, map(_canonical, self.dtypes)))
 
     def leaves_of(self, element: Any, number: int, length: int | None) -> list[np.ndarray]:
         """Return the arrays of an element of this length.
@@ -261,19 +247,18 @@ class _Form(NamedTuple):
         Raises:
             ShapeError: if it looks otherwise.
         """
-        leaves, structure = jax.tree.flatten(element)
-        first = self.structs(length)
-        kinds = [[(x.shape, x.dtype) for x in found] for found in (leaves, jax.tree.leaves(first))]
+        (leaves, structure), first = jax.tree.flatten(element), self.structs(length)
+        kinds = [[(x.shape, _canonical(x.dtype)) for x in found] for found in (leaves, jax.tree.leaves(first))]
         if structure != self.structure or kinds[0] != kinds[1]:
+            rows = "if numbers of rows differ, give lengths=[len(…) for each element]"
             raise ShapeError(
-                f"Groups: element {number} is {_shown(element)}, but element {self.example} is {_shown(first)}; "
-                + (
-                    "if elements have different lengths, write px.Groups(source, lengths=[len(…) for each element])"
-                    if length is None
-                    else f"only the number of rows may differ, and lengths says {length} for this one"
-                )
+                f"Groups: element {number} is {_shown(element)}, and not {_shown(first)}, as element {self.example} "
+                f"is; {rows if length is None else f'lengths says {length} rows'}"
             )
         return leaves
+
+
+_canonical = jax.dtypes.canonicalize_dtype
 
 
 def _shown(element: Any) -> str:

@@ -1,10 +1,9 @@
 """The passes of a program: which values each computes of a chunk, and what is computed once, between them.
 
 Elements meet in reductions only. A value's *level* is the number of reductions, one after another, that it depends on:
-pass ``k`` computes values of level ``k``, chunk by chunk, and the parts of reductions, whose totals have level
-``k + 1``. Values of elements that a later pass needs are computed again from the data. What a maximum or minimum was
-taken of is kept instead: computed again, by another executable, it may have other last bits; then no element would
-attain the maximum, and the derivative would be zero. So is what has effects.
+pass ``k`` computes values of level ``k`` and the parts of reductions, whose totals have level ``k + 1``. A later pass
+computes values of elements again. What a maximum was taken of, and what has effects, is kept: another executable may
+give other last bits, and then no element would attain the maximum.
 """
 
 import dataclasses
@@ -30,13 +29,12 @@ _SAME_ROWS = frozenset((jax_api.ONCE, rows_p.name, "select_n", "convert_element_
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pass:
-    """A pass over the chunks; or, if ``is_once``, what is computed once before one, of which all is shared.
+    """A pass over the chunks; or, if ``is_once``, what is computed once before one.
 
     Attributes:
         operations: by their number in the trace, in order.
         shared, rows: the values that it is given whole, and those of which it is given a chunk's rows.
-        results: what it computes: parts of reductions first, then rows that are kept or returned.
-        kinds: how the parts are put together.
+        results, kinds: parts of reductions, of these kinds, and then rows that are kept or returned.
     """
 
     operations: list[int]
@@ -99,7 +97,6 @@ class Plan:
         return [one for one in self.steps if not one.is_once]
 
     def line(self, value: int) -> str:
-        """Return the line of the user's that computes a value."""
         return self._flat.operations[self._made[value]].line
 
     def _level_of(self, operation: Operation) -> int:
@@ -117,13 +114,9 @@ class Plan:
             self._map(operation, dims)
         elif any(e.params["axis"] == self._axis for sub in jax_api.subjaxprs(eqn) for e in verbs_in(sub)):
             raise LoweringError(
-                f"Stream: elements meet inside {name}, at {operation.line}; "
-                + (
-                    "write jax.vmap in place of this map of another axis"
-                    if is_map
-                    else "write the loop in Python, around one round: step = px.Stream(at_once=64).jit(round), and "
-                    "for _ in range(10): w = step(w, groups)"
-                )
+                f"Stream: elements meet inside {name}, at {operation.line}; write jax.vmap in place of a map of "
+                f"another axis, and a loop in Python, around one round: step = px.Stream(at_once=64).jit(round), and "
+                f"for _ in range(10): w = step(w, groups)"
             )
         elif all(dim is None for dim in dims):
             if outs == [None] or name not in ("px_broadcast", "broadcast_in_dim"):  # these give each element one row
@@ -221,10 +214,9 @@ _MERGE = {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum, "any": jnp.bit
 
 
 class Totals:
-    """Parts of reductions put together in a fixed order, whatever made them and whenever they came.
+    """Parts of reductions put together as in a binary counter, in the same pairs whoever made them.
 
-    As in a binary counter: two parts of equal weight become one of twice that weight, so at most ``log2(n)`` are held:
-    ``held[i]`` is of ``2**i`` chunks, or ``None``. The error of sums grows with the logarithm of their number.
+    ``held[i]`` is of ``2**i`` chunks, or ``None``. The error of a sum grows with the logarithm of their number.
     """
 
     def __init__(self, kinds: Sequence[str]) -> None:
@@ -239,7 +231,7 @@ class Totals:
         self.held[place : place + 1] = [part]
 
     def result(self) -> list[Any]:
-        """Return all of them together; later chunks are added to earlier ones."""
+        """Return all of them together."""
         parts = [part for part in self.held if part is not None]
         return functools.reduce(lambda total, part: _merged(self.kinds, part, total), parts)
 

@@ -1,14 +1,10 @@
 """Two mistakes that are found by running again with other rows: rows that meet, and padding that counts.
 
-**Rows that meet**: an operation on rows of some elements keeps them apart if each row of its results stays as it is
-whatever the other rows are.
-
-**Padding that counts**, where a mask was forgotten. Elements of different length are padded by repeating the last row.
-A function that uses the mask gives the same bits whatever the rows between hold; a mean that counts them does not. So
-one chunk of each pass runs again, by the same compiled program, with other rows of the same elements there: with the
-shared values at hand, and with others, because at some values, such as weights of zero, all rows give the same. The
-very last row stays the element's own last one, and the others are its own as well, so that ``x[-1]``, a maximum, or a
-shift by one changes nothing either.
+**Padding that counts**, where a mask was forgotten: elements of different length are padded by repeating the last row,
+and a function that uses the mask gives the same bits whatever the rows between hold. So one chunk of each pass runs
+again, by the same compiled program, with other rows of the same elements there: at the shared values at hand, and at
+others, because at some, such as weights of zero, all rows give the same. The very last row stays, and the others are
+the element's own, so that ``x[-1]``, a maximum, or a shift by one changes nothing either.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,12 +29,8 @@ def why_mixed(
 ) -> str | None:
     """Return why rows meet in an operation; ``None`` if row ``i`` of its results is made of row ``i`` of its operands.
 
-    It is run on rows that are in no order, and again for each row with all others changed.
-
-    Args:
-        eqn: traced for three or more rows.
-        dims, outs: the dimensions of the rows of its operands and results.
-        used: whether something reads a result.
+    It is run on rows that are in no order, and again for each row with all others changed; ``dims`` and ``outs`` are
+    the dimensions of the rows of its operands and results, and ``used`` says which results are read.
     """
     name = eqn.primitive.name
     if name in _UNKNOWN or any(jax_api.holds(body, *_UNKNOWN) for body in jax_api.subjaxprs(eqn)):
@@ -77,8 +69,7 @@ def _operand(atom: Any, dim: int | None, count: int, changed: np.ndarray) -> Any
 
 # --- padding ---------------------------------------------------------------------------------------------------------
 
-_ROUNDING = 64
-"""Units in the last place, of the largest number, that a shift which cancels out may cost."""
+_ROUNDING = 64  # units in the last place, of the largest number, that a shift which cancels out may cost
 
 
 def counted(
@@ -87,12 +78,9 @@ def counted(
     rows: Sequence[Any],
     lengths: Mapping[int, np.ndarray],
 ) -> int | None:
-    """Return the number of a result in which padding is counted, if there is one.
+    """Return the number of a result of a pass in which padding is counted, if there is one.
 
-    Args:
-        run: a pass, as a function of shared values and of the chunk's rows.
-        shared, rows: what it is given.
-        lengths: of those rows that are padded, the elements' own numbers of rows.
+    ``lengths`` are, of those rows that are padded, the elements' own numbers of rows.
     """
     others = [_otherwise(x, lengths[n]) if n in lengths else x for n, x in enumerate(rows)]
     random = np.random.default_rng(0)

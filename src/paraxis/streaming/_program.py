@@ -1,4 +1,4 @@
-"""A call and its program: arguments told apart, the function traced, its passes decided and compiled."""
+"""A call and its program: the function traced, its passes decided and compiled."""
 
 import contextlib
 import functools
@@ -15,11 +15,10 @@ from paraxis.streaming._groups import Groups
 from paraxis.streaming._passes import Pass, Plan
 from paraxis.streaming._trace import Flat
 
+READERS = 2  # threads that read elements ahead
+
 Lengths = tuple[int | None, ...]
 """For each of a call's groups, the length to which their elements are padded; ``None``: they have the same shapes."""
-
-READERS = 2
-"""Threads that read elements ahead."""
 
 
 class Leaf(NamedTuple):
@@ -63,11 +62,9 @@ class Call:
         self._fn, (self._leaves, self._structure) = fn, jax.tree.flatten(args)
         self.groups, self.values = list[Groups](), list[Any]()
         for leaf in self._leaves:
-            if isinstance(leaf, Groups):
-                self.values += [Leaf(len(self.groups), number) for number in range(len(leaf._padded))]
-                self.groups.append(leaf)
-            else:
-                self.values.append(leaf)
+            is_groups = isinstance(leaf, Groups)
+            self.values += [Leaf(len(self.groups), n) for n in range(len(leaf._padded))] if is_groups else [leaf]
+            self.groups += [leaf] if is_groups else []
         check.no_cut("Stream", "args", [x for x in self.values if isinstance(x, np.ndarray)])
         sizes = set(map(len, self.groups))
         if len(sizes) > 1:
@@ -85,11 +82,9 @@ class Call:
         ragged = [groups.lengths for groups in self.groups]
         total = sum(x for x in ragged if x is not None)
         order = np.arange(size) if isinstance(total, int) else np.argsort(-total, kind="stable")
-        chunks = []
-        for part in (order[start : start + count] for start in range(0, size, count)):
-            own = zip(self.groups, ragged, strict=True)
-            chunks.append(Chunk(part, tuple(None if x is None else g._length(x[part], count) for g, x in own)))
-        return chunks
+        own = [*zip(self.groups, ragged, strict=True)]
+        parts = (order[start : start + count] for start in range(0, size, count))
+        return [Chunk(x, tuple(None if n is None else g._length(n[x], count) for g, n in own)) for x in parts]
 
     def trace(self, size: int | None, lengths: Lengths) -> Flat:
         """Return the function traced for so many elements, padded to these lengths."""
@@ -107,16 +102,15 @@ class Call:
 
 
 class Program:
-    """A function for arguments of one type.
+    """A function for arguments of one type, of which a call is an example.
 
     Attributes:
-        axis, placement: the axis that is streamed, and where its elements lie.
+        axis, size, placement: the axis that is streamed, its number of elements, and where they lie.
         plan: its passes.
-        checked: the passes of which it is known that they use masks.
+        checked: the passes that are known to use masks.
         fits: how many elements fit into memory, once that is known.
 
     Args:
-        call: as an example of the arguments.
         alone: chunks are run by other processes, each with one device.
         options: compiler options of the passes.
     """
@@ -150,19 +144,15 @@ class Program:
                 flat = self._traces[None, lengths] = call.trace(None, lengths)
             first = next(iter(self._traces.values()))
             if first is not flat:
-                self._require_same(first, flat)
+                _trace.require_same(first, flat, "elements of another length")
+                parts = [v for one in self.plan.passes for v in one.results[: len(one.kinds)]]
+                for v in (*parts, *(v for v in flat.results if isinstance(v, int))):
+                    if first.avals[v].shape != flat.avals[v].shape:
+                        raise LoweringError(
+                            f"Stream: values of which elements of different length have different numbers are reduced "
+                            f"or returned, at {self.plan.line(v)}; reduce them over an element's rows, with its mask"
+                        )
         return self._traces[None, lengths]
-
-    def _require_same(self, first: Flat, flat: Flat) -> None:
-        """Refuse values of all elements that have another shape where these have another length."""
-        _trace.require_same(first, flat, "elements of another length")
-        wanted = [v for one in self.plan.passes for v in one.results[: len(one.kinds)]]
-        for v in (*wanted, *(v for v in flat.results if isinstance(v, int))):
-            if first.avals[v].shape != flat.avals[v].shape:
-                raise LoweringError(
-                    f"Stream: values of which elements of different length have different numbers are reduced or "
-                    f"returned, at {self.plan.line(v)}; reduce them over an element's rows, with its mask"
-                )
 
     def part(self, call: Call, count: int, lengths: Lengths) -> Flat:
         """Return the function traced for a chunk, with the literals of the trace for all elements."""

@@ -1,7 +1,4 @@
-"""The state of a run in one file of its folder, so that the same call resumes after it was killed, to the same bits.
-
-The file is replaced as a whole. A digest in it says what the run depends on.
-"""
+"""The state of a run in one file, so that the same call resumes after it was killed, to the same bits."""
 
 import hashlib
 import json
@@ -19,8 +16,7 @@ from paraxis._core import dtypes
 from paraxis._host import files
 from paraxis.errors import CheckpointError
 
-_EVERY = 10.0
-"""Seconds between two savings; more where saving takes long."""
+_EVERY = 10.0  # seconds between two savings; more where saving takes long
 
 
 class Saved:

@@ -4,8 +4,8 @@ import contextlib
 import functools
 import re
 import time
-from collections.abc import Generator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,24 +14,53 @@ import numpy as np
 from paraxis._core import dtypes, jax_api, pytrees
 from paraxis._core.jax_api import Literal
 from paraxis._host import memory, reading
+from paraxis._host.progress import Display
 from paraxis.errors import LoweringError
 from paraxis.streaming import _probe, _tasks
 from paraxis.streaming._passes import Pass, Totals
 from paraxis.streaming._program import READERS, Call, Chunk, Leaf, Lengths, Program
-from paraxis.streaming._progress import Progress, Show
 from paraxis.streaming._resume import Saved, is_key
 from paraxis.streaming._tasks import Map
 
 
-class Run:
-    """One call of a stream.
+class Progress(NamedTuple):
+    """The progress of a run.
 
-    Args:
-        call, program: what is run.
-        count: the number of elements in a chunk.
-        mapped: carries out chunks elsewhere, if not ``None``.
-        show: is called with the progress of each chunk, if not ``None``.
+    Attributes:
+        axis: the axis whose elements are run.
+        done, elements: elements of this pass that are done, and of all.
+        pass_number, passes: the pass under way, from 1, and how many there are; ``None`` if that depends on values.
+        seconds_left: in all passes, if each takes as long per element as so far; ``None`` if it cannot be known.
     """
+
+    axis: str
+    done: int
+    elements: int
+    pass_number: int
+    passes: int | None
+    seconds_left: float | None
+
+    def __str__(self) -> str:
+        of = "" if self.passes is None else f" of {self.passes}"
+        left = "" if self.seconds_left is None else f", {self.seconds_left:,.0f} s left"
+        return f"pass {self.pass_number}{of}: {self.done:,} of {self.elements:,} {self.axis}{left}"
+
+
+Show = Callable[[Progress], Any]
+
+
+@contextlib.contextmanager
+def shown(verbose: bool | Show) -> Iterator[Show | None]:
+    """Give what to call with each progress, if anything."""
+    if not verbose or callable(verbose):
+        yield verbose or None
+    else:
+        with contextlib.closing(Display()) as display:
+            yield lambda progress: display.show(progress.__str__, progress.done, progress.elements)
+
+
+class Run:
+    """One call of a stream, in chunks of ``count`` elements, which ``mapped`` may carry out elsewhere."""
 
     def __init__(self, call: Call, program: Program, count: int, mapped: Map | None, show: Show | None) -> None:
         self._call, self._program, self._plan, self._map, self._show = call, program, program.plan, mapped, show
@@ -51,17 +80,14 @@ class Run:
         return values | jax.device_put({v: x for v, x in values.items() if self._plan.dims[v] is None}, target)
 
     def depends(self) -> list[Any]:
-        """Return what the numbers of a run depend on."""
-        found: list[Any] = [str(self._program.placement.num_devices), str(dtypes.is_wide())]
-        for groups in self._call.groups:
-            found += [str(len(groups)), *jax.tree.leaves(groups[0]), groups.numbers]
-            found += [] if groups.lengths is None else [groups.lengths]
-        found += [x for x in self._call.values if not isinstance(x, Leaf)]
-        found += [f"{chunk.lengths}: {chunk.numbers.tolist()}" for chunk in self._chunks]
-        for lengths in self._values:
-            flat = self._program.whole(self._call, lengths)
-            found += [re.sub(r" at 0x[0-9a-f]+", "", str(flat.closed.jaxpr)), *flat.constants.values()]
-        return found
+        """Return texts and arrays that the numbers of a run depend on."""
+        groups = [(x[0], x.numbers, x.lengths) for x in self._call.groups]
+        given = [x for x in self._call.values if not isinstance(x, Leaf)]
+        flats = [self._program.whole(self._call, lengths) for lengths in self._values]
+        texts = [str(self._program.placement.num_devices), str(dtypes.is_wide())]
+        texts += [f"{chunk.lengths}: {chunk.numbers.tolist()}" for chunk in self._chunks]
+        texts += [re.sub(r" at 0x[0-9a-f]+", "", str(flat.closed.jaxpr)) for flat in flats]
+        return jax.tree.leaves((texts, groups, given, [flat.constants for flat in flats]))
 
     def result(self, saved: Saved | None) -> Any:
         """Run all passes; return the function's result."""
@@ -83,13 +109,14 @@ class Run:
             for values in self._values.values():
                 values.update(zip(one.results, self._totals[number], strict=False))
             number += 1
-        lengths = self._chunks[0].lengths
-        flat, values, leaves = self._program.whole(self._call, lengths), self._values[lengths], []
+        lengths, dims = self._chunks[0].lengths, self._plan.dims
+        flat, values = self._program.whole(self._call, lengths), self._values[lengths]
+        leaves = list[Any]()
         for v in flat.results:
-            if isinstance(v, Literal):
-                leaves.append(jnp.asarray(v.val))
+            if isinstance(v, int) and dims[v] is not None:
+                leaves.append(self._whole(v))
             else:
-                leaves.append(jnp.asarray(values[v]) if self._plan.dims[v] is None else self._whole(v))
+                leaves.append(jnp.asarray(v.val if isinstance(v, Literal) else values[v]))
         return pytrees.opened(jax.tree.unflatten(flat.out_tree, leaves))
 
     # --- one pass --------------------------------------------------------------------------------------------------

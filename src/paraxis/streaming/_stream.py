@@ -13,9 +13,8 @@ import jax
 from paraxis._core import check
 from paraxis.errors import DataError
 from paraxis.streaming._program import Call, Program
-from paraxis.streaming._progress import Progress, shown
 from paraxis.streaming._resume import Saved
-from paraxis.streaming._run import Run
+from paraxis.streaming._run import Progress, Run, shown
 from paraxis.streaming._tasks import Map
 
 _P = ParamSpec("_P")
@@ -86,17 +85,18 @@ class Stream:
     verbose: bool | Callable[[Progress], Any] = False
 
     def __post_init__(self) -> None:
-        if (self.at_once is None) == (self.memory is None):
+        if (self.at_once is None) == (self.memory is None) or (self.map and self.memory):
             raise ValueError(
-                f"Stream: give at_once or memory, and not both, got at_once={self.at_once!r}, memory={self.memory!r}; "
-                f"write px.Stream(at_once=64) or px.Stream(memory='2GB')"
+                f"Stream: give at_once or memory, and not both, with map at_once, got at_once={self.at_once!r}, "
+                f"memory={self.memory!r}; write px.Stream(at_once=64) or px.Stream(memory='2GB')"
             )
         if self.at_once is not None:
             object.__setattr__(self, "at_once", check.count("Stream", "at_once", self.at_once))
+        elif (found := re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)(i?)b?", str(self.memory).strip().lower())) is None:
+            raise ValueError(f"Stream: memory must be bytes, or text such as '2GB', got {self.memory!r}")
         else:
-            object.__setattr__(self, "memory", _bytes(self.memory))
-        if self.map is not None and self.memory is not None:
-            raise ValueError("Stream: memory is of this process; with map, give at_once")
+            unit = (1024 if found[3] else 1000) ** " kmgt".index(found[2] or " ")
+            object.__setattr__(self, "memory", int(float(found[1]) * unit))
 
     def __enter__(self) -> Self:
         return self
@@ -148,9 +148,8 @@ class Stream:
             program = known[key]
             with shown(self.verbose) as show:
                 one = Run(call, program, self._count(call, program), self.map, show)
-                if self.folder is None:
-                    return one.result(None)
-                with Saved(self.folder, one.depends()) as saved:
+                saved = None if self.folder is None else Saved(self.folder, one.depends())
+                with saved or contextlib.nullcontext():
                     return one.result(saved)
 
         return cast("Callable[_P, _R]", run)
@@ -189,16 +188,15 @@ class Stream:
     def _fitting(self, call: Call, program: Program) -> int:
         """Return how many elements fit into memory: what a pass needs grows linearly with them."""
         assert isinstance(self.memory, int)
-        devices = program.placement.num_devices
-        few, more = 2 * devices, 4 * devices
-        lengths = call.chunks(program.size, program.size)[0].lengths
-        least, later = (
-            max(program.bytes_of(call, one, n, lengths) for one in program.plan.passes) for n in (few, more)
+        devices, lengths = program.placement.num_devices, call.chunks(program.size, program.size)[0].lengths
+        least, more = (
+            max(program.bytes_of(call, one, count * devices, lengths) for one in program.plan.passes)
+            for count in (2, 4)
         )
-        each = max(1, (later - least) // (more - few))
-        count = few + (self.memory - least) // each
+        each = max(1, (more - least) // (2 * devices))
+        count = 2 * devices + (self.memory - least) // each
         if count < devices:
-            least -= each * (few - devices)
+            least -= each * devices
             raise ValueError(
                 f"Stream: memory must be at least {least:,} bytes, which one element on each of {devices} devices "
                 f"takes, got {self.memory:,}; write px.Stream(memory={2 * least})"
@@ -208,12 +206,7 @@ class Stream:
     # --- for solvers, which read a px.Table themselves -------------------------------------------------------------
 
     def rows_at_once(self, *, row_bytes: int, kept_bytes: int, num_devices: int) -> int:
-        """Return how many rows of a :class:`px.Table` a solver reads at once; it asks, users need not.
-
-        Args:
-            row_bytes: of one row.
-            kept_bytes: that the solver keeps beside the rows that are read.
-            num_devices: over which they are laid.
+        """Return how many rows of a :class:`px.Table` a solver reads at once, which keeps so many bytes beside them.
 
         Raises:
             DataError: if ``memory`` is too little.
@@ -248,14 +241,3 @@ class Stream:
         if self.folder is None:
             return contextlib.nullcontext()
         return Saved(self.folder, (x if hasattr(x, "dtype") else str(x) for x in jax.tree.leaves(described)))
-
-
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-
-
-def _bytes(memory: Any) -> int:
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", memory.lower()) if isinstance(memory, str) else None
-    if found is not None and found[2] in _UNITS:
-        return check.count("Stream", "memory", int(float(found[1]) * _UNITS[found[2]]), most=2**62)
-    return check.count("Stream", "memory", memory, most=2**62, write="px.Stream(memory='2GB')")

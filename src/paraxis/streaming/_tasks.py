@@ -17,19 +17,11 @@ from paraxis.streaming._program import Chunk, Lengths
 Map = Callable[..., Iterable[Any]]
 """A function with the signature of ``concurrent.futures.Executor.map``."""
 
-_MOST_SENT = 16 * 2**20
-"""Bytes of a source that is sent with each task; of larger ones, rows are sent."""
+_MOST_SENT = 16 * 2**20  # bytes of a source that is sent with each task; of larger ones, rows are sent
 
 
 class Work(NamedTuple):
-    """What all tasks of a pass need.
-
-    Attributes:
-        programs: by the number of elements and their lengths.
-        shared: the values that are given whole, by lengths.
-        groups: those that are read where a task is carried out; ``None`` in place of others.
-        wide: whether 64-bit numbers are in force.
-    """
+    """What all tasks of a pass need; ``groups`` are those that are read where a task is carried out, else ``None``."""
 
     programs: dict[tuple[int, Lengths], bytes]
     shared: dict[Lengths, list[Any]]

@@ -1,8 +1,7 @@
-"""A function traced for all elements and for fewer, as two lists of the same operations.
+"""A function traced for all elements and for a chunk, as two lists of the same operations.
 
-The first trace has the true counts: a mean divides by the number of all elements. The second has the shapes of a chunk.
-A dimension that differs is the elements'; everything else must be the same. What runs is the second trace with the
-literals of the first.
+The first trace has the true counts: a mean divides by the number of all elements. The second has the shapes. A
+dimension that differs is the elements'; all else must be the same. The second runs, with the literals of the first.
 """
 
 import contextlib
@@ -41,12 +40,10 @@ class Operation(NamedTuple):
 
 
 class Flat:
-    """A traced function without calls: values by number, arguments first.
+    """A jaxpr without calls, and the structure of its result: values by number, arguments first.
 
     Attributes:
-        closed, out_tree: the jaxpr that it is made of, and the structure of its result.
-        avals: of each value.
-        constants: those that are known.
+        avals, constants: the type of each value; those that are known.
         operations: those that results or effects need, in order.
         results: what the function returns.
         used: the values that operations read, and those returned.
@@ -135,19 +132,16 @@ def axis_of(closed: ClosedJaxpr, count: int | None) -> tuple[Axis, Any]:
     Raises:
         AxisError: if there is none, or more than one.
     """
-    found = [(eqn.params["axis"], eqn.params["size"]) for eqn in verbs_in(closed.jaxpr)]
-    fits = {axis for axis in found if count in (None, axis[1])}
+    found = dict[tuple[str, int], Any]()
+    for eqn in verbs_in(closed.jaxpr):
+        key = eqn.params["axis"], eqn.params["size"]
+        found[key] = found.get(key) or (eqn.params["how"].placement if eqn.primitive is maps.map_p else None)
+    fits = [key for key in found if count in (None, key[1])]
     if len(fits) == 1:
-        (axis,) = fits
-        mapped = (e.params for e in verbs_in(closed.jaxpr) if e.primitive is maps.map_p)
-        return Axis(*axis), next((params["how"].placement for params in mapped if params["axis"] == axis[0]), None)
-    axes = ", ".join(f"{name!r} of {size}" for name, size in dict.fromkeys(found)) or "none"
-    if count is None:
-        raise AxisError(f"Stream: fn must map along one axis, or get px.Groups, which say along which; it has {axes}")
-    raise AxisError(
-        f"Stream: groups have {count} elements, and fn must map along one axis of that size; its axes: {axes}. Write "
-        f"@px.program(clients={count})"
-    )
+        return Axis(*fits[0]), found[fits[0]]
+    axes = ", ".join(f"{name!r} of {size}" for name, size in found) or "none"
+    which = "px.Groups say along which" if count is None else f"of {count} elements, as groups have"
+    raise AxisError(f"Stream: fn must map along one axis ({which}), and has {axes}; write @px.program(clients=…)")
 
 
 # --- the two traces compared -----------------------------------------------------------------------------------------
@@ -207,12 +201,7 @@ def _literal(whole: Any, part: Any) -> Any:
     return whole if both else part
 
 
-_SIZES = frozenset(
-    (
-        *("shape", "new_sizes", "limit_indices", "slice_sizes", "sizes", "size", "rows", "padded", "laid", "devices"),
-        *("how", "sharding", "out_sharding"),
-    )
-)
+_SIZES = "shape new_sizes limit_indices slice_sizes sizes size rows padded laid devices how sharding out_sharding"
 """Parameters that say shapes or places, in which two traces may differ."""
 
 
@@ -228,7 +217,7 @@ def _merged(at: Operation, whole: Any, part: Any, name: str = "") -> Any:
     if (type(whole) in (tuple, list) or hasattr(whole, "_fields")) and len(whole) == len(part):
         items = [_merged(at, a, b, name) for a, b in zip(whole, part, strict=True)]
         return type(whole)(*items) if hasattr(whole, "_fields") else type(whole)(items)
-    if isinstance(whole, (bool, int, float, complex, str)) and str(whole) != str(part) and name not in _SIZES:
+    if isinstance(whole, (bool, int, float, complex, str)) and str(whole) != str(part) and name not in _SIZES.split():
         raise LoweringError(
             f"Stream: the number of elements is written out in {at.name}, at {at.line}: {name} is {whole} for all of "
             f"them, and {part} for a chunk; a program may count elements, as in a mean, but not loop over them"
