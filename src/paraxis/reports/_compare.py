@@ -194,7 +194,10 @@ def assert_alike(what: str, other: str, ours: Any, theirs: Any, rtol: float, ato
 
 def _timing(name: str, entrant: _Entrant, first: _Entrant) -> Timing:
     ratios = sorted(a / b if b else math.inf for a, b in zip(entrant.seconds, first.seconds, strict=True))
-    interval = _interval(ratios)
+    outside, rank, n = 0.0, 0, len(ratios)
+    while (outside := outside + 2 * math.comb(n, rank) / 2**n) <= 1 - _CERTAIN:
+        rank += 1  # so many of the smallest, and of the largest, are left out: half of all are below the median
+    interval = (ratios[rank - 1], ratios[n - rank]) if rank else None
     low, high = interval or (0, math.inf)
     verdict: Verdict = "too few" if interval is None else "too noisy"
     if entrant is first:
@@ -206,20 +209,13 @@ def _timing(name: str, entrant: _Entrant, first: _Entrant) -> Timing:
     return Timing(name, tuple(entrant.seconds), entrant.compile_seconds, statistics.median(ratios), interval, verdict)
 
 
-def _interval(ordered: list[float]) -> tuple[float, float] | None:
-    """Return where the median lies, by order statistics: half of all values are below it, whatever they are like."""
-    outside, rank, n = 0.0, 0, len(ordered)  # rank: so many of the smallest, and of the largest, are left out
-    while (outside := outside + 2 * math.comb(n, rank) / 2**n) <= 1 - _CERTAIN:
-        rank += 1
-    return (ordered[rank - 1], ordered[n - rank]) if rank else None
-
-
 def _row(timing: Timing) -> list[str]:
+    often = 1 / timing.ratio if timing.verdict == "faster" and timing.ratio else timing.ratio
+    times = f"{often:.3g} ×" if often < 100 else f"{often:,.0f} ×"
     words: dict[Verdict, str] = {
         "baseline": "",
-        "faster": f"{_often(1 / timing.ratio)} as fast" if timing.ratio else "faster",
-        "slower": f"takes {_often(timing.ratio)} as long",
-        "as fast": "as fast",
+        "faster": f"{times} as fast",
+        "slower": f"takes {times} as long",
         "too noisy": "too noisy to tell: give it more seconds=",
         "too few": "too few turns to tell: give it more seconds=",
     }
@@ -228,10 +224,6 @@ def _row(timing: Timing) -> list[str]:
         units.time(timing.median),
         " to ".join(map(units.time, timing.quartiles)),
         "" if timing.interval is None or timing.verdict == "baseline" else "{:.3g} to {:.3g}".format(*timing.interval),
-        words[timing.verdict],
+        words.get(timing.verdict, timing.verdict),
         f"{units.time(timing.compile_seconds)} longer" if timing.compile_seconds else "",
     ]
-
-
-def _often(number: float) -> str:
-    return f"{number:.3g} ×" if number < 100 else f"{number:,.0f} ×"

@@ -35,18 +35,15 @@ def explain(fn: Callable[..., Any], *, on: str | None = None) -> Callable[..., R
 
     Args:
         fn: any function of arrays; a model that is a pytree; or what has ``trace`` or ``lower``, as ``jax.jit``,
-            :func:`train_step`, :class:`Parallel`, ``nnx.jit`` and ``eqx.filter_jit`` give, with its shardings and
-            donations.
-        on: a topology of TPUs, such as ``"v5e:16x16"``. The TPUs' own compiler compiles for it; that needs the extra
+            :func:`train_step`, :class:`Parallel`, ``nnx.jit`` and ``eqx.filter_jit`` give.
+        on: a topology of TPUs, such as ``"v5e:16x16"``, for which the TPUs' own compiler compiles; that needs the extra
             ``tpu``, and no TPU. Meshes must have as many devices, of a topology or simulated
-            (:func:`paraxis.testing.simulate_devices`); axes without a mesh lie over all chips. ``None``: the devices
-            that a call runs on.
+            (:func:`paraxis.testing.simulate_devices`); axes without a mesh lie over all chips.
 
     Returns:
-        A function. Its arguments are those of ``fn``, with ``jax.ShapeDtypeStruct`` in place of arrays where the values
-        do not matter; give these a ``sharding`` to say how they lie. Of a plain function's arguments, arrays and
-        numbers are traced, and all others, such as text, ``True`` and functions, are constants. It returns a
-        :class:`paraxis.reports.Report`.
+        A function that returns a :class:`paraxis.reports.Report`. Its arguments are those of ``fn``, with
+        ``jax.ShapeDtypeStruct`` in place of arrays, perhaps with a ``sharding``, where values do not matter. Of a plain
+        function's arguments, what is no array and no number, such as text and ``True``, is constant.
 
     Raises:
         TypeError: if ``fn`` cannot be called. The report's function raises what tracing or compiling ``fn`` raises, as
@@ -240,7 +237,6 @@ def _collective(
         times=operation.times,
         is_certain=operation.within.is_certain,
         is_branch=operation.within.is_branch,
-        is_in_loop=operation.within.is_in_loop,
         axes=_meshes.axes(program.groups(operation), meshes),
         group_size=program.num_devices if is_permutation else program.group_size(operation),
         line=line,
@@ -248,13 +244,15 @@ def _collective(
         is_backward=operation.is_backward,
         is_written=_WRITTEN.fullmatch(name) is not None,
         is_ring=is_permutation and operation.is_product,
-        is_predicate=not _hlo.dims(operation.shape) and name in ("while", "reduce_or", "reduce_and"),
+        is_condition=operation.within.is_in_loop
+        and not _hlo.dims(operation.shape)
+        and name in ("while", "reduce_or", "reduce_and"),
         operand=given[number].name if number is not None and number < len(given) else None,
     )
 
 
 def _work(program: _hlo.Program, jaxpr: jax_api.Jaxpr | None) -> Work:
-    done, is_certain = _flops.of_program(program)
+    done, is_certain, uncounted = _flops.of_program(program)
     written, is_bounded = _flops.of_jaxpr(jaxpr) if jaxpr is not None else (_flops.Lines(), False)
     is_known = is_bounded and is_certain  # the compiler may know an end that the program does not say
     shares = {line: flops / program.num_devices for line, flops in written.items()} if is_known else {}
@@ -263,4 +261,4 @@ def _work(program: _hlo.Program, jaxpr: jax_api.Jaxpr | None) -> Work:
         for line in sorted({*done, *shares}, key=lambda line: (-done[line], str(line)))
     ]
     share = sum(shares.values()) if is_known else None
-    return Work(sum(done.values()), share, tuple(lines), is_certain, _flops.uncounted(program))
+    return Work(sum(done.values()), share, tuple(lines), is_certain, uncounted)

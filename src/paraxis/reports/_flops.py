@@ -33,15 +33,19 @@ _FREE = (
 )
 
 
-def of_program(program: _hlo.Program) -> tuple[Lines, bool]:
-    """Return what one device computes, by line, and whether each loop's end is known."""
+def of_program(program: _hlo.Program) -> tuple[Lines, bool, tuple[str, ...]]:
+    """Return what one device computes, by line, whether each loop's end is known, and the names of what is unknown."""
     found: Lines = collections.Counter()
-    is_certain = True
+    is_certain, unknown = True, set[str]()
     for operation in program.operations:
         if amount := flops(program, operation) * operation.times:
             found[_lines.behind(program.frames(operation))[0]] += amount
             is_certain &= operation.within.is_certain
-    return found, is_certain
+        elif operation.times and operation.opcode in (*_OPAQUE, "custom-call"):
+            target = _TARGET.search(operation.text) if operation.opcode == "custom-call" else None
+            name = target[1] if target else operation.opcode
+            unknown |= set() if any(word in name for word in _FREE) else {name}
+    return found, is_certain, tuple(sorted(unknown))
 
 
 def flops(program: _hlo.Program, operation: _hlo.Operation) -> int:
@@ -84,18 +88,6 @@ def _of_convolution(operation: _hlo.Operation, shapes: list[tuple[int, ...]], la
     ways = [each(name, default) for name, default in _WAYS.items()] if spatial else [[]] * len(_WAYS)
     result, kernel = dict(zip(labels[2], shapes[2], strict=True)), dict(zip(labels[1], shapes[1], strict=True))
     return _products.of_convolution(result["b"] * result["f"] * kernel["i"], zip(*sizes, *ways, strict=True))
-
-
-def uncounted(program: _hlo.Program) -> tuple[str, ...]:
-    """Return the names of what others' code computes, of which the text does not say how much it is."""
-    found: set[str] = set()
-    for operation in program.operations:
-        if operation.opcode in _OPAQUE and operation.times:
-            found.add(operation.opcode)
-        target = _TARGET.search(operation.text) if operation.opcode == "custom-call" and operation.times else None
-        if target and not any(word in target[1] for word in _FREE) and not flops(program, operation):
-            found.add(target[1])
-    return tuple(sorted(found))
 
 
 def of_jaxpr(jaxpr: jax_api.Jaxpr, *, padded: bool = False) -> tuple[Lines, bool]:

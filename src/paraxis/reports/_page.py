@@ -95,12 +95,9 @@ class Page(abc.ABC):
             OSError: if the file cannot be written.
 
         Example:
-            >>> import jax.numpy as jnp, os, paraxis as px, tempfile
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     path = os.path.join(folder, "report.html")
-            ...     px.explain(jnp.sin)(jnp.ones(3)).save(path)
-            ...     os.path.exists(path)
-            True
+            >>> import jax.numpy as jnp, paraxis as px, tempfile
+            >>> with tempfile.NamedTemporaryFile(suffix=".html") as file:
+            ...     px.explain(jnp.sin)(jnp.ones(3)).save(file.name)
         """
         path = Path(path)
         if path.suffix.lower() not in (".html", ".htm"):

@@ -15,19 +15,15 @@ from paraxis._core import jax_api
 
 def of_product(eqn: jax_api.JaxprEqn) -> int:
     """Return how many an operation takes; 0: it is neither a matrix product nor a convolution."""
-    if eqn.primitive.name == "dot_general":
-        (contracted, _), _ = eqn.params["dimension_numbers"]
-        shape = _shape(eqn.invars[0])
-        return 2 * math.prod(_shape(eqn.outvars[0])) * math.prod(shape[d] for d in contracted)
     if eqn.primitive.name == "conv_general_dilated":
         return _of_convolution(eqn)
-    if eqn.primitive.name == "ragged_dot_general":
-        numbers = eqn.params["ragged_dot_dimension_numbers"]
-        (contracted, _), _ = numbers.dot_dimension_numbers
-        shape = _shape(eqn.invars[0])
-        size = 2 * math.prod(_shape(eqn.outvars[0])) * math.prod(shape[d] for d in contracted)
-        return size // groups(eqn) if numbers.lhs_ragged_dimensions[0] in contracted else size  # each has a result
-    return 0
+    if eqn.primitive.name not in ("dot_general", "ragged_dot_general"):
+        return 0
+    ragged = eqn.params.get("ragged_dot_dimension_numbers")
+    (contracted, _), _ = ragged.dot_dimension_numbers if ragged else eqn.params["dimension_numbers"]
+    shape = _shape(eqn.invars[0])
+    size = 2 * math.prod(_shape(eqn.outvars[0])) * math.prod(shape[d] for d in contracted)
+    return size // groups(eqn) if ragged and ragged.lhs_ragged_dimensions[0] in contracted else size  # one for each
 
 
 def groups(eqn: jax_api.JaxprEqn) -> int:

@@ -21,7 +21,6 @@ class Collective:
         times: how often the program runs it, loops multiplied.
         is_certain: whether ``times`` is known; if not, a loop without a known end counts as one turn.
         is_branch: whether it stands in a branch, which need not be taken; all branches count.
-        is_in_loop: whether it stands in a loop's body or condition.
         axes: the mesh axes that it goes along, or a part of one; empty if they are not known.
         group_size: number of devices that take part together.
         line: the user's line that it comes from; ``None``: the compiler has not kept it.
@@ -29,7 +28,7 @@ class Collective:
         is_backward: whether it belongs to a derivative's backward pass.
         is_written: whether the program asks for it, as by ``jax.lax.psum``; if not, the compiler has put it in.
         is_ring: whether it is a step of a ring beside a matrix product, by which compilers for TPUs gather or sum.
-        is_predicate: whether it makes one truth value of all devices' own.
+        is_condition: whether it makes a loop's condition of all devices' own, in each turn.
         operand: the argument that it sends, if it sends one as it is.
     """
 
@@ -39,7 +38,6 @@ class Collective:
     times: int = 1
     is_certain: bool = True
     is_branch: bool = False
-    is_in_loop: bool = False
     axes: tuple[str, ...] = ()
     group_size: int = 0
     line: Line | None = None
@@ -47,7 +45,7 @@ class Collective:
     is_backward: bool = False
     is_written: bool = False
     is_ring: bool = False
-    is_predicate: bool = False
+    is_condition: bool = False
     operand: str | None = None
 
     @property

@@ -13,12 +13,7 @@ from paraxis.reports import Communication, assert_alike, explain
 
 
 def communication(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Communication:
-    """Compile a function for the given arguments, without running it, and count its collectives.
-
-    Args:
-        fn: as in :func:`paraxis.explain`.
-        *args: arrays, or ``jax.ShapeDtypeStruct`` in their place.
-        **kwargs: likewise.
+    """Compile a function for its arguments, as :func:`paraxis.explain` does, and count its collectives.
 
     Returns:
         Counts and bytes per device of each kind of collective.
