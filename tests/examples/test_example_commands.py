@@ -12,6 +12,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if not path.stem.startswith("_"))
 COLUMNS = {
     "diloco": "bytes sent per device",
+    "diloco_sharded": "bytes along replica",
     "distributed_sgd": "above least squares",
     "early_stopping": "steps until it stopped",
     "ensemble_mnist": "test accuracy of a member",

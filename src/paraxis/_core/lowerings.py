@@ -209,10 +209,10 @@ class Elements:
 def _stacked(ys: Sequence[jax.Array]) -> jax.Array:
     """``jnp.stack``, one after the other: XLA's CPU compiler computes a concatenation's operands number by number."""
     first = jnp.asarray(ys[0])  # it may be a literal
-    if len(ys) == 1 or jnp.issubdtype(first.dtype, jax.dtypes.extended):  # PRNG keys have no zero
+    if len(ys) == 1 or jnp.issubdtype(first.dtype, jax.dtypes.extended):
         return jnp.stack(ys)
-    found = jnp.zeros((len(ys), *first.shape), first.dtype)
-    for i, y in enumerate(ys):
+    found = jnp.broadcast_to(first, (len(ys), *first.shape))  # split over free mesh axes as the element is
+    for i, y in enumerate(ys[1:], 1):
         found = jax.lax.dynamic_update_index_in_dim(found, jnp.asarray(y), i, 0)
     return found
 
