@@ -22,7 +22,7 @@ class Size(NamedTuple):
 
 
 CEILINGS = {
-    "_core": Size(4_480, 2_523, 27),
+    "_core": Size(4_399, 2_474, 26),
     "_host": Size(634, 391, 9),
     "_tables": Size(546, 311, 4),
     "cli": Size(417, 247, 6),
@@ -35,9 +35,9 @@ CEILINGS = {
     "train": Size(3_746, 2_211, 24),
     "transforms": Size(1_462, 791, 10),
     "the root": Size(408, 151, 4),
-    "all rooms": Size(22_266, 12_839, 146),
+    "all rooms": Size(22_185, 12_790, 145),
 }
-TESTS = 24_328
+TESTS = 24_422
 
 
 def size(paths: Iterable[Path]) -> Size:

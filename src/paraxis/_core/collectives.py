@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import extremes, jax_api, pytrees, scope
+from paraxis._core import jax_api, primitives, pytrees, scope
 from paraxis._core.axis import Axis
 from paraxis._core.placing import Placement
 from paraxis.errors import CollectiveError
@@ -132,8 +132,8 @@ def _exchanged(collective: str, x: Any, axis: Axis | str) -> Any:
     """JAX's collective of that name. Python's numbers stay such: their sum is known without a program."""
     name = scope.mapped_axis(collective, axis).name
     x = jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, bool) else leaf, pytrees.sealed(x))
-    if collective in extremes.ACROSS:
-        return pytrees.opened(jax.tree.map(lambda leaf: extremes.ACROSS[collective](jnp.asarray(leaf), name), x))
+    if collective in ("pmax", "pmin"):
+        return pytrees.opened(jax.tree.map(lambda leaf: primitives.across(jnp.asarray(leaf), collective, name), x))
     return pytrees.opened(getattr(jax.lax, collective)(x, name))
 
 

@@ -142,8 +142,7 @@ class Elements:
         count, number = self.placement.chunk, len(self.shared)
         operands, real = operands[:number], next(iter(operands[number:]), None)
         if count > 1 and not self._unrolls:
-            given = (self.body, operands, self.shared, self.summed, self.linear, real, count)
-            return sums.over_elements(*given)
+            return sums.over_elements(self.body, operands, self.shared, self.summed, self.linear, real, count)
         fn = jax_api.jaxpr_as_fun(self.body)
         fn = fn if count == 1 else jax.jit(fn)
         each = [

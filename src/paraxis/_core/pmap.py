@@ -65,35 +65,45 @@ def pmap(
     static, donated = _positions(static_broadcasted_argnums), _positions(donate_argnums)
     name = axis_name if axis_name is not None else f"pmap({getattr(fn, '__name__', 'fn')})"
 
-    def laid_out(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[int, Any], list[int | None], Axis]:
-        """Return the arguments that are not static, by position, the mapped axis of each leaf, and the px.Axis."""
+    def split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any, list[int | None], Axis]:
+        """Return the leaves of what is not static, their structure, the mapped axis of each, and the px.Axis."""
         dynamic = {position: arg for position, arg in enumerate(args) if position not in static}
+        leaves, structure = jax.tree.flatten((dynamic, kwargs))
         axes = _axes_of(in_axes, dynamic, len(args))
-        return dynamic, axes, _placed(Axis(name, _size(axes, dynamic, kwargs, axis_size)))
+        axes += [0] * (len(leaves) - len(axes))  # keyword arguments
+        return leaves, structure, axes, _placed(Axis(name, _size(axes, (dynamic, kwargs), axis_size)))
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        dynamic, axes, axis = laid_out(args, kwargs)
-        leaves, structure = jax.tree.flatten(dynamic)
-        leading = structure.unflatten([_lead(at, x, axis) for at, x in zip(axes, leaves, strict=True)])
+        leaves, structure, axes, axis = split(args, kwargs)
+        leading = [_lead(at, x, axis) for at, x in zip(axes, leaves, strict=True)]
 
         def element(own: dict[int, Any], named: dict[str, Any]) -> Any:
             return fn(*(own.get(i, arg) for i, arg in enumerate(args)), **named)
 
-        result = verbs.map_sealed(pytrees.of_opened(element), (leading, kwargs), axis)
-        return _with_out_axes(out_axes, result)
+        return _with_out_axes(
+            out_axes, verbs.map_sealed(pytrees.of_opened(element), structure.unflatten(leading), axis)
+        )
 
     compiled = jax.jit(mapped, static_argnums=static, donate_argnums=donated)
 
     def prepared(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        leaves = jax.tree.leaves((args, kwargs))
-        if not all([isinstance(x, jax.Array) for x in leaves]):  # noqa: C419  # faster at each call
+        """Seal models, refuse integers that JAX would cut, and move arrays that are bound to other devices."""
+        if not all(isinstance(x, jax.Array) for x in jax.tree.leaves((args, kwargs))):
             args = tuple(x if i in static else pytrees.sealed(x) for i, x in enumerate(args))
             kwargs = pytrees.sealed(kwargs)
             check.no_cut("pmap", "args", args)
             check.no_cut("pmap", "kwargs", kwargs)
-        return _moved(args, kwargs, *laid_out(args, kwargs)) if any(map(_is_bound, leaves)) else (args, kwargs)
+        leaves, structure, axes, axis = split(args, kwargs)
+        if any(map(_is_bound, leaves)):
+            placement = placing.place(axis)
+            leaves = [
+                arrays.settle(x, placement, rows=at == 0) if _is_bound(x) else x
+                for x, at in zip(leaves, axes, strict=True)
+            ]
+        dynamic, kwargs = structure.unflatten(leaves)
+        return tuple(dynamic.get(i, arg) for i, arg in enumerate(args)), kwargs
 
-    known: set[Any] = set()
+    known: set[Any] = set()  # how arguments lie that need not be prepared
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -108,22 +118,21 @@ def pmap(
             if key is not None and all(map(operator.is_, leaves, jax.tree.leaves((args, kwargs)))):
                 known.add(key)
         result = compiled(*args, **kwargs)
-        if (structure := jax.tree.structure(result)) in known:
-            return result
-        found = pytrees.opened(result)
-        if found is result:
-            known.add(structure)
-        return found
+        return result if (structure := jax.tree.structure(result)) in known else _opened(result, structure, known)
 
     def trace(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = prepared(args, kwargs)
         return compiled.trace(*args, **kwargs)
 
-    def lower(*args: Any, **kwargs: Any) -> Any:
-        return trace(*args, **kwargs).lower()
-
-    vars(call).update(lower=lower, trace=trace)
+    vars(call).update(lower=lambda *args, **kwargs: trace(*args, **kwargs).lower(), trace=trace)
     return call
+
+
+def _opened(result: Any, structure: Any, known: set[Any]) -> Any:
+    found = pytrees.opened(result)
+    if found is result:
+        known.add(structure)
+    return found
 
 
 def _positions(given: int | Sequence[int]) -> tuple[int, ...]:
@@ -146,65 +155,40 @@ def _axes_of(in_axes: Any, dynamic: Mapping[int, Any], num_args: int) -> list[in
         ) from error
 
 
-def _size(axes: Sequence[int | None], dynamic: Mapping[int, Any], kwargs: dict[str, Any], given: int | None) -> int:
-    leaves = jax.tree.leaves((dynamic, kwargs))
-    mapped = [(np.shape(x), at) for x, at in zip(leaves, _with_keywords(axes, leaves), strict=True) if at is not None]
-    sizes = {shape[at] if -len(shape) <= at < len(shape) else None for shape, at in mapped} | ({given} - {None})
-    first = next(iter(sizes), None)
-    if first is not None and len(sizes) == 1:
-        return first
+def _size(axes: Sequence[int | None], arguments: Any, given: int | None) -> int:
+    """Return the number of elements, on which all mapped axes agree."""
+    leaves = jax.tree_util.tree_leaves_with_path(arguments)
+    sizes: dict[str, Any] = {} if given is None else {"axis_size": given}
+    for ((part, *path), x), at in zip(leaves, axes, strict=True):
+        if at is not None:
+            shape, label = np.shape(x), tree.name(("args", "kwargs")[part.idx], path)
+            sizes[label] = shape[at] if -len(shape) <= at < len(shape) else f"no axis {at} in {shape}"
+    found = set(sizes.values())
+    if len(found) == 1 and isinstance(size := found.pop(), int):
+        return size
     if not sizes:
         raise ShapeError("pmap: no argument is mapped, so the number of elements is unknown; write axis_size=8")
-    labels = [tree.name("args", path) for path, _ in jax.tree_util.tree_leaves_with_path(dynamic)]
-    labels += [tree.name("kwargs", path) for path, _ in jax.tree_util.tree_leaves_with_path(kwargs)]
-    found = [] if given is None else [f"axis_size: {given}"]
-    for label, x, at in zip(labels, leaves, _with_keywords(axes, leaves), strict=True):
-        shape = np.shape(x)
-        if at is not None and not -len(shape) <= at < len(shape):
-            raise ShapeError(
-                f"pmap: {label} has shape {shape} and no axis {at} to map over; write None for it in in_axes to give "
-                f"every element the whole of it"
-            )
-        found += [] if at is None else [f"{label}: {shape[at]}"]
-    raise ShapeError(f"pmap: the sizes of the mapped axes disagree ({', '.join(found)}); they must be one and the same")
-
-
-def _with_keywords(axes: Sequence[int | None], leaves: Sequence[Any]) -> list[int | None]:
-    """Return the mapped axis of each leaf, those of keyword arguments, at the end, included."""
-    return [*axes, *[0] * (len(leaves) - len(axes))]
+    listed = ", ".join(f"{label}: {size}" for label, size in sizes.items())
+    raise ShapeError(
+        f"pmap: the sizes of the mapped axes disagree ({listed}); they must be one and the same. Write None in in_axes "
+        f"for what every element gets whole"
+    )
 
 
 def _placed(axis: Axis) -> Axis:
     """Choose as many devices as elements, if there are so many and no mesh is set: then none is padded."""
-    context = jax.sharding.get_abstract_mesh()
+    context, devices = jax.sharding.get_abstract_mesh(), tuple(jax.devices())
     if scope.current().mapped or axis.name in context.axis_names:
         return axis
     if not context.empty:
         return Axis(axis.name, axis.size, over=context.axis_names)
-    devices = jax.devices()
     if axis.size >= len(devices):
         return axis
-    return Axis(axis.name, axis.size, mesh=placing.mesh_of(axis.name, tuple(devices[: axis.size])))
+    return Axis(axis.name, axis.size, mesh=placing.mesh_of(axis.name, devices[: axis.size]))
 
 
 def _is_bound(x: Any) -> bool:
     return isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer) and x.committed
-
-
-def _moved(
-    args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: dict[int, Any], axes: list[int | None], axis: Axis
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Move arrays that are bound to other devices than those of the axis, which ``jax.jit`` would refuse."""
-    placement = placing.place(axis)
-    leaves, structure = jax.tree.flatten((dynamic, kwargs))
-    whole, rows = (arrays.sharding(placement, rows=rows) for rows in (False, True))
-    if whole is None or rows is None:
-        return args, kwargs
-    for i, (x, at) in enumerate(zip(leaves, _with_keywords(axes, leaves), strict=True)):
-        if _is_bound(x) and getattr(x.sharding, "mesh", None) != whole.mesh:
-            leaves[i] = arrays.put(x, rows if at == 0 else whole)
-    dynamic, kwargs = structure.unflatten(leaves)
-    return tuple([dynamic.get(i, arg) for i, arg in enumerate(args)]), kwargs
 
 
 def _lead(at: int | None, x: Any, axis: Axis) -> Any:

@@ -12,12 +12,13 @@ Explicit (there a sharding is part of a type); on Auto meshes it is empty, and `
 program, where they are no part of its text, how the rows lie if they are kept.
 
 The lowerings are plain global-view operations. On a sharded operand the compiler turns a reduction into a local
-one and one all-reduce, and a broadcast into nothing at all.
+one and one all-reduce, and a broadcast into nothing at all. In extremes NaN wins, as in ``jnp.max`` on one device:
+XLA's all-reduce on CPU drops it, so devices exchange integers of the same order, with NaN beyond all.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
 
-from paraxis._core import extremes, jax_api, layout, placing
+from paraxis._core import jax_api, layout, placing
 from paraxis._core.jax_api import Primitive, ShapedArray
 from paraxis._core.placing import Placement
 
@@ -45,23 +46,6 @@ class Laid:
         mesh = x.sharding.mesh if isinstance(x.sharding, NamedSharding) and x.committed else None
         return mesh is not None and self.mesh in (mesh, mesh.abstract_mesh)
 
-    def constrain(self, rows: jax.Array) -> jax.Array:
-        spec = P(self.names, *(P.UNCONSTRAINED,) * (rows.ndim - 1))
-        return jax.lax.with_sharding_constraint(rows, NamedSharding(self.mesh, spec))
-
-
-def broadcast(
-    x: jax.Array,
-    *,
-    axis: str,
-    rows: int,
-    size: int,
-    over: tuple[str, ...] = (),
-    laid: Laid | None = None,
-    devices: Any = None,
-) -> jax.Array:
-    return broadcast_p.bind(x, axis=axis, rows=rows, size=size, over=over, laid=laid, devices=devices)
-
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Rows:
@@ -73,6 +57,24 @@ class Rows:
         return "rows"
 
 
+def copies(x: jax.Array, placement: Placement) -> jax.Array:
+    """``(...)`` → ``(size, ...)``, as a broadcast along the axis; each device has its rows, if their number divides."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # PRNG keys: no derivative, and JAX's own rules
+        return jnp.broadcast_to(x, (placement.size, *x.shape))
+    laid, names = None, placement.mesh_axes if placement.divides else ()
+    if names and placement.mesh is not None and not placement.is_explicit and not jax_api.manual_axes(placement.mesh):
+        laid = Laid(placement.mesh, names)
+    return broadcast_p.bind(
+        layout.on_mesh(x, placement),
+        axis=placement.axis.name,
+        rows=placement.size,
+        size=placement.size,
+        over=names if placement.is_explicit else (),
+        laid=laid,
+        devices=placing.named_devices(placement) if laid else None,
+    )
+
+
 def reduce(kind: str, x: jax.Array, *, axis: str, size: int, padded: Rows | None = None) -> jax.Array:
     """``kind`` is one of ``sum``, ``max``, ``min``, ``any``, ``all``."""
     return REDUCTIONS[kind].bind(x, axis=axis, size=size, padded=padded)
@@ -80,16 +82,16 @@ def reduce(kind: str, x: jax.Array, *, axis: str, size: int, padded: Rows | None
 
 def identity(kind: str, dtype: Any) -> Any:
     """Return the element that a reduction does not notice."""
-    if kind in ("sum", "any"):
+    if kind in ("sum", "any") or (kind == "max" and dtype == bool):
         return np.zeros((), dtype)
-    if kind == "all":
+    if kind == "all" or dtype == bool:
         return np.ones((), dtype)
-    if dtype == bool:
-        return np.bool_(kind == "min")
-    if jnp.issubdtype(dtype, jnp.integer):
-        info = jnp.iinfo(dtype)
-        return np.array(info.min if kind == "max" else info.max, dtype)
-    return extremes.farthest(dtype, below=kind == "max")
+    info = jnp.iinfo(dtype) if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype)
+    with np.errstate(all="ignore"):
+        infinite = np.array(-np.inf if kind == "max" else np.inf).astype(dtype)
+    if jnp.issubdtype(dtype, jnp.inexact) and np.isinf(infinite.astype(np.float64)):
+        return infinite  # some kinds of eight bits have no infinity
+    return np.array(info.min if kind == "max" else info.max, dtype)
 
 
 # --- broadcast ---------------------------------------------------------------------------------------------------
@@ -101,59 +103,30 @@ def _broadcast_aval(x: ShapedArray, *, rows: int, over: tuple[str, ...], **_: An
 
 
 def _broadcast_rows(
-    x: jax.Array, *, rows: int, size: int, over: tuple[str, ...], laid: Laid | None = None, **_: Any
+    x: jax.Array, *, axis: str, rows: int, size: int, over: tuple[str, ...], laid: Laid | None, devices: Any = None
 ) -> jax.Array:
-    out = None
-    if over:
-        aval = jax.typeof(x)
-        out = NamedSharding(aval.sharding.mesh, P(over, *jax_api.sharding_spec(aval)))
+    aval = jax.typeof(x)
+    out = NamedSharding(aval.sharding.mesh, P(over, *jax_api.sharding_spec(aval))) if over else None
     y = jax.lax.broadcast_in_dim(x, (rows, *x.shape), range(1, x.ndim + 1), out_sharding=out)
     y = _mask(y, size, np.zeros((), x.dtype))
-    return y if laid is None else laid.constrain(y)
+    if laid is None:
+        return y
+    spec = P(laid.names, *(P.UNCONSTRAINED,) * x.ndim)
+    return jax.lax.with_sharding_constraint(y, NamedSharding(laid.mesh, spec))
 
 
 def _broadcast_transpose(ct: jax.Array, x: Any, *, axis: str, size: int, **_: Any) -> list[Any]:
     return [sum_p.bind(ct, axis=axis, size=size, padded=None)]
 
 
-def _broadcast_batch(xs: Sequence[jax.Array], dims: Sequence[int], **params: Any) -> tuple[jax.Array, int]:
-    return broadcast_p.bind(*xs, **params), dims[0] + 1
-
-
-# --- copies along an axis ----------------------------------------------------------------------------------------
-
-
-def copies(x: jax.Array, placement: Placement) -> jax.Array:
-    """``(...)`` → ``(size, ...)``, as a broadcast along the axis; each device has its rows, if their number divides."""
-    spread = placement.divides
-    mesh = placement.mesh
-    names = placement.mesh_axes
-    laid = None
-    if spread and names and mesh is not None and not placement.is_explicit and not jax_api.manual_axes(mesh):
-        laid = Laid(mesh, names)
-    devices = placing.named_devices(placement) if laid else None
-    over = names if placement.is_explicit and spread else ()
-    return _copies(x, placement, placement.size, over, laid, devices)
-
-
-def _copies(
-    x: jax.Array,
-    placement: Placement,
-    rows: int,
-    over: tuple[str, ...],
-    laid: Laid | None = None,
-    devices: Any = None,
-) -> jax.Array:
-    if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # PRNG keys: no derivative, and JAX's own rules
-        return jnp.broadcast_to(x, (rows, *x.shape))
-    x = layout.on_mesh(x, placement)
-    return broadcast(x, axis=placement.axis.name, rows=rows, size=rows, over=over, laid=laid, devices=devices)
+def _broadcast_batch(operands: Any, dims: Any, **params: Any) -> tuple[jax.Array, int]:
+    return broadcast_p.bind(*operands, **params), dims[0] + 1
 
 
 # --- reductions --------------------------------------------------------------------------------------------------
 
 
-def _reduced_aval(x: ShapedArray, *, axis: str, size: int, padded: Rows | None) -> ShapedArray:
+def _reduced_aval(x: ShapedArray, **_: Any) -> ShapedArray:
     return x.update(shape=x.shape[1:], sharding=NamedSharding(x.sharding.mesh, P(*jax_api.sharding_spec(x)[1:])))
 
 
@@ -161,26 +134,28 @@ def _reduce_rows(x: jax.Array, *, kind: str, axis: str, size: int, padded: Rows 
     if padded is not None:
         # An operation that the compiler splits over the devices without moving anything.
         x = jax.lax.pad(x, np.zeros((), x.dtype), [(0, padded.number - x.shape[0], 0)] + [(0, 0, 0)] * (x.ndim - 1))
-    fold = extremes.FOLDS.get(kind) or getattr(jnp, kind)
+    x = _mask(x, size, identity(kind, x.dtype))
     # The dtype is settled before the primitive, so that local and global sums are taken in the same one.
-    dtype = {"dtype": x.dtype} if kind == "sum" else {}
-    return fold(_mask(x, size, identity(kind, x.dtype)), axis=0, **dtype)
+    options = {"axis": 0, "dtype": x.dtype} if kind == "sum" else {"axis": 0}
+    fold = functools.partial(getattr(jnp, kind), **options)
+    return _by_integers(fold, x, nan_is_top=kind == "max") if kind in ("max", "min") else fold(x)
 
 
-def _reduce_batch(xs: Sequence[jax.Array], dims: Sequence[int], *, kind: str, **params: Any) -> tuple[jax.Array, int]:
-    return REDUCTIONS[kind].bind(jnp.moveaxis(xs[0], dims[0], 1), **params), 0
+def _reduce_batch(operands: Any, dims: Any, *, kind: str, **params: Any) -> tuple[jax.Array, int]:
+    return REDUCTIONS[kind].bind(jnp.moveaxis(operands[0], dims[0], 1), **params), 0
 
 
 def _sum_transpose(ct: jax.Array, x: Any, *, axis: str, size: int, padded: Rows | None) -> list[Any]:
-    aval = x.aval
-    lead = jax_api.sharding_spec(aval)[0]
+    lead = jax_api.sharding_spec(x.aval)[0]
     over = () if lead is None else lead if isinstance(lead, tuple) else (lead,)
-    return [broadcast(ct, axis=axis, rows=aval.shape[0], size=size, over=over)]
+    rows = x.aval.shape[0]
+    return [broadcast_p.bind(ct, axis=axis, rows=rows, size=size, over=over, laid=None, devices=None)]
 
 
-def _extremum_jvp(xs: Sequence[Any], dots: Sequence[Any], *, kind: str, **params: Any) -> tuple[jax.Array, jax.Array]:
+def _extremum_jvp(primals: Any, tangents: Any, *, kind: str, **params: Any) -> tuple[jax.Array, jax.Array]:
     """Elements that attain the extremum share its derivative equally, as in ``jnp.max``."""
-    x, x_dot = jax_api.computed_once(xs[0]), dots[0]  # else no element may equal it
+    (x,), x_dot = primals, jax_api.ad.instantiate_zeros(tangents[0])
+    x = jax_api.computed_once(x)  # else no element may equal it
     y = REDUCTIONS[kind].bind(x, **params)
     attained = (x == y[None]).astype(x_dot.dtype)
     return y, sum_p.bind(attained * x_dot, **params) / sum_p.bind(attained, **params)
@@ -193,35 +168,62 @@ def _mask(x: jax.Array, size: int, fill: Any) -> jax.Array:
     return jnp.where(index < size, x, fill)
 
 
+def _by_integers(fold: Callable[[jax.Array], jax.Array], x: jax.Array, *, nan_is_top: bool) -> jax.Array:
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return fold(x)
+    own, x = x.dtype, x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+    info = jnp.iinfo(f"int{8 * x.dtype.itemsize}")
+    keys = _flipped(jax.lax.bitcast_convert_type(x, info.dtype))
+    keys = jnp.where(jnp.isnan(x), np.array(info.max if nan_is_top else info.min, info.dtype), keys)
+    return jax.lax.bitcast_convert_type(_flipped(fold(keys)), x.dtype).astype(own)
+
+
+def _flipped(bits: jax.Array) -> jax.Array:
+    """Return a float's bits as an integer of the same order, or such an integer as bits."""
+    return jnp.where(bits < 0, bits ^ np.array(jnp.iinfo(bits.dtype).max, bits.dtype), bits)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def across(x: jax.Array, collective: str, name: str) -> jax.Array:
+    """Return ``jax.lax.pmax`` or ``pmin`` in which NaN wins; it has no derivative either."""
+    fold: Callable[..., jax.Array] = getattr(jax.lax, collective)
+    return _by_integers(lambda x: fold(x, name), x, nan_is_top=collective == "pmax")
+
+
+@across.defjvp
+def _(collective: str, name: str, primals: Any, tangents: Any) -> Any:
+    raise NotImplementedError(f"{collective} has no derivative; reduce after the map instead")
+
+
 # --- registration ------------------------------------------------------------------------------------------------
 
 
-def _primitive(name: str, implementation: Callable[..., jax.Array], aval: Callable[..., ShapedArray]) -> Primitive:
+def _primitive(
+    name: str, implementation: Callable[..., jax.Array], aval: Callable[..., ShapedArray], static: tuple[str, ...]
+) -> Primitive:
     primitive = Primitive(name)
     primitive.def_abstract_eval(aval)
     jax_api.define_lowering(primitive, implementation)
+    compiled = jax.jit(implementation, static_argnames=static)
 
-    @functools.lru_cache(maxsize=1024)
-    def compiled(params: Hashable) -> Callable[..., jax.Array]:
-        return jax.jit(functools.partial(implementation, **dict(params)))  # pyright: ignore[reportCallIssue, reportArgumentType]
-
-    def evaluated(x: jax.Array, **params: Any) -> jax.Array:
+    def evaluated(x: jax.Array, devices: Any = None, **params: Any) -> jax.Array:
         x = jnp.asarray(x)  # under a derivative, JAX has numbers of its own kind
-        laid = params.get("laid")
-        unread = ("devices",) if laid is None or laid.has(x) else ("devices", "laid")
-        return compiled(tuple(sorted((name, value) for name, value in params.items() if name not in unread)))(x)
+        if params.get("laid") is not None and not params["laid"].has(x):
+            params["laid"] = None
+        return compiled(x, **params)
 
     primitive.def_impl(evaluated)
     return primitive
 
 
 def _reduction(kind: str) -> Primitive:
-    primitive = _primitive(f"px_reduce_{kind}", functools.partial(_reduce_rows, kind=kind), _reduced_aval)
+    implementation = functools.partial(_reduce_rows, kind=kind)
+    primitive = _primitive(f"px_reduce_{kind}", implementation, _reduced_aval, ("axis", "size", "padded"))
     jax_api.batching.primitive_batchers[primitive] = functools.partial(_reduce_batch, kind=kind)
     return primitive
 
 
-broadcast_p = _primitive("px_broadcast", _broadcast_rows, _broadcast_aval)
+broadcast_p = _primitive("px_broadcast", _broadcast_rows, _broadcast_aval, ("axis", "rows", "size", "over", "laid"))
 jax_api.batching.primitive_batchers[broadcast_p] = _broadcast_batch
 jax_api.ad.deflinear2(broadcast_p, _broadcast_transpose)
 
