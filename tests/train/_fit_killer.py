@@ -1,10 +1,11 @@
 """Kills a run with SIGKILL at random times, starts it again, and says whether what came out is what would have.
 
-Called as ``python -m tests.train._fit_killer DIRECTORY NUM_KILLS SEED [PROCESSES DEVICES]``. Prints one
-line of JSON. A run of one process is forked when everything is imported and before JAX has started anything: so it
-begins within 0.2 seconds. Several are started by ``paraxis launch``, and the launcher or one of them is killed.
+Called as ``python -m tests.train._fit_killer DIRECTORY NUM_KILLS SEED PROCESSES DEVICES``. Prints one line of JSON. A
+run of one process is forked when everything is imported and before JAX has started anything: so it begins within 0.2
+seconds. Several are started by ``paraxis launch``, and the launcher or one of them is killed.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -26,6 +27,7 @@ import paraxis as px
 from paraxis.train import Checkpoints, fit, loader  # noqa: F401  imported once, for all runs
 
 PARTS = ("state", "history", "log", "points", "steps", "best")
+Layout = tuple[int, int]  # processes, and devices of each
 
 
 def run(directory: Path) -> None:
@@ -68,13 +70,20 @@ def run(directory: Path) -> None:
     part.rename(directory / "result.json")
 
 
-class Forked:
-    """A run in a child of this process."""
+class Attempt:
+    """A run in a child of this process; of several processes, with a launcher between."""
 
-    def __init__(self, directory: Path) -> None:
-        self._pid, self._status = os.fork(), 0
-        if self._pid:
-            return
+    def __init__(self, directory: Path, layout: Layout) -> None:
+        self._pids, self._status = [directory / f"pid-{number}" for number in range(layout[0])], 0
+        directory.mkdir(exist_ok=True)
+        for file in self._pids:
+            file.unlink(missing_ok=True)
+        self._is_forked = layout[0] == 1
+        self._pid = self._forked(directory) if self._is_forked else self._launched(directory, *layout)
+
+    def _forked(self, directory: Path) -> int:
+        if pid := os.fork():
+            return pid
         try:
             run(directory)
             os._exit(0)
@@ -82,63 +91,32 @@ class Forked:
             traceback.print_exc()
             os._exit(1)
 
+    def _launched(self, directory: Path, processes: int, devices: int) -> int:
+        launch = ["-m", "paraxis", "launch", "-n", str(processes), "--devices", str(devices)]
+        ours = ["-m", "tests.train._fit_killer", "run", str(directory)]
+        with (directory / "output.txt").open("ab") as output:
+            return subprocess.Popen([sys.executable, *launch, *ours], stdout=output, stderr=output).pid
+
     def is_over(self) -> bool:
         ended, self._status = os.waitpid(self._pid, os.WNOHANG)
         return bool(ended)
 
     def kill(self, draw: random.Random) -> None:
-        os.kill(self._pid, signal.SIGKILL)
+        """Either the child, with which all end, or one of the launcher's processes."""
+        found = [] if self._is_forked else [int(file.read_text() or 0) for file in self._pids if file.exists()]
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(draw.choice([self._pid, *filter(None, found)]), signal.SIGKILL)
 
     @property
     def status(self) -> int:
-        """0, or below it the signal that ended it."""
-        return os.waitstatus_to_exitcode(self._status)
-
-
-class Launched:
-    """A run in several processes."""
-
-    def __init__(self, directory: Path, processes: int, devices: int) -> None:
-        self._pids = [directory / f"pid-{number}" for number in range(processes)]
-        for file in self._pids:
-            file.unlink(missing_ok=True)
-        launch = ["-m", "paraxis", "launch", "-n", str(processes), "--devices", str(devices)]
-        ours = ["-m", "tests.train._fit_killer", "run", str(directory)]
-        with (directory / "output.txt").open("ab") as output:
-            self._process = subprocess.Popen([sys.executable, *launch, *ours], stdout=output, stderr=output)
-
-    def is_over(self) -> bool:
-        return self._process.poll() is not None
-
-    def kill(self, draw: random.Random) -> None:
-        """Either the launcher, with which all end, or one of the processes."""
-        found = [int(file.read_text() or 0) for file in self._pids if file.exists()]
-        pid = draw.choice([self._process.pid, *filter(None, found)])
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
-
-    @property
-    def status(self) -> int:
-        """0, or below it the signal that ended the launcher, or that of a rank that it tells of."""
-        code = self._process.wait()
+        """0, or below it the signal that ended the child, or a rank that the launcher tells of."""
+        code = os.waitstatus_to_exitcode(self._status)
         return 128 - code if code > 128 else code
 
 
-Attempt = Forked | Launched
-
-
-def begun(directory: Path, processes: int, devices: int) -> Attempt:
-    directory.mkdir(exist_ok=True)
-    if processes == 1:
-        return Forked(directory)
-    return Launched(directory, processes, devices)
-
-
-def finished(directory: Path, *layout: Any) -> Any:
+def finished(directory: Path, layout: Layout) -> Any:
     """Run to the end, whatever was there before, and give what came out."""
-    attempt = begun(directory, *layout)
+    attempt = Attempt(directory, layout)
     while not attempt.is_over():
         time.sleep(0.01)
     output = directory / "output.txt"
@@ -151,18 +129,17 @@ def differences(found: Any, expected: Any) -> list[str]:
     return [part for part in PARTS if found.get(part) != expected.get(part)]
 
 
-def main(directory: Path, num_kills: int, seed: int, *layout: Any) -> dict[str, Any]:
-    draw = random.Random(seed)
-    expected = finished(directory / "first", *layout)
+def main(directory: Path, num_kills: int, seed: int, layout: Layout) -> dict[str, Any]:
+    draw, place = random.Random(seed), directory / "run-0"
+    expected = finished(directory / "first", layout)
     report: dict[str, Any] = {"kills": 0, "resumed": 0, "finished": 0, "wrong": [], "state": expected["state"]}
-    place = directory / "run-0"
     while report["kills"] < num_kills:
-        report["resumed"] += any(name.isdecimal() for name in _names(place / "checkpoints"))
+        report["resumed"] += any(path.name.isdecimal() for path in (place / "checkpoints").glob("*"))
         enough = _num_lines(place / "log.jsonl") + draw.randrange(12)
-        was_killed = killed(begun(place, *layout), place / "log.jsonl", enough, draw)
+        was_killed = killed(Attempt(place, layout), place / "log.jsonl", enough, draw)
         report["kills"] += was_killed
         if report["kills"] == num_kills or not was_killed:
-            report["wrong"] += differences(finished(place, *layout), expected)
+            report["wrong"] += differences(finished(place, layout), expected)
             report["finished"] += 1
             place = directory / f"run-{report['finished']}"
     return report
@@ -173,11 +150,9 @@ def killed(attempt: Attempt, log: Path, enough: int, draw: random.Random) -> boo
 
     How far it is, and not how long it has run: a machine at work on other things is slow.
     """
-    while _num_lines(log) < enough:
-        if attempt.is_over():
-            break
+    while not (is_over := attempt.is_over()) and _num_lines(log) < enough:
         time.sleep(0.002)
-    else:
+    if not is_over:
         time.sleep(draw.uniform(0, 0.06))
         attempt.kill(draw)
         while not attempt.is_over():
@@ -190,19 +165,14 @@ def _num_lines(file: Path) -> int:
     return len(file.read_bytes().splitlines()) if file.exists() else 0
 
 
-def _names(directory: Path) -> list[str]:
-    return os.listdir(directory) if directory.is_dir() else []
-
-
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
     os.environ["PJRT_NPROC"] = "8"  # the bits are to be the same in all layouts
     if sys.argv[1] == "run":
         run(Path(sys.argv[2]))
     else:
-        numbers = [int(word) for word in sys.argv[2:] if word.isdecimal()]
-        where, (kills, seed, processes, devices) = Path(sys.argv[1]), [*numbers, 1, 2][:4]
+        where, kills, seed, processes, devices = Path(sys.argv[1]), *map(int, sys.argv[2:])
         os.environ["TESTS_COMPILED"] = str(where / "compiled")  # by the run that is not killed
         given = os.environ.get("XLA_FLAGS", "")  # by which tests are compiled faster
         os.environ["XLA_FLAGS"] = f"{given} --xla_force_host_platform_device_count={devices}"
-        print(json.dumps(main(where, kills, seed, processes, devices)))  # noqa: T201
+        print(json.dumps(main(where, kills, seed, (processes, devices))))  # noqa: T201
