@@ -77,18 +77,6 @@ def test_arguments_are_shared_or_each_members_own(name: str) -> None:
     check(ens, out, looped(alone, W, *rows))
 
 
-def test_each_member_has_its_own_key() -> None:
-    ens, key = linear(), jax.random.key(1)
-
-    def noisy(w: jax.Array, key: jax.Array) -> jax.Array:
-        return w + jax.random.uniform(key, (2,))
-
-    keys = px.keys(key, ens.axis)
-    ens.train(noisy, keys, in_axes=0)
-    draws = [jax.random.uniform(jax.random.fold_in(key, i), (2,)) for i in range(SIZE)]
-    assert_close(ens.stacked(), W + jnp.stack(draws))
-
-
 @pytest.mark.parametrize("lowering", ["auto", "vmap"])
 def test_members_may_speak_to_each_other_by_the_axiss_name(lowering: Any) -> None:
     def pulled(w: jax.Array) -> Any:

@@ -95,22 +95,6 @@ def test_tied_weights_stay_one_variable() -> None:
     assert other.kernel is shared.kernel
 
 
-def test_what_is_read_beside_the_arguments_is_read_when_traced() -> None:
-    config, traces = {"rate": 2.0, "step": 0}, list[int]()
-
-    def scaled(net: Scaler, x: jax.Array) -> jax.Array:
-        traces.append(0)
-        return net(x) * config["rate"]
-
-    fast, x = px.Jit(scaled, Scaler()), values(3)
-    for step in range(4):
-        config["step"] = step
-        fast(x)
-    assert len(traces) == 1
-    config["rate"] = 3.0
-    assert_close(fast(x), Scaler()(x) * 2.0)
-
-
 def _step(net: MLP, opt: px.Optimizer, x: jax.Array, y: jax.Array, mean: Callable[[Any], Any]) -> jax.Array:
     loss, gradients = nnx.value_and_grad(lambda net: ((net(x) - y) ** 2).mean())(net)
     opt(0.1, mean(gradients))

@@ -9,7 +9,7 @@ from flax import nnx
 
 import paraxis as px
 from tests._support import assert_close, values
-from tests.transforms._models import MLP, Counter, arrays_in, assert_untouched, host
+from tests.transforms._models import Counter, arrays_in, assert_untouched, host
 
 WRAPPERS = {"Jit": px.Jit, "Parallel": px.Parallel, "Vectorize": px.Vectorize}
 STYLES: dict[str, Callable[[Any, Any, Any], Callable[..., Any]]] = {
@@ -42,25 +42,6 @@ def test_two_transforms_in_any_order_write_once(outer: str, inner: str, style: s
 
 def _loss(net: Counter, x: jax.Array) -> jax.Array:
     return (net(x) ** 2).mean()
-
-
-def test_edits_made_outside_reach_the_inner_function_without_compiling() -> None:
-    net, x, traces = MLP(nnx.Rngs(0)), values(2, 3), list[int]()
-
-    def call(net: MLP, x: jax.Array) -> jax.Array:
-        traces.append(0)
-        return net(x)
-
-    inner = px.Jit(call, net)
-    outer = px.Jit(lambda inner, x: inner(x) * 2, inner)
-    for seed in range(3):
-        net.last.bias[...] = values(4, seed=seed)
-        assert_close(outer(x), 2 * net(x))
-    assert len(traces) == 1
-    net.last.kernel = nnx.Param(values(8, 4))
-    net.first = nnx.Linear(3, 8, rngs=nnx.Rngs(9))
-    assert_close(outer(x), 2 * net(x))
-    assert_close(inner(x), net(x))
 
 
 @pytest.mark.slow

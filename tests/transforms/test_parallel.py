@@ -52,9 +52,7 @@ OUTPUTS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "one dimension": lambda x: x.sum(0),
     "integers": lambda x: (x * 10).astype("int32"),
     "booleans": lambda x: x > 1,
-    "half precision": lambda x: x.astype("bfloat16"),
     "the same for all": lambda x: jnp.arange(3.0),
-    "an integer for all": lambda x: jnp.asarray(x.shape[1]),
 }
 
 
@@ -68,10 +66,7 @@ def test_each_reduction_of_each_output(devices: int) -> None:
         got = px.Parallel(body, mesh=mesh_of(devices), reduce=tuple(REDUCTIONS))(x)
         for kind, one in zip(REDUCTIONS, got, strict=True):
             expected = REDUCTIONS[kind](stacked)
-            try:
-                assert_close(host(one), host(expected), rtol=1e-2 if expected.dtype == jnp.bfloat16 else 2e-5)
-            except AssertionError as error:
-                raise AssertionError(f"{name}, reduce={kind!r}: {error}") from error
+            assert_close({(name, kind): host(one)}, {(name, kind): host(expected)})
 
 
 def test_the_same_is_checked_before_anything_runs() -> None:
@@ -152,14 +147,12 @@ def test_variables_are_sent_to_all_devices_once() -> None:
 TREES: dict[str, tuple[Any, Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "one for all": (1, lambda x, y: x.T * y.T, lambda: (values(3, 24), values(3, 24, seed=1))),
     "one of them whole": ((0, None), lambda x, w: x @ w, lambda: (values(24, 3), values(3, 3))),
-    "none of them": ((None, None), lambda x, w: x @ w, lambda: (values(4, 3), values(3, 3))),
     "a dict": (0, lambda d: d["a"] * d["b"][0][:, None], lambda: ({"a": values(24, 3), "b": [values(24), 2.0]},)),
     "a prefix": (
         ({"a": 0, "b": None}, [1, None]),
         lambda d, e: d["a"] @ d["b"]["c"] + e[0].T + e[1].sum(),
         lambda: ({"a": values(24, 3), "b": {"c": values(3, 3)}}, [values(3, 24), values(7)]),
     ),
-    "integers and booleans": (0, lambda x, y: jnp.where(y, x, -x), lambda: (np.arange(24), np.arange(24) % 2 > 0)),
     "keys": (0, lambda k: jax.vmap(jax.random.normal)(k), lambda: (jax.random.split(jax.random.key(0), 24),)),
 }
 
@@ -170,8 +163,7 @@ TREES: dict[str, tuple[Any, Callable[..., Any], Callable[[], tuple[Any, ...]]]] 
 def test_axes_of_arguments(name: str, devices: int) -> None:
     axes, body, make = TREES[name]
     args = make()
-    kind = "same" if name == "none of them" else "concat"
-    got = px.Parallel(body, batch_axis=axes, reduce=kind, mesh=mesh_of(devices))(*args)
+    got = px.Parallel(body, batch_axis=axes, mesh=mesh_of(devices))(*args)
     assert_close(host(got), host(jnp.asarray(body(*args))))
 
 
