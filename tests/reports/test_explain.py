@@ -363,6 +363,8 @@ def test_memory_is_what_the_compiler_says() -> None:
     assert memory.arguments == expected.argument_size_in_bytes == (8 * 8 + 8 * 4 + 3 * 8) * 4
     assert memory.results == expected.output_size_in_bytes
     assert memory.peak >= memory.arguments + memory.results
+    attention = px.explain(lambda x: jax.nn.softmax(x @ x.T) @ x)(struct(4096, 64))
+    assert attention.memory.temporaries >= 4 * 4096**2  # its scores, which a library call of XLA's would hide
     donating = px.explain(jax.jit(lambda x: x + 1, donate_argnums=0))(struct(1024))
     assert (donating.memory.donated, donating.arguments[0].is_donated) == (4096, True)
 
