@@ -27,10 +27,10 @@ class Progress(NamedTuple):
     """The progress of a run.
 
     Attributes:
-        axis: the axis whose elements are run.
+        axis: the name of the axis that is streamed.
         done, elements: elements of this pass that are done, and of all.
-        pass_number, passes: the pass under way, from 1, and how many there are; ``None`` if that depends on values.
-        seconds_left: in all passes, if each takes as long per element as so far; ``None`` if it cannot be known.
+        pass_number, passes: the pass under way, from 1, and how many there are; ``None``: that depends on values.
+        seconds_left: in all passes; ``None``: it is not known.
     """
 
     axis: str
@@ -74,10 +74,8 @@ class Run:
 
     def _laid(self, values: dict[int, Any]) -> dict[int, Any]:
         """Lay shared values over all devices, once: JAX would, at each chunk."""
-        target = None if self._map else self._program.sharding(None)
-        if target is None:
-            return values
-        return values | jax.device_put({v: x for v, x in values.items() if self._plan.dims[v] is None}, target)
+        target, dims = None if self._map else self._program.sharding(None), self._plan.dims
+        return values | jax.device_put({v: x for v, x in values.items() if target and dims[v] is None}, target)
 
     def depends(self) -> list[Any]:
         """Return texts and arrays that the numbers of a run depend on."""
@@ -162,12 +160,10 @@ class Run:
         chunk, found = self._chunks[at], []
         for v in one.rows:
             x, cut = self._values[chunk.lengths].get(v), (*[slice(None)] * (self._plan.dims[v] or 0), chunk.numbers)
-            if x is None:
-                found.append(self._kept[v][at])
-            elif isinstance(x, Leaf) or is_key(x):
-                found.append(x if isinstance(x, Leaf) else x[cut])
+            if x is None or isinstance(x, Leaf):
+                found.append(self._kept[v][at] if x is None else x)
             else:
-                found.append(np.asarray(x)[cut])
+                found.append((x if is_key(x) else np.asarray(x))[cut])
         return found
 
     def _laid_rows(self, one: Pass, rows: Sequence[Any]) -> list[Any]:
@@ -189,15 +185,12 @@ class Run:
 
     # --- chunks, here and elsewhere --------------------------------------------------------------------------------
 
-    def _shared(self, one: Pass) -> dict[Lengths, list[Any]]:
-        return {lengths: [values[v] for v in one.shared] for lengths, values in self._values.items()}
-
     def _compute(self, one: Pass, chunk: Chunk, shared: Sequence[Any], rows: Sequence[Any]) -> list[Any]:
         run = self._program.compiled(self._call, one, len(chunk.numbers), chunk.lengths)
         return jax.block_until_ready(run(*shared, *rows))
 
     def _here(self, one: Pass, begin: int) -> Generator[list[Any], None, None]:
-        wide, shared = dtypes.is_wide(), self._shared(one)
+        wide = dtypes.is_wide()
 
         def read(at: int) -> list[Any]:
             with jax.enable_x64(wide):  # a thread does not see the width that is in force where it is started
@@ -206,7 +199,7 @@ class Run:
         calls = (functools.partial(read, at) for at in range(begin, len(self._chunks)))
         with contextlib.closing(reading.ahead(calls, READERS, READERS)) as ahead:
             for chunk, rows in zip(self._chunks[begin:], ahead, strict=True):
-                yield self._compute(one, chunk, shared[chunk.lengths], rows)
+                yield self._compute(one, chunk, [self._values[chunk.lengths][v] for v in one.shared], rows)
                 if self._program.fits is not None:
                     memory.give_back()
 
@@ -217,7 +210,8 @@ class Run:
         there = [groups if _tasks.can_be_sent(groups) else None for groups in self._call.groups]
         here = [groups if sent is None else None for groups, sent in zip(self._call.groups, there, strict=True)]
         tasks = ((x, x.read(here, self._rows(one, at))) for at, x in enumerate(self._chunks[begin:], begin))
-        work = _tasks.Work(programs, self._shared(one), there, dtypes.is_wide())
+        shared = {lengths: [values[v] for v in one.shared] for lengths, values in self._values.items()}
+        work = _tasks.Work(programs, shared, there, dtypes.is_wide())
         assert self._map is not None
         yield from _tasks.carried_out(self._map, work, tasks)
 
@@ -248,7 +242,7 @@ class Run:
             {n: lengths[chunk.numbers] for n, lengths in own.items()},
         )
         if wrong is not None:
-            (name,) = re.findall(r"^\w+", whole.closed.jaxpr.debug_info.arg_names[one.rows[next(iter(padded))]])
+            name = re.split(r"\W", whole.closed.jaxpr.debug_info.arg_names[one.rows[next(iter(padded))]] or "data")[0]
             raise LoweringError(
                 f"Stream: {self._plan.line(one.results[wrong])}: the result depends on rows that only pad the elements "
                 f"of {name}. Use the mask for all that is computed over an element's rows: jnp.mean(x, "

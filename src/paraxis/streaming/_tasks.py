@@ -32,11 +32,8 @@ class Work(NamedTuple):
 def ray_map(**options: Any) -> Map:
     """Return a ``map`` for :class:`px.Stream` that runs on a Ray cluster, as plain Ray tasks.
 
-    Ray runs a task again when its worker or node is lost, ``max_retries`` times. The cluster is the one that this
-    process has joined, else the one that ``RAY_ADDRESS`` names, else one that Ray starts on this machine.
-
-    Args:
-        **options: of ``ray.remote``, such as ``num_cpus``, ``max_retries``, ``runtime_env``.
+    Ray runs a task again when its worker or node is lost. The cluster is the one that this process has joined, else the
+    one that ``RAY_ADDRESS`` names, else one that Ray starts on this machine. ``options`` are those of ``ray.remote``.
 
     Raises:
         ModuleNotFoundError: if Ray is missing; the extra ``ray`` brings it.

@@ -157,7 +157,7 @@ def meet(operation: Operation, why: str) -> NoReturn:
 def require_same(whole: Flat, part: Flat, of: str) -> None:
     """Refuse a function that does other operations when it is traced otherwise."""
     for a, b in zip(whole.operations, part.operations, strict=False):
-        if a.name != b.name or [*map(_number, a.inputs)] != [*map(_number, b.inputs)]:
+        if (a.name, len(a.inputs), a.values) != (b.name, len(b.inputs), b.values):
             raise LoweringError(
                 f"Stream: fn does {a.name} at {a.line}, but {b.name} at {b.line} for {of}; what it does must not "
                 f"depend on the number of elements"
@@ -189,10 +189,6 @@ def with_literals(whole: Flat, part: Flat) -> list[Operation]:
         eqn = b.eqn.replace(params=_merged(a, a.eqn.params, b.eqn.params))
         operations.append(Operation(eqn, [*map(_literal, a.inputs, b.inputs)], b.outputs, a.line))
     return operations
-
-
-def _number(atom: Atom) -> int | None:
-    return None if isinstance(atom, Literal) else atom
 
 
 def _literal(whole: Any, part: Any) -> Any:
