@@ -1,9 +1,8 @@
-"""No public face: what processes wait and report by is a part of runs and checkpoints, which show it in failures only.
+"""No public face: what processes report by is a part of runs and checkpoints, which show it in failures only.
 
 So it is tested by itself, between processes that also add up, in one launch.
 """
 
-import re
 from pathlib import Path
 
 import pytest
@@ -11,20 +10,13 @@ import pytest
 from tests.launch._support import Launch
 
 COLLECTIVES = """
-import ctypes, os, socket
 import jax, numpy as np
 import paraxis as px
 from paraxis._host import processes
 
-# A name that means nothing, and one that means an address that this machine has not, where they can be given.
-own_name_only, and_user = 0x04000000, 0x10000000
-libc = ctypes.CDLL(None)
-if libc.unshare(own_name_only) == 0 or libc.unshare(own_name_only | and_user) == 0:
-    socket.sethostname(["no-such-host", "203.0.113.7"][int(os.environ["PARAXIS_PROCESS"])])
-
 me = px.initialize()
 assert px.initialize() is me
-ranks, devices = me.num_processes, jax.device_count()
+devices = jax.device_count()
 mesh = jax.sharding.Mesh(np.array(jax.devices()), ("d",))
 spec = jax.sharding.PartitionSpec
 over = jax.sharding.NamedSharding(mesh, spec("d"))
@@ -48,38 +40,15 @@ for size in (1 << 10, 1 << 14, 1 << 18, 1 << 20):
         assert np.array_equal(np.asarray(shard.data), total[shard.index])
 assert processes.reports(f"of {me.process}" * (me.process != 0)) == {1: "of 1"}
 assert processes.reports("") == {} and processes.reports("é" * 300) == {0: "é" * 200, 1: "é" * 200}
-processes.barrier("all are here")
-if me.process == 0:
-    try:
-        processes.barrier("nobody comes", timeout=0.2)
-    except px.ProcessError as error:
-        print(error)
-port = int(os.environ["PARAXIS_COORDINATOR"].rpartition(":")[2])
-own = {os.readlink(fd.path) for fd in os.scandir("/proc/self/fd") if os.path.islink(fd.path)}
-listening = [
-    line.split()[1].rpartition(":")[0]
-    for name in ("tcp", "tcp6")
-    for line in open("/proc/net/" + name)
-    if line.split()[3] == "0A" and (line.split()[1].endswith(":%04X" % port) or f"socket:[{line.split()[9]}]" in own)
-]
-print("exact on", devices, "of", ranks, "under the name", socket.gethostname(), "listening at", *listening)
+print("exact on", devices, "of", me.num_processes, end=".\\n")
 """
 
 
-_LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
-
-
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_processes_add_up_exactly_agree_and_wait_and_are_on_loopback_whatever_the_host_is_called(
-    launched: Launch, tmp_path: Path, devices: int
-) -> None:
+def test_processes_add_up_exactly_and_agree(launched: Launch, tmp_path: Path, devices: int) -> None:
     """Whole numbers, from 4 KiB to 4 MiB per device: sums over processes have been wrong in versions of jaxlib."""
     script = tmp_path / "script.py"
     script.write_text(COLLECTIVES)
     status, out, error = launched(str(script), devices=devices)
     assert status == 0, error
-    assert "[0] process 0 waited 0.2 s for the other processes at 'nobody comes'; one is gone, slow" in out
-    listening = re.findall(r"\] exact .* listening at (.*)", out)
-    # 127.0.0.1 and ::ffff:127.0.0.1, as Linux writes them.
-    assert {place for places in listening for place in places.split()} <= _LOOPBACK
-    assert out.count(f"exact on {2 * devices} of 2 ") == 2
+    assert out.count(f"exact on {2 * devices} of 2.") == 2

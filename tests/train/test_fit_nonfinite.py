@@ -27,12 +27,14 @@ def test_the_step_the_batch_and_the_rows_are_named_and_the_state_before_is_kept(
     own, bad = px.train_step(loss, axis=axis), px.loader(spoilt(rows[0]), 16, axis=axis, seed=1)
     paths: dict[str, Any] = {"checkpoint": tmp_path / "runs", "log": tmp_path / "log", "progress": False}
     listed = re.escape(f"(loss nan), of rows {', '.join(map(str, rows))}: data.rows(3).")
+    found: Any = None
     for _ in range(2):
         words = rf"in step 4, number 4 of epoch 1 {listed} .*batch\['x'\] in rows {rows[0]}\. Mend"
         with pytest.raises(px.NonFiniteError, match=words) as caught:
             px.fit(start(), own, bad, steps=9, **paths)
         assert [line["step"] for line in lines(tmp_path / "log")[1:]] == [1, 2, 3]
-    found, expected = caught.value.state, list(by_hand(batches(data(), range(3))))[-1]
+        found = caught.value.state
+    expected = list(by_hand(batches(data(), range(3))))[-1]
     assert (int(found.step), bool(found.ok), px.Checkpoints(tmp_path / "runs").steps) == (3, True, (3,))
     np.testing.assert_allclose(found.params["w"], expected[0]["w"], rtol=1e-5)
     assert bits(px.Checkpoints(tmp_path / "runs").restore(start()).tree) == bits(found)

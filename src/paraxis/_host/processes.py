@@ -1,4 +1,4 @@
-"""Agreement among the processes of one computation: who is first, when all are there, when all stop; their progress.
+"""Agreement among the processes of one computation: who is first, what all have, when all stop; their progress.
 
 Nothing here starts them: ``paraxis.launch`` does. In a lone process each of these is at hand, and does nothing.
 """
@@ -22,22 +22,10 @@ from paraxis._core import jax_api
 from paraxis._host import digests
 from paraxis.errors import DataError, ProcessError, StateError
 
-_BARRIER_TIMEOUT = 600.0
-
-
-def index() -> int:
-    """Return the number of this process, from 0. Starts JAX's devices."""
-    return jax.process_index()
-
-
-def count() -> int:
-    """Return how many processes there are. Starts JAX's devices."""
-    return jax.process_count()
-
 
 def is_first() -> bool:
-    """Return whether this is the process that writes what is written once."""
-    return index() == 0
+    """Return whether this is the process that writes what is written once. Starts JAX's devices."""
+    return jax.process_index() == 0
 
 
 # What ``paraxis.launch`` tells a process by, as far as it is needed to see that the process has not listened.
@@ -45,14 +33,7 @@ _NUM_PROCESSES, _PROCESS, _LAUNCHER = "PARAXIS_NUM_PROCESSES", "PARAXIS_PROCESS"
 
 
 def require_joined(what: str) -> None:
-    """Refuse to work alone, and write where all others do, in one of several processes that has not joined them.
-
-    Args:
-        what: the function of ours, for the error.
-
-    Raises:
-        StateError: if this process was started as one of several, and knows of no others.
-    """
+    """Refuse to work alone, and write where all others do, in one of several processes that has not joined them."""
     number, rank = os.environ.get(_NUM_PROCESSES, ""), os.environ.get(_PROCESS, "")
     if not number.isdigit() or int(number) < 2 or jax.distributed.is_initialized():
         return
@@ -65,47 +46,15 @@ def require_joined(what: str) -> None:
     )
 
 
-_barriers = itertools.count()
-
-
-def barrier(name: str, *, timeout: float = _BARRIER_TIMEOUT) -> None:
-    """Wait until all processes are here. They must pass the same barriers in the same order.
-
-    Not a computation on the devices: it may be passed while one runs.
-
-    Args:
-        name: what is waited for, in words, for the message of an error.
-        timeout: in seconds.
-
-    Raises:
-        ProcessError: if the others do not come in time, or are gone.
-
-    Communicates: a few bytes with the coordinator, about 1.5 ms.
-    """
-    client = jax_api.distributed.global_state.client
-    if client is None:
-        return
-    try:
-        client.wait_at_barrier(f"paraxis/{next(_barriers)}/{name}", int(timeout * 1000))
-    except jax.errors.JaxRuntimeError as error:
-        raise ProcessError(
-            f"process {index()} waited {timeout:g} s for the other processes at {name!r}; one is gone, slow, "
-            "or does not pass here: all processes must run the same program"
-        ) from error
-
-
 _LONGEST = 400
 
 
 def reports(text: str) -> dict[int, str]:
     """Return what processes report, by their numbers: each text that is not empty. All processes must call it.
 
-    Args:
-        text: of this process; of a long one, the first 400 bytes are told.
-
-    Communicates: one all-gather of 400 bytes per process.
+    Communicates: one all-gather of 400 bytes per process, the first of a long text.
     """
-    if count() == 1:
+    if jax.process_count() == 1:
         return {0: text} if text else {}
     padded = np.zeros(_LONGEST, np.uint8)
     said = np.frombuffer(text.encode(errors="replace")[:_LONGEST], np.uint8)
@@ -120,17 +69,14 @@ _MOST_COMPARED = 40
 def require_same(what: str, given: Mapping[str, Any], instead: str) -> None:
     """Check that each process was given the same arrays, as far as a digest of some of their rows tells.
 
-    Args:
-        what: the function of ours, for the error.
-        given: arrays by the names of arguments, as many in each process; all processes must call it.
-        instead: what to give, for the error.
+    ``given``: arrays by the names of arguments, as many in each process; ``instead``: what to give, for the error.
 
     Raises:
         DataError: in each process, naming the first that differ.
 
     Communicates: what :func:`reports` does; nothing in a lone process.
     """
-    if count() == 1:
+    if jax.process_count() == 1:
         return
     said = {name: digests.of_array(x) for name, x in itertools.islice(given.items(), _MOST_COMPARED)}
     mine = " ".join(digests.of_bytes(f"{name}: {text}".encode())[:8] for name, text in said.items()) or "none"
@@ -141,7 +87,7 @@ def require_same(what: str, given: Mapping[str, Any], instead: str) -> None:
     both = itertools.zip_longest(said, mine.split(), report.split())
     name = next((name for name, one, other in both if one != other), None) or "data"
     raise DataError(
-        f"{what}: {name} is another one in process {number} than in process {index()}, which has "
+        f"{what}: {name} is another one in process {number} than in process {jax.process_index()}, which has "
         f"{said.get(name, 'none')}; {instead}"
     )
 
@@ -149,9 +95,6 @@ def require_same(what: str, given: Mapping[str, Any], instead: str) -> None:
 @contextlib.contextmanager
 def together(what: str) -> Iterator[None]:
     """Around what processes do before they communicate: where one has an error, the others do not wait for it.
-
-    Args:
-        what: the function of ours, for the error.
 
     Raises:
         ProcessError: in the processes that had none, naming the first that had.
@@ -165,25 +108,6 @@ def together(what: str) -> Iterator[None]:
         raise
     for number, report in reports("").items():
         raise ProcessError(f"{what}: process {number} cannot continue: {report}")
-
-
-def by_first(what: str, work: Callable[[], None]) -> None:
-    """Have the first process do something, such as write files, and wait for it. All processes must call it.
-
-    Args:
-        what: the function of ours, for errors.
-        work: what to do.
-
-    Raises:
-        StateError: if this process was started as one of several, and knows of no others.
-        ProcessError: in the other processes, if the first had an error.
-
-    Communicates: what :func:`reports` does.
-    """
-    require_joined(what)
-    with together(what):
-        if is_first():
-            work()
 
 
 _FIRST_STEP = 600.0
