@@ -47,46 +47,20 @@ def psum(x: _Tree, axis: Axis | str) -> _Tree:
 
 
 def pmean(x: _Tree, axis: Axis | str) -> _Tree:
-    """Average over all elements of an axis; every element gets the result. See :func:`psum`.
-
-    Communicates: one all-reduce the size of ``x``.
-
-    Example:
-        >>> import jax.numpy as jnp, paraxis as px
-        >>> rows = px.Axis("rows", 3)
-        >>> px.map_fn(lambda x: px.pmean(x, rows), jnp.array([1.0, 2.0, 6.0]), rows)
-        Array([3., 3., 3.], dtype=float32)
-    """
+    """Average over all elements of an axis; every element gets the result. See :func:`psum`."""
     return _exchanged("pmean", x, axis)
 
 
 def pmax(x: _Tree, axis: Axis | str) -> _Tree:
     """Return the largest value over all elements of an axis to every element. See :func:`psum`.
 
-    Like ``jax.lax.pmax``, it has no derivative; if you need one, reduce after the map with ``px.reduce_max``.
-
-    Communicates: one all-reduce the size of ``x``.
-
-    Example:
-        >>> import jax.numpy as jnp, paraxis as px
-        >>> rows = px.Axis("rows", 3)
-        >>> px.map_fn(lambda x: px.pmax(x, rows), jnp.array([1, 7, 3]), rows)
-        Array([7, 7, 7], dtype=int32)
+    NaN wins. Like ``jax.lax.pmax``, it has no derivative; if you need one, reduce after the map: ``px.reduce_max``.
     """
     return _exchanged("pmax", x, axis)
 
 
 def pmin(x: _Tree, axis: Axis | str) -> _Tree:
-    """Return the smallest value over all elements of an axis to every element. See :func:`pmax`.
-
-    Communicates: one all-reduce the size of ``x``.
-
-    Example:
-        >>> import jax.numpy as jnp, paraxis as px
-        >>> rows = px.Axis("rows", 3)
-        >>> px.map_fn(lambda x: px.pmin(x, rows), jnp.array([1, 7, 3]), rows)
-        Array([1, 1, 1], dtype=int32)
-    """
+    """Return the smallest value over all elements of an axis to every element. See :func:`pmax`."""
     return _exchanged("pmin", x, axis)
 
 
@@ -105,26 +79,12 @@ def all_gather(x: _Tree, axis: Axis | str) -> _Tree:
 
 
 def axis_index(axis: Axis | str) -> jax.Array:
-    """Return this element's index along the axis, an int32 scalar from 0 to ``size - 1``, without communication.
-
-    Example:
-        >>> import jax.numpy as jnp, paraxis as px
-        >>> rows = px.Axis("rows", 3)
-        >>> px.map_fn(lambda x: x + px.axis_index(rows), jnp.zeros(3, int), rows)
-        Array([0, 1, 2], dtype=int32)
-    """
+    """Return this element's index along the axis, an int32 scalar from 0 to ``size - 1``, without communication."""
     return jax.lax.axis_index(scope.mapped_axis("axis_index", axis).name)
 
 
 def axis_size(axis: Axis | str) -> int:
-    """Return the number of elements of the axis that is being mapped, a Python integer, without communication.
-
-    Example:
-        >>> import jax.numpy as jnp, paraxis as px
-        >>> rows = px.Axis("rows", 3)
-        >>> px.map_fn(lambda x: x / px.axis_size(rows), jnp.array([3.0, 6.0, 9.0]), rows)
-        Array([1., 2., 3.], dtype=float32)
-    """
+    """Return the number of elements of the axis that is being mapped, a Python integer, without communication."""
     return scope.mapped_axis("axis_size", axis).size
 
 

@@ -261,6 +261,5 @@ def sums_preferred(body: ClosedJaxpr, placement: Placement, lowering: Lowering, 
         return False
     nothing = (False,) * len(body.out_avals)
     elements = Elements(body, shared, nothing, (False,) * len(shared), placement, lowering)
-    return (
-        scope.current().chunk is not None or not elements._unrolls
-    )  # chunks must do the same, however few elements they have
+    # Chunks of a stream must do the same, however few elements they have.
+    return scope.current().chunk is not None or not elements._unrolls

@@ -232,7 +232,7 @@ def _jvp(primals: Sequence[Any], live: Sequence[bool], tangents: Sequence[Any], 
         return jax.tree.unflatten(trees[-1], args[: len(residuals)])(*args[len(residuals) :])
 
     traced, _ = Map.of(forward, primals, shared, how)
-    if how.placement.num_chunks > 1:  # nothing is kept: the derivative runs the body again
+    if lowerings.keeps_nothing(how.placement):  # nothing is kept: the derivative runs the body again
         kept = jax_api.pruned(traced.body, traced.body.jaxpr.outvars[:number])
         results = dataclasses.replace(traced, body=kept).bind(summed)
         residuals, linear = list(zip(primals, shared, strict=True)), again

@@ -5,13 +5,14 @@ It reduces to the core in one step: while the function is traced, its axes are t
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, Self, SupportsIndex, TypeVar, overload
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, check, placing, programs, pytrees, scope
+from paraxis._core import arrays, check, jax_api, placing, pytrees, scope, structure
 from paraxis._core.axis import Axis
 from paraxis.errors import AxisError
 
@@ -78,24 +79,23 @@ class Program(Generic[_P, _R]):
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         declared = share_out(self.axes)
         inner = dataclasses.replace(scope.current(), declared=declared)
-        leaves, structure = jax.tree.flatten(pytrees.sealed((args, kwargs)))
+        leaves, treedef = jax.tree.flatten(pytrees.sealed((args, kwargs)))
         if any(map(check.why_cut, leaves)):
-            name = getattr(self._fn, "__name__", "program")
-            check.no_cut(name, "args", args)
-            check.no_cut(name, "kwargs", kwargs)
+            for argument, given in (("args", args), ("kwargs", kwargs)):
+                check.no_cut(getattr(self._fn, "__name__", "program"), argument, given)
         is_traced = [_is_traced(leaf) for leaf in leaves]
 
         def run(*traced: Any) -> Any:
             given = iter(traced)
             whole = [next(given) if moves else leaf for leaf, moves in zip(leaves, is_traced, strict=True)]
-            args, kwargs = pytrees.opened(jax.tree.unflatten(structure, whole))
+            args, kwargs = pytrees.opened(jax.tree.unflatten(treedef, whole))
             with scope.entered(inner):
                 return pytrees.sealed(self._fn(*args, **kwargs))
 
         vars(run)["__wrapped__"] = self._fn  # JAX's errors then name the user's function, and not this one
         placement = placing.place(declared[0])
         traced = [leaf for leaf, moves in zip(leaves, is_traced, strict=True) if moves]
-        return pytrees.opened(programs.run(run, [arrays.settle(leaf, placement, rows=False) for leaf in traced]))
+        return pytrees.opened(_evaluated(run, [arrays.settle(leaf, placement, rows=False) for leaf in traced]))
 
     @overload
     def __get__(self, instance: None, owner: Any = None) -> Self: ...
@@ -107,6 +107,24 @@ class Program(Generic[_P, _R]):
     def __repr__(self) -> str:
         where = ", ".join(_where(axis) for axis in share_out(self.axes))
         return f"<program {getattr(self._fn, '__name__', 'fn')}: {where}>"
+
+
+def _evaluated(fn: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    """``fn(*operands)``, by a compiled program that is found by the structure of its trace.
+
+    Where a function is traced to be compiled, its operations are noted there. Under ``grad``, ``jvp`` and ``vmap`` the
+    operations of the trace are carried out one by one, each map by its own compiled program, as a derivative may be
+    that of a rule of the user's.
+    """
+    if isinstance(jnp.zeros(()), jax_api.Tracer):
+        return fn(*operands)
+    operands = [jnp.asarray(x) for x in operands]
+    closed, out_tree = jax_api.trace(fn, [jax_api.typed_struct(x) for x in operands], {})
+    closed, consts = jax_api.without_constants(closed)
+    closed, everything = jax_api.pruned(closed, closed.jaxpr.outvars), [*consts, *operands]
+    is_known = not any(isinstance(x, jax_api.Tracer) for x in everything)
+    run = structure.compiled(closed) if is_known else jax_api.jaxpr_as_fun(closed)
+    return jax.tree.unflatten(out_tree, run(*everything))
 
 
 def _is_traced(leaf: Any) -> bool:

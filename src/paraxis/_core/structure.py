@@ -6,11 +6,13 @@ run, and not differentiated. A function that a program calls back is equal to it
 """
 
 import dataclasses
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Generic, TypeVar
 
+import jax
 import numpy as np
 
 from paraxis._core import jax_api
@@ -38,6 +40,16 @@ class Recent(Generic[_T]):
             while len(self._made) > self._at_most:
                 self._made.popitem(last=False)
         return made
+
+
+_compiled: Recent[Callable[..., Any]] = Recent(256)
+
+
+def compiled(closed: ClosedJaxpr) -> Callable[..., Any]:
+    """Return the compiled program of a trace, of flat arguments and results, made once for each structure."""
+    closed, consts = jax_api.without_constants(closed)
+    found = _compiled.get(key(closed), lambda: jax.jit(jax_api.jaxpr_as_fun(jax_api.with_copies(closed))))
+    return functools.partial(found, *consts)
 
 
 def key(value: Any) -> Hashable:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from paraxis._core import arrays, check, dtypes, jax_api, placing, programs, pytrees
+from paraxis._core import arrays, check, dtypes, jax_api, placing, pytrees, structure
 from paraxis.errors import LoweringError, ShapeError
 from paraxis.streaming import _trace
 from paraxis.streaming._groups import Groups
@@ -189,7 +189,7 @@ class Program:
             fn, structs = one.program(self.part(call, count, lengths))
             if self._options is None:
                 closed = jax_api.trace(fn, structs, {})[0]
-                self._compiled[key] = programs.by_structure(jax_api.pruned(closed, closed.jaxpr.outvars))
+                self._compiled[key] = structure.compiled(jax_api.pruned(closed, closed.jaxpr.outvars))
             else:
                 self._compiled[key] = jax.jit(fn, compiler_options=self._options)
         return self._compiled[key]
