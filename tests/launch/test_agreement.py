@@ -10,9 +10,16 @@ import pytest
 from tests.launch._support import Launch
 
 COLLECTIVES = """
+import ctypes, os, socket
 import jax, numpy as np
 import paraxis as px
 from paraxis._host import processes
+
+# A name that means nothing, and one that means an address that this machine has not, where they can be given.
+own_name_only, and_user = 0x04000000, 0x10000000
+libc = ctypes.CDLL(None)
+if libc.unshare(own_name_only) == 0 or libc.unshare(own_name_only | and_user) == 0:
+    socket.sethostname(["no-such-host", "203.0.113.7"][int(os.environ["PARAXIS_PROCESS"])])
 
 me = px.initialize()
 assert px.initialize() is me
@@ -45,7 +52,9 @@ print("exact on", devices, "of", me.num_processes, end=".\\n")
 
 
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_processes_add_up_exactly_and_agree(launched: Launch, tmp_path: Path, devices: int) -> None:
+def test_processes_add_up_exactly_and_agree_whatever_the_host_is_called(
+    launched: Launch, tmp_path: Path, devices: int
+) -> None:
     """Whole numbers, from 4 KiB to 4 MiB per device: sums over processes have been wrong in versions of jaxlib."""
     script = tmp_path / "script.py"
     script.write_text(COLLECTIVES)
