@@ -1,8 +1,8 @@
 """An initial Hessian from the rows' Gram matrix, for a linear problem.
 
 The Hessian of a generalised linear model is ``X.T @ C @ X``, with C the rows' curvatures. For a softmax, these are
-close to the same matrix in every row (Böhning 1992), so that one matrix, ``(d, d)``, stands for all outputs. Some classes are
-told from others by more rows than the rest: another matrix, ``(k, k)``, is the mean of the rows' curvatures by two
+close to the same matrix in every row (Böhning 1992), so that one matrix, ``(d, d)``, stands for all outputs. Some
+classes are told from others by more rows than the rest: another, ``(k, k)``, is the mean of the rows' curvatures by two
 outputs, and the Hessian is taken for the Kronecker product of both (as Martens and Grosse 2015 do for a layer). Some
 rows are enough: the directions that matter are those in which X is large.
 

@@ -92,7 +92,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         there = np.unique(y[weight > 0]).tolist()
         if len(there) < 2 or np.any(weight < 0):
             raise DataError(
-                f"{self._who}: y must hold at least two classes in rows of positive weight, and class_weight must not be "
+                f"{self._who}: y must hold at least two classes in rows of positive weight, and no class_weight may be "
                 f"negative, got one class, {there[:1]}"
             )
         return weight
