@@ -38,10 +38,6 @@ def beale(x: Any) -> Any:
     return sum((c - x[0] * (1 - x[1] ** p)) ** 2 for c, p in ((1.5, 1), (2.25, 2), (2.625, 3)))
 
 
-def himmelblau(x: Any) -> Any:
-    return (x[0] ** 2 + x[1] - 11) ** 2 + (x[0] + x[1] ** 2 - 7) ** 2
-
-
 def wood(x: Any) -> Any:
     a, b, c, d = x
     valleys = 100 * (b - a**2) ** 2 + (1 - a) ** 2 + 90 * (d - c**2) ** 2 + (1 - c) ** 2
@@ -53,10 +49,6 @@ def powell_singular(x: Any) -> Any:
     return (a + 10 * b) ** 2 + 5 * (c - d) ** 2 + (b - 2 * c) ** 4 + 10 * (a - d) ** 4
 
 
-def extended_rosenbrock(x: Any) -> Any:
-    return ((1 - x[::2]) ** 2 + 100 * (x[1::2] - x[::2] ** 2) ** 2).sum()
-
-
 def ill_conditioned(x: Any) -> Any:
     """A quadratic whose curvatures are 1 to 1e4."""
     return 0.5 * (np.logspace(0, 4, 12) * (x - np.arange(12) / 6) ** 2).sum()
@@ -65,10 +57,8 @@ def ill_conditioned(x: Any) -> Any:
 CLASSICS = {
     "Rosenbrock": Classic(rosenbrock, ((-1.2, 1), (0, 0), (3, -2), (-4, 10))),
     "Beale": Classic(beale, ((1, 1), (0, 0), (2, 0), (3.5, 0.2))),
-    "Himmelblau": Classic(himmelblau, ((1, 1), (-2, 2), (-3, -3), (4, -1), (0, 0))),
     "Wood": Classic(wood, ((-3, -1, -3, -1), (0, 0, 0, 0), (2, 2, 2, 2))),
     "Powell's singular": Classic(powell_singular, ((3, -1, 0, 1), (1, 1, 1, 1), (-2, 4, 2, 0))),
-    "extended Rosenbrock": Classic(extended_rosenbrock, ((-1.2, 1) * 5, (0,) * 10, (2, -1, 0.5, 0, -1) * 2)),
     "condition 1e4": Classic(ill_conditioned, ((0,) * 12, (1, -1) * 6)),
 }
 

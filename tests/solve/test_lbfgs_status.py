@@ -57,18 +57,8 @@ def test_a_gradient_of_the_wrong_sign_fails_the_search() -> None:
     assert float(state.value) == 10
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    ("fun", "start"),
-    [
-        (lambda x: jnp.log(x).sum(), [-1.0]),
-        (lambda x: 1 / (x**2).sum(), [0.0]),
-        (lambda x: jnp.sqrt(jnp.abs(x)).sum() * jnp.inf, [1.0]),
-    ],
-    ids=["NaN", "inf", "inf times"],
-)
-def test_a_start_that_is_not_finite_is_said(fun: Any, start: list[float]) -> None:
-    _, state = px.solve.LBFGS(fun).run(jnp.array(start))
+def test_a_start_that_is_not_finite_is_said() -> None:
+    _, state = px.solve.LBFGS(lambda x: jnp.log(x).sum()).run(jnp.array([-1.0]))
     assert (int(state.status), int(state.iter_num)) == (Status.NOT_FINITE, 0)
     assert "not finite" in state.reason
 

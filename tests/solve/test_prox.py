@@ -82,7 +82,6 @@ def test_derivatives_are_those_by_finite_differences_and_finite_at_zero() -> Non
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "not a prefix": (lambda: prox.l1({"a": jnp.ones(2)}, {"b": 1.0}), r"prox\.l1: hyperparams.*write one number"),
     "no pair of bounds": (lambda: prox.box(jnp.ones(2), 1.0), r"prox\.box: .*\(lower, upper\), got 1\.0"),
-    "no pair of strengths": (lambda: prox.elastic_net(jnp.ones(2), 1.0), r"prox\.elastic_net: .*\(l1, l2\), got 1\.0"),
     "a number": (lambda: prox.simplex(jnp.ones(())), r"prox\.simplex: .*write x\[None\]"),
     "no intercept": (lambda: prox.first(prox.l1)(jnp.ones(2)), r"prox\.first: .*\(coef, intercept\).*write prox\.l1"),
 }

@@ -153,7 +153,7 @@ def test_what_cannot_be_is_said():
     ridge, fun = px.solve.Ridge(), objective.least_squares
     data = px.solve.rows(rows, engine=STREAM)
     for call, error, text in (
-        (lambda: ridge.fit(rows), TypeError, r"Ridge: a table is read in parts.* px\.Stream\(memory='2GB'\)"),
+        (lambda: ridge.fit(rows), TypeError, r"Ridge: a table is read in parts.*=px\.Stream\(memory='2GB'\)"),
         (lambda: ridge.fit(rows, Z, engine=STREAM), TypeError, "y must be left out, as the table has it"),
         (lambda: ridge.fit(X, Z, engine=STREAM), TypeError, r"engine is for a px\.Table; leave engine out"),
         (lambda: ridge.fit(table(Z[:0], X[:0])[0], engine=STREAM), px.DataError, "must have at least one row"),

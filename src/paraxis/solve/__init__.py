@@ -11,19 +11,9 @@ from paraxis.solve._run import Interrupted, Iteration, OptStep
 from paraxis.solve._stopping import Status
 
 if typing.TYPE_CHECKING:
-    from paraxis.solve.estimators import (
-        CrossValidated,
-        ElasticNet,
-        Lasso,
-        LinearRegression,
-        LogisticRegression,
-        Path,
-        PoissonRegressor,
-        Ridge,
-        cross_validate_path,
-    )
+    from paraxis.solve.estimators import *  # noqa: F403
 
-__all__ = [
+__all__ = [  # noqa: F405
     "LBFGS",
     "CrossValidated",
     "ElasticNet",

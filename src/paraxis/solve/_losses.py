@@ -18,28 +18,17 @@ import numpy as np
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """A row's loss and its curvature.
-
-    Args:
-        name: the field's word for it.
-        rows: predictions ``(n,)`` or ``(k, n)`` and targets → costs ``(n,)``.
-        curvature: predictions, and NumPy or JAX's → about the mean second derivative by a row's outputs, ``(n,)``.
-        coupling: predictions, weights ``(n,)``, and NumPy or JAX's → the weighted sum of a row's second derivatives by
-            two outputs, ``(k, k)``; ``None``: outputs are independent.
-        classes: whether targets are class numbers ``(n,)`` and there is an output for each.
-        single: whether there is one output only.
-        flat: whether the curvature is the same wherever predictions are.
-        accepts: targets ``(n,)`` and the number of outputs → which targets have a cost that makes sense.
-        targets: what these are, in words.
-    """
+    """A row's loss and its curvature; ``xp`` is NumPy, or its namesake in JAX."""
 
     name: str
-    rows: Callable[[jax.Array, jax.Array], jax.Array]
-    curvature: Callable[[Any, Any], Any]
+    rows: Callable[[jax.Array, jax.Array], jax.Array]  # predictions (n,) or (k, n), targets → costs (n,)
+    curvature: Callable[[Any, Any], Any]  # predictions, xp → about the mean second derivative by a row's outputs, (n,)
+    # Predictions, weights (n,), xp → the weighted sum of a row's second derivatives by two outputs, (k, k)
     coupling: Callable[[Any, Any, Any], Any] | None = None
-    classes: bool = False
-    single: bool = False
-    flat: bool = False
+    classes: bool = False  # whether targets are class numbers (n,) and there is an output for each
+    single: bool = False  # whether there is one output only
+    flat: bool = False  # whether the curvature is the same wherever predictions are
+    # Targets (n,) and the number of outputs → which targets have a cost that makes sense; and these in words
     accepts: Callable[[np.ndarray, int], np.ndarray] = lambda y, k: np.isfinite(y)
     targets: str = "finite numbers"
 
@@ -51,8 +40,7 @@ def _over_outputs(combine: Callable[[Any, Any], Any], terms: Callable[[Any, Any]
     """Return a reduction of ``terms(number of an output, its predictions)`` over the outputs, ``(n,)``.
 
     Written out, all of a row is one loop over the rows, with its derivatives; XLA's CPU reductions over the leading
-    dimension take up to five times as long. The transpose of a split joins what it gets; that of an index would add
-    as many arrays of mostly zeros as there are outputs, each computed for all of them.
+    dimension take up to five times as long, and the transpose of an index instead of a split even more.
     """
     if z.shape[0] <= _FEW:
         outputs = jax.lax.split(z, (1,) * z.shape[0])

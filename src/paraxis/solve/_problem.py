@@ -36,12 +36,12 @@ class Point(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """The function at one place of a line: scalars, and what the point there is made of."""
+    """The function at one place of a line; scalars."""
 
     value: jax.Array
     slope: jax.Array
     curvature: jax.Array  # NaN: not known
-    kept: Any
+    kept: Any  # of which the point there is made
 
 
 class FunctionLine(NamedTuple):
@@ -134,22 +134,14 @@ class Linear:
     """The mean cost of rows, plus ``l2 / 2`` times the squared norm of the coefficients; an intercept is not penalised.
 
     It answers as :class:`Function` does.
-
-    Args:
-        loss: the loss of a row.
-        design: the rows, ``(n, d)``, also of a table.
-        targets: ``(n,)``, or ``(n, k)`` for several outputs that are no classes.
-        weight: ``(n,)``, over whose sum the mean is, or ``None``. A finite row of weight zero does not count.
-        l2: scalar, or ``None``.
-        intercept: whether parameters are a pair of coefficients and intercept.
     """
 
     loss: Loss
-    design: Any
-    targets: jax.Array
-    weight: jax.Array | None
-    l2: Any
-    intercept: bool = dataclasses.field(metadata={"static": True})
+    design: Any  # (n, d), also of a table
+    targets: jax.Array  # (n,), or (n, k) for several outputs that are no classes
+    weight: jax.Array | None  # (n,), over whose sum the mean is; a finite row of weight zero does not count
+    l2: Any  # scalar, or None
+    intercept: bool = dataclasses.field(metadata={"static": True})  # whether parameters are a pair with one
     is_linear = True
 
     @property

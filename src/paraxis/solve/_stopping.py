@@ -134,13 +134,9 @@ def advance(
     hopeless: jax.Array,
     finite: jax.Array,
 ) -> tuple[Progress, jax.Array]:
-    """After an iteration, and the status.
+    """After an iteration from a state to a value and an error, and the status; ``options`` are the solver's.
 
     Args:
-        state: before it.
-        value: the objective after it.
-        error: what ``options.tol`` is compared with, after it.
-        options: the solver's.
         patience: iterations without progress, or a quarter of all if that is more, before rounding is blamed.
         counts: whether an iteration without progress counts as one.
         promised: whether the step promised more than rounding can hide: then it is not to blame.

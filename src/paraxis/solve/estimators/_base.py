@@ -81,7 +81,7 @@ class LinearModel(_Fitted, BaseEstimator, abc.ABC):
 
     @abc.abstractmethod
     def _predicted(self, z: np.ndarray) -> np.ndarray:
-        """Return predictions for rows of which those of the linear model are ``(n,)`` or ``(n, k)``."""
+        """Return predictions by those of the linear model, ``(n,)`` or ``(n, k)``."""
 
     @abc.abstractmethod
     def _score(self, predicted: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:

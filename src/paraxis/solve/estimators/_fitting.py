@@ -31,26 +31,16 @@ _FEW = 1024  # columns of which a matrix is no work, however few rows there are
 
 @dataclasses.dataclass(frozen=True)
 class Posed:
-    """A fit as the solver sees it: its predictions ``z`` are those of the model up to ``origin + scale * z``.
-
-    Args:
-        loss: the loss of a row.
-        targets: ``(n,)`` or ``(n, k)``.
-        weight: ``(n,)``.
-        num_outputs: k if coefficients are ``(d, k)``, ``None`` if they are ``(d,)``.
-        origin, scale: ``()``, or ``(k,)``.
-        intercept: where the solver's own begins, ``()`` or ``(k,)``.
-        centre: whether columns have their means subtracted, which changes the intercept only.
-    """
+    """A fit as the solver sees it: its predictions ``z`` are those of the model up to ``origin + scale * z``."""
 
     loss: LossName
-    targets: np.ndarray
-    weight: np.ndarray
-    num_outputs: int | None
-    origin: Any = 0.0
+    targets: np.ndarray  # (n,) or (n, k)
+    weight: np.ndarray  # (n,)
+    num_outputs: int | None  # k if coefficients are (d, k), None if they are (d,)
+    origin: Any = 0.0  # () or (k,)
     scale: Any = 1.0
-    intercept: Any = 0.0
-    centre: bool = False
+    intercept: Any = 0.0  # where the solver's own begins
+    centre: bool = False  # whether columns have their means subtracted, which changes the intercept only
 
 
 @dataclasses.dataclass
@@ -79,11 +69,7 @@ def surroundings(dtype: Any, devices: int | None) -> Iterator[None]:
 
 
 def place(X: np.ndarray | TableRows, posed: Posed, devices: int | None) -> Placed:
-    """Lay the rows out over the devices.
-
-    Raises:
-        DeviceError: if there are not so many devices.
-    """
+    """Lay the rows out over the devices."""
     total = float(posed.weight.sum(dtype=np.float64))
     if isinstance(X, TableRows):
         means = X.means if posed.centre else np.zeros_like(X.means)
@@ -137,11 +123,7 @@ def _solver(loss: LossName, intercept: bool, has_l1: bool, tol: float, max_iter:
 def _few_sizes(
     X: np.ndarray, means: np.ndarray | None, y: np.ndarray, weight: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the same with rows of weight zero added, at most a 32nd or 63, so that few sizes are compiled for.
-
-    Folds of a cross-validation outside differ by a row or two; compiling takes longer than they do. ``means`` are
-    subtracted from the columns.
-    """
+    """Return rows without means, and some of weight zero added: few sizes are compiled for, as of folds outside."""
     size = len(X)
     step = max(64, 2 ** (size.bit_length() - 6))
     num_padded = size + -size % step if size <= _LARGE else size
@@ -155,11 +137,7 @@ def _few_sizes(
 
 
 def axis_of(size: int, devices: int | None) -> Axis:
-    """Return the axis of rows on so many devices.
-
-    Raises:
-        DeviceError: if there are not so many.
-    """
+    """Return the axis of rows on so many devices."""
     if devices is None:
         names = jax.sharding.get_abstract_mesh().axis_names
         return Axis("rows", size, over=None if {"rows", placing.DEVICES} & {*names} else names or None)

@@ -1,11 +1,10 @@
 """Penalised linear models of one Hessian ``(d, d)``: few passes over the rows, whatever the columns are like.
 
-At a point, one pass gives the gradient and the Hessian of the loss, which is the Gram matrix weighted by curvatures.
-With them the objective is a parabola and the penalty. Without L1 its minimum is a linear solve; with L1 it is least
-squares on a factor of the Hessian, which scikit-learn's coordinate descent solves. An intercept is not penalised; for
-each step of the coefficients there is a best one of it, which is put in (the Schur complement). The next pass tells
-where that leads. Of squared losses, whose Hessian is the same everywhere, it only corrects rounding. (Lee, Sun and
-Saunders, "Proximal Newton-type methods", 2014; Yuan, Ho and Lin, "An improved GLMNET", 2012.)
+One pass gives the gradient and the Hessian of the loss, the Gram matrix weighted by curvatures. With them the objective
+is a parabola and the penalty. Without L1 its minimum is a linear solve; with L1 it is least squares on a factor of the
+Hessian, which scikit-learn's coordinate descent solves. For each step of the coefficients, the best step of an
+intercept is put in (the Schur complement). The next pass tells where that leads; of squared losses, it only corrects
+rounding. (Lee, Sun and Saunders, "Proximal Newton-type methods", 2014; Yuan, Ho and Lin, "An improved GLMNET", 2012.)
 """
 
 import contextlib
@@ -37,7 +36,7 @@ _NOISE = 32  # roundings of a value that count as none
 
 
 class Solution(NamedTuple):
-    """The end of a solver's run."""
+    """The end of a run."""
 
     params: Any
     iter_num: int
