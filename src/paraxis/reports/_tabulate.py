@@ -34,8 +34,8 @@ class ModuleRow:
         parameters: how many numbers are trained.
         bytes: of these.
         other_bytes: of its other variables, such as statistics and random keys.
-        flops: floating-point operations of a call of the model in matrix products and convolutions, two for each
-            multiplication; of a module that is called several times, those of all calls.
+        flops: floating-point operations in matrix products and convolutions, two for each multiplication, of all its
+            calls in a call of the model.
         backward_flops: the same of the derivative by the parameters, without the forward pass.
     """
 
@@ -103,8 +103,7 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
     Args:
         model: a module of Flax NNX or Linen, an Equinox module, or any other callable pytree or function, which has one
             row. Linen's is given as it is, without variables; NNX's may be a method of it, as ``net.encode``.
-        *args: what the model is called with: arrays, or ``jax.ShapeDtypeStruct`` in their place. All others, such as
-            ``True`` and numbers of Python's, are as they are.
+        *args: what the model is called with: arrays, ``jax.ShapeDtypeStruct`` in their place, ``True`` and the like.
         **kwargs: likewise.
 
     Returns:
