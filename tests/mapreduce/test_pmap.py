@@ -280,3 +280,21 @@ def test_name_and_docstring_are_kept() -> None:
 def test_axes_that_are_not_next_to_the_first() -> None:
     x = values(2, 3, 4)
     assert_close(np.asarray(px.pmap(lambda x: x, in_axes=2, out_axes=1)(x)), np.swapaxes(np.asarray(x), 1, 2))
+
+
+def test_an_element_that_raises_ends_no_process_where_the_size_does_not_divide() -> None:
+    """XLA's CPU devices would wait a minute for the one that has raised, and then end the process."""
+
+    def refused(x: np.ndarray) -> np.ndarray:
+        if x > 3:
+            raise ValueError("too large")
+        return x
+
+    def fn(x: jax.Array) -> jax.Array:
+        return jax.pure_callback(refused, jax.ShapeDtypeStruct((), x.dtype), x, vmap_method="sequential")
+
+    mapped = px.pmap(fn)
+    np.testing.assert_array_equal(mapped(jnp.ones(10)), np.ones(10))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="too large"):
+        jax.block_until_ready(mapped(jnp.arange(10.0)))
+    np.testing.assert_array_equal(jax.jit(mapped)(jnp.ones(10)), np.ones(10))

@@ -1,5 +1,6 @@
 """``pmap``, for any axis size."""
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, check, jax_api, placing, pytrees, scope, tree, verbs
+from paraxis._core import arrays, check, jax_api, layout, placing, pytrees, scope, tree, verbs
 from paraxis._core.axis import Axis
+from paraxis._core.placing import Placement
 from paraxis.errors import AxisError, ShapeError
 
 _R = TypeVar("_R")
@@ -80,11 +82,19 @@ def pmap(
         def element(own: dict[int, Any], named: dict[str, Any]) -> Any:
             return fn(*(own.get(i, arg) for i, arg in enumerate(args)), **named)
 
-        return _with_out_axes(
-            out_axes, verbs.map_sealed(pytrees.of_opened(element), structure.unflatten(leading), axis)
-        )
+        result = verbs.map_sealed(pytrees.of_opened(element), structure.unflatten(leading), axis)
+        return _with_out_axes(out_axes, result)
 
-    compiled = jax.jit(mapped, static_argnums=static, donate_argnums=donated)
+    def in_blocks(*args: Any, **kwargs: Any) -> Any:
+        result = mapped(*args, **kwargs)
+        placement = placing.place(split(args, kwargs)[-1])
+        target = arrays.block_sharding(placement) if placement.is_padded and not placement.is_explicit else None
+        if target is None or out_axes != 0 or donated or jax.default_backend() != "cpu":
+            return result
+        rows = jax.tree.map(lambda y: layout.pad(y, placement, safe=False), result)
+        return _Blocks(jax.lax.with_sharding_constraint(rows, target), placement)
+
+    compiled = jax.jit(in_blocks, static_argnums=static, donate_argnums=donated)
 
     def prepared(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Seal models, refuse integers that JAX would cut, and move arrays that are bound to other devices."""
@@ -118,14 +128,34 @@ def pmap(
             if key is not None and all(map(operator.is_, leaves, jax.tree.leaves((args, kwargs)))):
                 known.add(key)
         result = compiled(*args, **kwargs)
+        if type(result) is _Blocks:
+            result = _together(jax.block_until_ready(result))
         return result if (structure := jax.tree.structure(result)) in known else _opened(result, structure, known)
 
     def trace(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = prepared(args, kwargs)
-        return compiled.trace(*args, **kwargs)
+        return jax.jit(mapped, static_argnums=static, donate_argnums=donated).trace(*args, **kwargs)
 
     vars(call).update(lower=lambda *args, **kwargs: trace(*args, **kwargs).lower(), trace=trace)
     return call
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Blocks:
+    """Padded rows in blocks, to be brought together when all devices are done.
+
+    In one program, XLA's CPU backend ends the process where a device waits a minute for one that is still in its loops,
+    or that has raised.
+    """
+
+    rows: Any
+    placement: Placement = dataclasses.field(metadata={"static": True})
+
+
+@jax.jit
+def _together(blocks: _Blocks) -> Any:
+    return jax.tree.map(lambda y: layout.unpad(y, blocks.placement), blocks.rows)
 
 
 def _opened(result: Any, structure: Any, known: set[Any]) -> Any:

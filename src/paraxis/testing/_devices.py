@@ -35,6 +35,6 @@ def simulate_devices(n: int) -> None:
     if there < n:
         raise DeviceError(
             f"simulate_devices: {n} devices were asked for, but JAX has already started with {there}. Call "
-            f"simulate_devices({n}) before anything uses JAX, or start Python with "
+            f"simulate_devices({n}) before anything uses JAX, as importing blackjax does, or start Python with "
             f"XLA_FLAGS=--xla_force_host_platform_device_count={n}"
         )
