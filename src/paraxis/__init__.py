@@ -25,15 +25,12 @@ from paraxis._core.verbs import broadcast, gather, keys, map_fn, scatter
 from paraxis.errors import (  # under the names that a traceback shows; px.errors lists them
     AxisError as AxisError,
     CheckpointError as CheckpointError,
-    CollectiveError as CollectiveError,
     CommunicationError as CommunicationError,
     DataError as DataError,
     DeviceError as DeviceError,
-    LoweringError as LoweringError,
     NonFiniteError as NonFiniteError,
     ParaxisError,
     ProcessError as ProcessError,
-    ScopeError as ScopeError,
     ShapeError as ShapeError,
     StateError as StateError,
 )

@@ -1,11 +1,8 @@
 """One tree of errors.
 
     ParaxisError
-    ├── AxisError           an axis that cannot be made, or cannot be placed   (ValueError)
-    ├── ScopeError          a verb that cannot tell which axis is meant        (RuntimeError)
+    ├── AxisError           an axis that cannot be made, placed or used so     (ValueError)
     ├── ShapeError          a leaf that does not carry the axis                (ValueError)
-    ├── LoweringError       elements that cannot be run in the way asked for   (ValueError)
-    ├── CollectiveError     elements that cannot exchange values here          (ValueError)
     ├── StateError          variables that cannot be carried as asked          (ValueError)
     ├── DataError           values that cannot be what they are said to be     (ValueError)
     ├── CheckpointError     a checkpoint that cannot be written, or read       (RuntimeError)
@@ -22,15 +19,12 @@ from typing import Any
 __all__ = [
     "AxisError",
     "CheckpointError",
-    "CollectiveError",
     "CommunicationError",
     "DataError",
     "DeviceError",
-    "LoweringError",
     "NonFiniteError",
     "ParaxisError",
     "ProcessError",
-    "ScopeError",
     "ShapeError",
     "StateError",
 ]
@@ -41,23 +35,11 @@ class ParaxisError(Exception):
 
 
 class AxisError(ParaxisError, ValueError):
-    """An axis that cannot be made, or cannot be placed on the devices at hand."""
-
-
-class ScopeError(ParaxisError, RuntimeError):
-    """A verb that cannot tell which axis is meant."""
+    """An axis that cannot be made, placed, told or used in the way that was asked for."""
 
 
 class ShapeError(ParaxisError, ValueError):
     """A leaf that does not carry the axis it is said to carry."""
-
-
-class LoweringError(ParaxisError, ValueError):
-    """Elements that cannot be run in the way that was asked for."""
-
-
-class CollectiveError(ParaxisError, ValueError):
-    """Elements that cannot exchange values in the way that was asked for."""
 
 
 class StateError(ParaxisError, ValueError):

@@ -22,7 +22,7 @@ class Size(NamedTuple):
 
 
 CEILINGS = {
-    "_core": Size(4_376, 2_487, 25),
+    "_core": Size(4_386, 2_494, 25),
     "_host": Size(558, 369, 9),
     "_tables": Size(546, 311, 4),
     "cli": Size(417, 247, 6),
@@ -34,10 +34,10 @@ CEILINGS = {
     "testing": Size(203, 68, 3),
     "train": Size(3_746, 2_211, 24),
     "transforms": Size(1_462, 791, 10),
-    "the root": Size(408, 151, 4),
-    "all rooms": Size(22_007, 12_771, 144),
+    "the root": Size(387, 145, 4),
+    "all rooms": Size(21_996, 12_772, 144),
 }
-TESTS = 23_877
+TESTS = 23_919
 
 
 def size(paths: Iterable[Path]) -> Size:

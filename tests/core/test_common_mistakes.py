@@ -17,16 +17,16 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "an axis without elements": (lambda: px.Axis("rows", 0), px.AxisError, r"size must be an integer of at least 1"),
     "an axis of a fraction": (lambda: px.Axis("rows", 2.5), px.AxisError, r"got 2\.5"),  # pyright: ignore
     "devices for a mesh": (lambda: px.Axis("a", 4, mesh=jax.devices()), px.AxisError, "Mesh, got list"),  # pyright: ignore
-    "an axis that is forgotten": (lambda: px.reduce_sum(X), px.ScopeError, "no axis was given"),
-    "an axis that is only a name": (lambda: px.broadcast(X, "b"), px.ScopeError, "axis 'b' is only a name"),
+    "an axis that is forgotten": (lambda: px.reduce_sum(X), px.AxisError, "no axis was given"),
+    "an axis that is only a name": (lambda: px.broadcast(X, "b"), px.AxisError, "axis 'b' is only a name"),
     "an axis that the program does not have": (
         lambda: px.program(a=4)(lambda x: px.reduce_sum(x, "b"))(X),
-        px.ScopeError,
+        px.AxisError,
         "no axis 'b' in this program, which has 'a'",
     ),
     "one of several axes": (
         lambda: px.program(a=4, b=2)(lambda x: px.reduce_max(x))(X),
-        px.ScopeError,
+        px.AxisError,
         "several axes, 'a', 'b'; say which",
     ),
     "a mesh without the axis": (
@@ -77,18 +77,18 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a seed for a key": (lambda: px.keys(0, ROWS), TypeError, "invalid PRNG key data|unexpected PRNG key type"),  # pyright: ignore
     "a lowering that there is not": (
         lambda: px.map_fn(jnp.sin, X, ROWS, lowering="fast"),  # pyright: ignore
-        px.LoweringError,
+        px.AxisError,
         "lowering must be one of 'auto', 'vmap', 'unroll'",
     ),
-    "a collective outside of a map": (lambda: px.psum(1.0, "rows"), px.CollectiveError, "is not being mapped here"),
+    "a collective outside of a map": (lambda: px.psum(1.0, "rows"), px.AxisError, "is not being mapped here"),
     "a collective along an axis of another size": (
         lambda: px.map_fn(lambda x: px.psum(x, px.Axis("rows", 99)), X, ROWS),
-        px.CollectiveError,
+        px.AxisError,
         "mapped here with 4 elements, not 99",
     ),
     "the size of an axis of another size": (
         lambda: px.map_fn(lambda x: x / px.axis_size(px.Axis("rows", 99)), X, ROWS),
-        px.CollectiveError,
+        px.AxisError,
         "mapped here with 4 elements, not 99",
     ),
     "a program without axes": (lambda: px.program()(jnp.sin), px.AxisError, "no axis was given"),

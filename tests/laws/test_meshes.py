@@ -116,6 +116,7 @@ def test_a_body_that_lays_a_weight_over_another_axis(size: int) -> None:
 
 
 @pytest.mark.sampled(2)
+@pytest.mark.filterwarnings("ignore:.* gathers what a map over:UserWarning")  # jax < 0.12
 @pytest.mark.parametrize("size", [4, 7])
 def test_a_body_with_a_shard_map_of_its_own(kind: str, size: int) -> None:
     mesh, axis = mesh_of(kind, data=2, model=4), px.Axis("rows", size, over="data")

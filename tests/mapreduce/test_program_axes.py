@@ -97,7 +97,7 @@ def test_several_axes_must_be_named():
         return px.reduce_sum(x)
 
     with pytest.raises(
-        px.ScopeError, match=r"several axes, 'pods', 'clients'; say which: px\.reduce_sum\(…, 'clients'\)"
+        px.AxisError, match=r"several axes, 'pods', 'clients'; say which: px\.reduce_sum\(…, 'clients'\)"
     ):
         unnamed(jnp.zeros((2, 3)))
 
@@ -107,7 +107,7 @@ def test_a_name_that_is_not_declared():
     def misspelt(x):
         return px.reduce_sum(x, "client")
 
-    with pytest.raises(px.ScopeError, match=r"no axis 'client' in this program, which has 'clients'"):
+    with pytest.raises(px.AxisError, match=r"no axis 'client' in this program, which has 'clients'"):
         misspelt(jnp.zeros(3))
 
 

@@ -34,12 +34,12 @@ VERBS = {
 @pytest.mark.parametrize("verb", VERBS)
 def test_outside_a_program_both_ways_to_write_it_are_said(verb):
     both = rf"^{verb}: no axis was given.*px\.{verb}\(…, px\.Axis\('clients', 8\)\).*@px\.program\(clients=8\)"
-    with pytest.raises(px.ScopeError, match=both):
+    with pytest.raises(px.AxisError, match=both):
         VERBS[verb](jnp.zeros(3))
 
 
 def test_a_name_alone_says_nothing_outside_a_program():
-    with pytest.raises(px.ScopeError, match=r"axis 'clients' is only a name.*@px\.program\(clients=8\)"):
+    with pytest.raises(px.AxisError, match=r"axis 'clients' is only a name.*@px\.program\(clients=8\)"):
         px.reduce_sum(jnp.zeros(3), "clients")
 
 
@@ -55,7 +55,7 @@ def test_a_program_leaves_no_trace_behind_even_when_it_fails():
 
     with pytest.raises(KeyError, match="inner"):
         broken(jnp.zeros(3))
-    with pytest.raises(px.ScopeError, match="not inside a program"):
+    with pytest.raises(px.AxisError, match="not inside a program"):
         px.reduce_sum(jnp.zeros(3))
 
 
@@ -183,14 +183,14 @@ def test_threads_under_stress():
                 z = inner(px.reduce_sum(y))
                 pause(rng)
                 if name != "clients":
-                    with pytest.raises(px.ScopeError, match=f"no axis '{name}'"):
+                    with pytest.raises(px.AxisError, match=f"no axis '{name}'"):
                         px.reduce_sum(y, name)
                 return z + px.reduce_mean(y)
 
             value, slope = jax.value_and_grad(outer)(1.5)
             expected = (inner_size * (outer_size * 1.5) ** 2 + 1.5, 2 * inner_size * outer_size**2 * 1.5 + 1)
             np.testing.assert_allclose((value, slope), expected, rtol=1e-5, err_msg=f"thread {thread}, turn {turn}")
-            with pytest.raises(px.ScopeError, match="not inside a program"):
+            with pytest.raises(px.AxisError, match="not inside a program"):
                 px.broadcast(1.0)
 
     with ThreadPoolExecutor(8) as pool:

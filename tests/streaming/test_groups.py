@@ -55,7 +55,7 @@ def test_results_of_elements_of_different_length_are_in_the_order_of_the_element
     sums = px.Stream(at_once=1).run(lambda d: px.map_fn(lambda d: jnp.where(d.mask, d["y"], 0).sum(), d, axis), groups)
     np.testing.assert_allclose(sums, [c["y"].sum() for c in clients], rtol=1e-5, atol=1e-6)
     for wrong in (lambda d: px.map_fn(lambda d: d["y"], d, axis), lambda d: px.reduce_sum(d["y"], axis)):
-        with pytest.raises(px.LoweringError, match="elements of different length have different numbers"):
+        with pytest.raises(px.AxisError, match="elements of different length have different numbers"):
             px.Stream(at_once=1).run(wrong, groups)
 
 

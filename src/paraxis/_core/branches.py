@@ -10,7 +10,7 @@ from typing import Any
 
 from paraxis._core import jax_api, varying
 from paraxis._core.axis import Axis
-from paraxis.errors import CollectiveError
+from paraxis.errors import AxisError
 
 
 def refuse_uneven(body: jax_api.ClosedJaxpr, differ: Sequence[bool], axis: Axis, names: Mapping[str, int]) -> None:
@@ -20,11 +20,11 @@ def refuse_uneven(body: jax_api.ClosedJaxpr, differ: Sequence[bool], axis: Axis,
     ``vmap`` of a map asks as well: JAX makes a select of its branches, in which nobody finds them again.
 
     Raises:
-        CollectiveError: with the line of the branch.
+        AxisError: with the line of the branch.
     """
     for eqn in _uneven(body.jaxpr, list(differ), axis, dict(names)):
         at = f", at {line}" if (line := jax_api.line_of(eqn)) else ""
-        raise CollectiveError(
+        raise AxisError(
             f"elements of axis {axis.name!r} exchange values in a branch that each takes by itself{at}: its derivative "
             f"in JAX is not the function's. Exchange before the branch, or choose a result: jnp.where(taken, a, b)"
         )

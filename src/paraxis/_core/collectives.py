@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from paraxis._core import jax_api, primitives, pytrees, scope
 from paraxis._core.axis import Axis
 from paraxis._core.placing import Placement
-from paraxis.errors import CollectiveError
+from paraxis.errors import AxisError
 
 # --- what a body writes ------------------------------------------------------------------------------------------
 
@@ -33,7 +33,7 @@ def psum(x: _Tree, axis: Axis | str) -> _Tree:
         Tree of the same shapes; booleans and integers as in ``jax.lax.psum``.
 
     Raises:
-        CollectiveError: if called outside a function that is mapped along that axis.
+        AxisError: if called outside a function that is mapped along that axis.
 
     Communicates: one all-reduce the size of ``x``; none if the axis lies within one device.
 
@@ -118,13 +118,13 @@ def require_no_mesh_axis(jaxpr: jax_api.Jaxpr, placement: Placement, mapped: Seq
     """Refuse a body that names a mesh axis under its elements; names of mapped axes hide those of mesh axes.
 
     Raises:
-        CollectiveError: if it does so, which would leave out the other elements of each device.
+        AxisError: if it does so, which would leave out the other elements of each device.
     """
     name = placement.axis.name
     for effect in jaxpr.effects:
         hidden = jax_api.axis_of(effect)
         if hidden in placement.mesh_axes and all(axis.name != hidden for axis in mapped):
-            raise CollectiveError(
+            raise AxisError(
                 f"a collective inside the body names the mesh axis {hidden!r}, which carries the elements of axis "
                 f"{name!r}: it would miss those that share a device. Write px.psum(x, {name!r}), or the like"
             )

@@ -16,6 +16,7 @@ the compiler divides it. One element on each device runs in ``shard_map`` itself
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -26,7 +27,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
 from paraxis._core import collectives, in_mesh, jax_api, layout, placing, scope, sums
 from paraxis._core.jax_api import ClosedJaxpr
 from paraxis._core.placing import Placement
-from paraxis.errors import LoweringError
+from paraxis.errors import AxisError
 
 Lowering = Literal["auto", "vmap", "unroll"]
 
@@ -84,6 +85,8 @@ class Elements:
         if placement.is_explicit:
             sides = zip(operands, self.shared, strict=True)
             operands = [layout.on_all(x, placement) if s else _laid(x, placement) for x, s in sides]
+            if jax.__version_info__ < (0, 12) and any(map(_lies_over_others, operands)):  # jax < 0.12
+                warnings.warn(_GATHERED.format(placement.axis.name), stacklevel=2)
         in_specs = tuple(P() if is_shared else placement.spec for is_shared in self.shared)
         return placing.shard_map(on_device, placement.mesh, placement.mesh_axes, in_specs)(*operands)
 
@@ -216,6 +219,17 @@ def _stacked(ys: Sequence[jax.Array]) -> jax.Array:
     return found
 
 
+_GATHERED = (
+    f"jax {jax.__version__} gathers what a map over {{!r}} is given over the mesh's other axes, as these are Explicit; "
+    "update to jax 0.12, or make the mesh with axis_types=(jax.sharding.AxisType.Auto, …)"
+)
+
+
+def _lies_over_others(x: jax.Array) -> bool:
+    """Return whether another dimension than the first, the elements', is split over mesh axes."""
+    return any(jax_api.sharding_spec(jax.typeof(x))[1:])
+
+
 def _laid(x: jax.Array, placement: Placement) -> jax.Array:
     """On an Explicit mesh: rows laid over the axis if they divide."""
     return layout.constrain(layout.on_mesh(x, placement), placement, rows=x.shape[0] % placement.num_devices == 0)
@@ -225,16 +239,16 @@ def require_together(placement: Placement, lowering: Lowering) -> None:
     """Elements that exchange values must be under way together.
 
     Raises:
-        LoweringError: if they are not.
+        AxisError: if they are not.
     """
     name = placement.axis.name
     if placement.num_chunks > 1:
-        raise LoweringError(
+        raise AxisError(
             f"axis {name!r} has at_once={placement.axis.at_once}, so its elements run in turns and cannot exchange "
             f"values; leave at_once out, or reduce after the map: px.reduce_sum(px.map_fn(…), {name!r})"
         )
     if lowering == "unroll":
-        raise LoweringError(
+        raise AxisError(
             f"lowering={lowering!r} runs the elements of axis {name!r} apart, so they cannot exchange values; "
             f"write lowering='vmap', or leave it out"
         )

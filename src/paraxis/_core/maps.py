@@ -99,8 +99,7 @@ def traced(
     """Return a map of ``fn`` along an axis, and the structure of its result; ``operands`` are its arguments' leaves.
 
     Raises:
-        CollectiveError: if the body names a mesh axis.
-        LoweringError: if its elements exchange values, and are not all under way together.
+        AxisError: if the body names a mesh axis, or elements exchange values that are not all under way together.
     """
     outer, mesh = scope.current(), placing.abstract_mesh(placement) if placement.is_said else None
     mapped, taken = (*outer.mapped, placement.axis), (*outer.taken, *placement.mesh_axes)

@@ -30,8 +30,7 @@ def reduce_sum(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -
 
     Raises:
         ShapeError: if a leaf does not start with the size of the axis, or the mask is malformed; the message names it.
-        ScopeError: if it is not clear which axis is meant.
-        AxisError: if the axis cannot be placed.
+        AxisError: if it is not clear which axis is meant, or the axis cannot be placed.
 
     Communicates: one all-reduce the size of the result. The derivative: nothing.
 

@@ -12,7 +12,7 @@ from typing import Any
 from jax.sharding import AbstractMesh
 
 from paraxis._core.axis import Axis
-from paraxis.errors import CollectiveError, ScopeError
+from paraxis.errors import AxisError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ def resolve(verb: str, axis: Axis | str | None) -> Axis:
     """Return the axis that a verb uses.
 
     Raises:
-        ScopeError: if that cannot be told.
+        AxisError: if that cannot be told.
     """
     scope = current()
     found = axis if isinstance(axis, Axis) else _declared(verb, axis, scope.declared)
@@ -75,7 +75,7 @@ def resolve(verb: str, axis: Axis | str | None) -> Axis:
 def _declared(verb: str, name: str | None, declared: tuple[Axis, ...]) -> Axis:
     if not declared:
         missing = "no axis was given" if name is None else f"axis {name!r} is only a name"
-        raise ScopeError(
+        raise AxisError(
             f"{verb}: {missing}, and this is not inside a program. Pass the axis itself, px.{verb}(…, "
             f"px.Axis({name or 'clients'!r}, 8)), or decorate the function: @px.program({name or 'clients'}=8)"
         )
@@ -85,25 +85,25 @@ def _declared(verb: str, name: str | None, declared: tuple[Axis, ...]) -> Axis:
     names = ", ".join(repr(axis.name) for axis in declared)
     several = f"this program has several axes, {names}; say which"
     missing = f"no axis {name!r} in this program, which has {names}; write"
-    raise ScopeError(f"{verb}: {several if name is None else missing}: px.{verb}(…, {declared[-1].name!r})")
+    raise AxisError(f"{verb}: {several if name is None else missing}: px.{verb}(…, {declared[-1].name!r})")
 
 
 def mapped_axis(collective: str, axis: Axis | str) -> Axis:
     """Return the mapped axis that a collective combines along.
 
     Raises:
-        CollectiveError: if no such axis is being mapped here.
+        AxisError: if no such axis is being mapped here.
     """
     name, mapped = axis.name if isinstance(axis, Axis) else axis, current().mapped
     known = next((known for known in reversed(mapped) if known.name == name), None)
     if known is None:
         here = ", ".join(repr(a.name) for a in mapped) or "nothing"
-        raise CollectiveError(
+        raise AxisError(
             f"{collective}: axis {name!r} is not being mapped here ({here} is). Collectives belong inside the "
             f"function given to px.map_fn or px.pmap; on a placed value write px.reduce_sum(x, {name!r})"
         )
     if isinstance(axis, Axis) and axis.size != known.size:
-        raise CollectiveError(
+        raise AxisError(
             f"{collective}: axis {name!r} is mapped here with {known.size} elements, not {axis.size}; write "
             f"px.{collective}(…, {name!r})"
         )

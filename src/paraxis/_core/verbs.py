@@ -10,7 +10,7 @@ import numpy as np
 from paraxis._core import arrays, check, jax_api, layout, maps, origins, placing, primitives, pytrees, scope, tree
 from paraxis._core.axis import Axis
 from paraxis._core.lowerings import Lowering
-from paraxis.errors import LoweringError
+from paraxis.errors import AxisError
 
 _Tree = TypeVar("_Tree")
 _R = TypeVar("_R")
@@ -37,8 +37,7 @@ def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
         Tree of arrays ``(size, ...)``, same dtypes.
 
     Raises:
-        ScopeError: if it is not clear which axis is meant.
-        AxisError: if the axis cannot be placed.
+        AxisError: if it is not clear which axis is meant, or the axis cannot be placed.
 
     Communicates: nothing if ``x`` lies on all devices already. The derivative: one all-reduce the size of ``x``.
 
@@ -80,8 +79,7 @@ def map_fn(fn: Callable[..., _R], args: Any, axis: Axis | str | None = None, *, 
 
     Raises:
         ShapeError: if a leaf does not start with the size of the axis; the message names the leaf.
-        ScopeError, AxisError: as in :func:`broadcast`.
-        LoweringError, CollectiveError: if the elements cannot run, or exchange values, in the way asked for.
+        AxisError: as in :func:`broadcast`; or if the elements cannot run, or exchange values, in the way asked for.
 
     Communicates: nothing, unless the function does; then a device that has no element is sent one as padding.
 
@@ -92,7 +90,7 @@ def map_fn(fn: Callable[..., _R], args: Any, axis: Axis | str | None = None, *, 
         Array([0., 2., 4.], dtype=float32)
     """
     check.function("map_fn", "fn", fn, "px.map_fn(lambda x: …, args, axis)")
-    check.one_of("map_fn", "lowering", lowering, get_args(Lowering), LoweringError)
+    check.one_of("map_fn", "lowering", lowering, get_args(Lowering), AxisError)
     return pytrees.opened(map_sealed(pytrees.of_opened(fn), pytrees.sealed(args), axis, lowering=lowering))
 
 
@@ -136,7 +134,7 @@ def scatter(x: Any, axis: Axis | str | None = None) -> Any:
         copy (JAX has no arrays with uneven blocks), of which a map uses the device's part.
 
     Raises:
-        ShapeError, ScopeError, AxisError: as in :func:`map_fn`.
+        ShapeError, AxisError: as in :func:`map_fn`.
 
     Communicates: sends each device its rows.
 
@@ -173,7 +171,7 @@ def gather(x: Any, axis: Axis | str | None = None) -> Any:
         host, the value itself, whole on every device.
 
     Raises:
-        ShapeError, ScopeError, AxisError: as in :func:`map_fn`.
+        ShapeError, AxisError: as in :func:`map_fn`.
 
     Communicates: sends every row to the host. With several processes, all must call it, and each gets all rows.
 

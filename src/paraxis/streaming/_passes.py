@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from paraxis._core import collectives, jax_api, maps
 from paraxis._core.jax_api import JaxprEqn, Literal
-from paraxis.errors import CollectiveError, LoweringError
+from paraxis.errors import AxisError
 from paraxis.streaming import _probe
 from paraxis.streaming._trace import Flat, Operation, meet, rows_p, verbs_in
 
@@ -72,8 +72,8 @@ class Plan:
         steps: the passes, and what is computed once before each.
 
     Raises:
-        LoweringError: if elements meet elsewhere than in a reduction; it names the operation and its line.
-        CollectiveError: if a mapped function exchanges values.
+        AxisError: if elements meet elsewhere than in a reduction; it names the operation and its line.
+        AxisError: if a mapped function exchanges values.
     """
 
     def __init__(self, whole: Flat, part: Flat, axis: str, dims: list[int | None]) -> None:
@@ -113,7 +113,7 @@ class Plan:
         if is_map and axis == self._axis:
             self._map(operation, dims)
         elif any(e.params["axis"] == self._axis for sub in jax_api.subjaxprs(eqn) for e in verbs_in(sub)):
-            raise LoweringError(
+            raise AxisError(
                 f"Stream: elements meet inside {name}, at {operation.line}; write jax.vmap in place of a map of "
                 f"another axis, and a loop in Python, around one round: step = px.Stream(at_once=64).jit(round), and "
                 f"for _ in range(10): w = step(w, groups)"
@@ -138,7 +138,7 @@ class Plan:
     def _map(self, operation: Operation, dims: Sequence[int | None]) -> None:
         params = operation.eqn.params
         if collectives.mentions(params["body"].jaxpr, params["how"].mapped[-1]):
-            raise CollectiveError(
+            raise AxisError(
                 f"Stream: a mapped function reads its element's index or exchanges values along {self._axis!r}, at "
                 f"{operation.line}; elements of a chunk do not see the others. Give the index as an argument, "
                 f"np.arange(n), and reduce after the map: px.reduce_sum(px.map_fn(…))"

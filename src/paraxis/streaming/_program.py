@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from paraxis._core import arrays, check, dtypes, jax_api, placing, pytrees, structure
-from paraxis.errors import LoweringError, ShapeError
+from paraxis.errors import AxisError, ShapeError
 from paraxis.streaming import _trace
 from paraxis.streaming._groups import Groups
 from paraxis.streaming._passes import Pass, Plan
@@ -54,7 +54,7 @@ class Call:
 
     def __init__(self, fn: Callable[..., Any], args: Sequence[Any]) -> None:
         if jax_api.is_tracing() or arrays.is_traced(args):
-            raise LoweringError(
+            raise AxisError(
                 "Stream: it is a loop outside of JAX and cannot be traced, but it was called inside jax.jit, jax.grad "
                 "or the like; write px.Stream(at_once=64).run(jax.grad(fn), w, groups), and jit none of it"
             )
@@ -129,7 +129,7 @@ class Program:
         with self._placing():
             self.placement = placement or placing.place(self.axis)
         if self.placement.is_explicit:
-            raise LoweringError(
+            raise AxisError(
                 f"Stream: axis {self.axis.name!r} lies on a mesh with Explicit axes, where sizes are part of types; "
                 f"leave out its mesh, or make it with axis_types=(jax.sharding.AxisType.Auto, …)"
             )
@@ -148,7 +148,7 @@ class Program:
                 parts = [v for one in self.plan.passes for v in one.results[: len(one.kinds)]]
                 for v in (*parts, *(v for v in flat.results if isinstance(v, int))):
                     if first.avals[v].shape != flat.avals[v].shape:
-                        raise LoweringError(
+                        raise AxisError(
                             f"Stream: values of which elements of different length have different numbers are reduced "
                             f"or returned, at {self.plan.line(v)}; reduce them over an element's rows, with its mask"
                         )
@@ -170,10 +170,10 @@ class Program:
         try:
             with self._placing(), _trace.sized(self.axis.name, self.size, count):
                 part = call.trace(count, lengths)
-        except LoweringError:
+        except AxisError:
             raise
         except Exception as error:
-            raise LoweringError(
+            raise AxisError(
                 f"Stream: fn can be traced for its {self.size} elements, but not for {count}, as chunks are: "
                 f"{type(error).__name__}: {error}. If it writes their number out, take it from an argument: "
                 f"jnp.arange(x.shape[0]); an array of all elements, beside groups, is given as px.Groups.of_arrays(x)"

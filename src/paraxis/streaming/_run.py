@@ -15,7 +15,7 @@ from paraxis._core import dtypes, jax_api, pytrees
 from paraxis._core.jax_api import Literal
 from paraxis._host import memory, reading
 from paraxis._host.progress import Display
-from paraxis.errors import LoweringError
+from paraxis.errors import AxisError
 from paraxis.streaming import _probe, _tasks
 from paraxis.streaming._passes import Pass, Totals
 from paraxis.streaming._program import READERS, Call, Chunk, Leaf, Lengths, Program
@@ -243,7 +243,7 @@ class Run:
         )
         if wrong is not None:
             name = re.split(r"\W", whole.closed.jaxpr.debug_info.arg_names[one.rows[next(iter(padded))]] or "data")[0]
-            raise LoweringError(
+            raise AxisError(
                 f"Stream: {self._plan.line(one.results[wrong])}: the result depends on rows that only pad the elements "
                 f"of {name}. Use the mask for all that is computed over an element's rows: jnp.mean(x, "
                 f"where={name}.mask), or jnp.sum(jnp.where({name}.mask, x, 0)) / {name}.count"

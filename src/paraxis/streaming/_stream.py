@@ -116,9 +116,9 @@ class Stream:
             The function's result. What has a value per element is in NumPy arrays ``(size, ...)``.
 
         Raises:
-            LoweringError: if elements meet elsewhere than in a reduction, or a result depends on rows that only pad
+            AxisError: if elements meet elsewhere than in a reduction, or a result depends on rows that only pad
                 elements of different length; the message has the line.
-            CollectiveError: if a mapped function exchanges values.
+            AxisError: if a mapped function exchanges values.
             AxisError: if it is not clear along which axis the elements are.
             DataError, ShapeError: if an element cannot be read, or does not look like the others; they name it.
             CheckpointError: if ``folder`` holds another run, or cannot be written.

@@ -16,7 +16,7 @@ import numpy as np
 from paraxis._core import jax_api, maps, origins, scope
 from paraxis._core.axis import Axis
 from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
-from paraxis.errors import AxisError, LoweringError
+from paraxis.errors import AxisError
 
 Atom = int | Literal
 """An operand: the number of a value, or a literal."""
@@ -148,7 +148,7 @@ def axis_of(closed: ClosedJaxpr, count: int | None) -> tuple[Axis, Any]:
 
 
 def meet(operation: Operation, why: str) -> NoReturn:
-    raise LoweringError(
+    raise AxisError(
         f"Stream: elements meet in {operation.name}, at {operation.line}: {why}. px.Stream runs elements in chunks, "
         f"which meet in reductions only: px.reduce_sum, px.reduce_max and the like, or jnp.sum over all elements"
     )
@@ -158,19 +158,19 @@ def require_same(whole: Flat, part: Flat, of: str) -> None:
     """Refuse a function that does other operations when it is traced otherwise."""
     for a, b in zip(whole.operations, part.operations, strict=False):
         if (a.name, len(a.inputs), a.values) != (b.name, len(b.inputs), b.values):
-            raise LoweringError(
+            raise AxisError(
                 f"Stream: fn does {a.name} at {a.line}, but {b.name} at {b.line} for {of}; what it does must not "
                 f"depend on the number of elements"
             )
     if len(whole.avals) != len(part.avals):
-        raise LoweringError(f"Stream: fn does more, or less, for {of}; that must not depend on the number of elements")
+        raise AxisError(f"Stream: fn does more, or less, for {of}; that must not depend on the number of elements")
 
 
 def dims_of(whole: Flat, part: Flat, size: int, count: int) -> list[int | None]:
     """Return the dimension of the elements in each value of the same function for all and for ``count``.
 
     Raises:
-        LoweringError: naming the operation that makes a value of all elements in another form.
+        AxisError: naming the operation that makes a value of all elements in another form.
     """
     found = []
     for number, (a, b) in enumerate(zip(whole.avals, part.avals, strict=True)):
@@ -214,7 +214,7 @@ def _merged(at: Operation, whole: Any, part: Any, name: str = "") -> Any:
         items = [_merged(at, a, b, name) for a, b in zip(whole, part, strict=True)]
         return type(whole)(*items) if hasattr(whole, "_fields") else type(whole)(items)
     if isinstance(whole, (bool, int, float, complex, str)) and str(whole) != str(part) and name not in _SIZES.split():
-        raise LoweringError(
+        raise AxisError(
             f"Stream: the number of elements is written out in {at.name}, at {at.line}: {name} is {whole} for all of "
             f"them, and {part} for a chunk; a program may count elements, as in a mean, but not loop over them"
         )
@@ -228,7 +228,7 @@ def _merged_body(at: Operation, whole: Jaxpr, part: Jaxpr) -> Jaxpr:
     for a, b in zip(whole.eqns, part.eqns, strict=True):
         shapes = [[getattr(v.aval, "shape", ()) for v in eqn.outvars] for eqn in (a, b)]
         if a.primitive is not b.primitive or (at.eqn.primitive is maps.map_p and shapes[0] != shapes[1]):
-            raise LoweringError(
+            raise AxisError(
                 f"Stream: a mapped function does {a.primitive.name} with as many entries as there are elements, at "
                 f"{jax_api.line_of(a) or at.line}; give each element its own row as an argument"
             )
