@@ -7,13 +7,16 @@ count.
 """
 
 import collections
+import functools
 import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from paraxis._core import jax_api
-from paraxis.reports import _hlo, _lines, _meshes, _products
+from paraxis.reports import _hlo, _lines, _meshes
 
 Lines = collections.Counter[_lines.Line | None]
 
@@ -22,7 +25,7 @@ _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}|\"lhs_contracting_d
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _WINDOW = re.compile(r" window=\{([^}]*)\}")
 _WAYS = {"stride": "1", "pad": "0_0", "lhs_dilate": "1", "rhs_dilate": "1"}
-"""Words of a window for each dimension, in the order of ``of_convolution``, and their defaults."""
+"""Words of a window for each dimension, in the order of ``_met``, and their defaults."""
 _TARGET = re.compile(r'custom_call_target="([^"]+)"')
 _BY_CUDNN = re.compile(r'custom_call_target="__cudnn\$convBackward(Filter|Input)"')
 """Derivatives with the window and the labels of the convolution itself."""
@@ -66,7 +69,7 @@ def flops(program: _hlo.Program, operation: _hlo.Operation) -> int:
         if by_cudnn := _BY_CUDNN.search(operation.text):
             of_kernel = by_cudnn[1] == "Filter"
             given, kernel, results = (given, results, kernel) if of_kernel else (results, kernel, given)
-        return _of_convolution(operation, [given, kernel, results], labels.groups())
+        return _convolution_of(operation, [given, kernel, results], labels.groups())
     if contracted := _CONTRACTED.search(operation.text):
         numbers = [int(n) for n in (contracted[1] or contracted[2] or "").replace('"', "").split(",") if n]
         return (
@@ -75,7 +78,7 @@ def flops(program: _hlo.Program, operation: _hlo.Operation) -> int:
     return 0
 
 
-def _of_convolution(operation: _hlo.Operation, shapes: list[tuple[int, ...]], labels: Sequence[str]) -> int:
+def _convolution_of(operation: _hlo.Operation, shapes: list[tuple[int, ...]], labels: Sequence[str]) -> int:
     """Return the same of a convolution; each label names the dimensions of a shape: input, kernel, result."""
     window = _WINDOW.search(operation.text)
     says = dict(part.split("=") for part in window[1].split()) if window else {}
@@ -87,7 +90,8 @@ def _of_convolution(operation: _hlo.Operation, shapes: list[tuple[int, ...]], la
     sizes = [[shape[label.index(d)] for d in sorted(spatial)] for shape, label in zip(shapes, labels, strict=True)]
     ways = [each(name, default) for name, default in _WAYS.items()] if spatial else [[]] * len(_WAYS)
     result, kernel = dict(zip(labels[2], shapes[2], strict=True)), dict(zip(labels[1], shapes[1], strict=True))
-    return _products.of_convolution(result["b"] * result["f"] * kernel["i"], zip(*sizes, *ways, strict=True))
+    met = [_met(*dimension) for dimension in zip(*sizes, *ways, strict=True)]
+    return 2 * result["b"] * result["f"] * kernel["i"] * math.prod(met)
 
 
 def of_jaxpr(jaxpr: jax_api.Jaxpr, *, padded: bool = False) -> tuple[Lines, bool]:
@@ -98,7 +102,7 @@ def of_jaxpr(jaxpr: jax_api.Jaxpr, *, padded: bool = False) -> tuple[Lines, bool
     found: Lines = collections.Counter()
     is_certain = True
     for eqn, times, is_bounded, _ in walk(jaxpr, padded=padded):
-        if amount := _products.of_product(eqn) * _products.groups(eqn):
+        if amount := of_product(eqn) * groups(eqn):
             found[_lines.behind(jax_api.frames_of(eqn))[0]] += amount * times
             is_certain &= is_bounded
     return found, is_certain
@@ -130,3 +134,60 @@ def walk(
             inside = [params["jaxprs"].solve.jaxpr]
         for sub in inside:
             yield from walk(sub, inner, is_bounded and name != "while", within, padded=padded)
+
+
+# --- one product of a jaxpr ------------------------------------------------------------------------------------------
+
+# What is multiplied with zeros that a convolution puts around or between its numbers does not count.
+
+
+def of_product(eqn: jax_api.JaxprEqn) -> int:
+    """Return how many an operation takes; 0: it is neither a matrix product nor a convolution."""
+    if eqn.primitive.name == "conv_general_dilated":
+        return _of_convolution(eqn)
+    if eqn.primitive.name not in ("dot_general", "ragged_dot_general"):
+        return 0
+    ragged = eqn.params.get("ragged_dot_dimension_numbers")
+    (contracted, _), _ = ragged.dot_dimension_numbers if ragged else eqn.params["dimension_numbers"]
+    shape = _shape(eqn.invars[0])
+    size = 2 * math.prod(_shape(eqn.outvars[0])) * math.prod(shape[d] for d in contracted)
+    return size // groups(eqn) if ragged and ragged.lhs_ragged_dimensions[0] in contracted else size  # one for each
+
+
+def groups(eqn: jax_api.JaxprEqn) -> int:
+    """Return with how many groups' matrices JAX multiplies each row of ``jax.lax.ragged_dot``, but on TPUs: all."""
+    if eqn.primitive.name != "ragged_dot_general":
+        return 1
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    _, (batch, _) = numbers.dot_dimension_numbers
+    return 1 if numbers.lhs_ragged_dimensions[0] in batch else max(_shape(eqn.invars[2])[-1], 1)
+
+
+def _of_convolution(eqn: jax_api.JaxprEqn) -> int:
+    params = eqn.params
+    given, kernel, results = params["dimension_numbers"]
+    shapes = [_shape(eqn.invars[0]), _shape(eqn.invars[1]), _shape(eqn.outvars[0])]
+    apart = shapes[2][results[0]] * shapes[2][results[1]] * shapes[1][kernel[1]]
+    sizes = ([shape[d] for d in spec[2:]] for shape, spec in zip(shapes, (given, kernel, results), strict=True))
+    before = [low for low, _ in params["padding"]]
+    ways = params["window_strides"], before, params["lhs_dilation"], params["rhs_dilation"]
+    return 2 * apart * math.prod(_met(*dimension) for dimension in zip(*sizes, *ways, strict=True))
+
+
+@functools.lru_cache(maxsize=1024)
+def _met(given: int, kernel: int, results: int, stride: int, before: int, apart: int, spread: int) -> int:
+    """Return how often numbers of the input and the kernel meet along a dimension, zeros put in between left out.
+
+    ``before`` zeros stand before the input, its numbers are ``apart``, and those of the kernel are ``spread``.
+    """
+    (few, step), (many, stretch) = sorted([(kernel, spread), (results, stride)])
+    places = np.arange(many) * stretch - before
+    return sum(_held(places + step * number, given, apart) for number in range(few))
+
+
+def _held(places: np.ndarray, given: int, apart: int) -> int:
+    return int(np.count_nonzero((places >= 0) & (places <= (given - 1) * apart) & (places % apart == 0)))
+
+
+def _shape(variable: Any) -> tuple[int, ...]:
+    return variable.aval.shape

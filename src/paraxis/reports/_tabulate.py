@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core import check, jax_api
-from paraxis.reports import _explain, _flops, _products, units
+from paraxis.reports import _explain, _flops, units
 from paraxis.reports._layout import Layout, layout_of
 from paraxis.reports._page import Page, Section
 
@@ -145,7 +145,7 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
     program = jax.make_jaxpr(both)(*_structs((params, rest, given)))
     flops: _Flops = collections.Counter()
     for eqn, times, _, scope in _flops.walk(jax_api.without_dead(program)):
-        amount = times * _products.of_product(eqn)
+        amount = times * _flops.of_product(eqn)
         for path in calls if amount else ():
             if not path or _scope(path) in scope:
                 flops[path, "transpose(" in scope] += amount
