@@ -13,10 +13,7 @@ from paraxis.reports import Communication, assert_alike, explain
 
 
 def communication(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Communication:
-    """Compile a function for its arguments, as :func:`paraxis.explain` does, and count its collectives.
-
-    Returns:
-        Counts and bytes per device of each kind of collective.
+    """Return how many collectives a function has, and their bytes; it is compiled, as by :func:`paraxis.explain`.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
