@@ -158,6 +158,15 @@ def test_checkpoints_of_an_older_version_are_refused(tmp_path: Path) -> None:
         px.Checkpoints(tmp_path)
 
 
+def test_a_checkpoint_of_orbax_alone_is_refused(tmp_path: Path) -> None:
+    from orbax.checkpoint import v1
+
+    with v1.training.Checkpointer(str(tmp_path)) as saver:
+        saver.save(1, {"x": np.ones(3)})
+    with pytest.raises(px.CheckpointError, match=r"was not saved by px\.Checkpoints"):
+        px.Checkpoints(tmp_path).restore({"x": np.zeros(3)})
+
+
 def test_a_directory_of_somebody_s_own_is_no_checkpoint(tmp_path: Path) -> None:
     with px.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(3, {"x": 1})

@@ -310,13 +310,10 @@ class Checkpoints:
         raise CheckpointError(f"Checkpoints.restore: every checkpoint in {self.path} is damaged:{damaged}")
 
     def _read(self, step: int) -> Record:
-        try:
-            return Record(**(ocp.metadata(self.path / str(step)).custom_metadata or {})[_RECORD])
-        except Exception as error:
-            raise CheckpointError(
-                f"Checkpoints: the record of step {step} in {self.path} cannot be read: {error!r}; give another step: "
-                f"restore(target, step=…), of {self.steps}"
-            ) from error
+        found = ocp.metadata(self.path / str(step)).custom_metadata or {}
+        if _RECORD not in found:
+            raise CheckpointError(f"Checkpoints: {self.path / str(step)} was not saved by px.Checkpoints")
+        return Record(**found[_RECORD])
 
     def _value(self, notes: Mapping[str, Any]) -> float:
         """Return how good notes are; a missing number and NaN are worst."""

@@ -1,5 +1,6 @@
 """The line of a run: its step, metrics and speed."""
 
+import datetime
 import time
 from collections.abc import Mapping
 
@@ -46,17 +47,12 @@ class RunDisplay(Reporter):
         if self._first is None or self._step == self._first[1]:
             return ""
         seconds, steps = time.monotonic() - self._first[0], self._step - self._first[1]
-        left = f"  {_duration((self._total - self._step) * seconds / steps)} left" if self._total else ""
+        left, elapsed = ((self._total or 0) - self._step) * seconds / steps, time.monotonic() - self._begin
         rate = f"{self._rows / seconds:,.4g} rows/s  {steps / seconds:,.4g} steps/s"
-        return f"{rate}{left}  {_duration(time.monotonic() - self._begin)} elapsed"
+        left = f"  {datetime.timedelta(seconds=int(left))} left" if self._total else ""
+        return f"{rate}{left}  {datetime.timedelta(seconds=int(elapsed))} elapsed"
 
 
 def _numbers(metrics: Mapping[str, float]) -> str:
     names = sorted(metrics.keys() - {"grad_norm"}, key=lambda name: (name != "loss", name))
     return "  ".join(f"{name} {metrics[name]:.4g}" for name in names)
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}"

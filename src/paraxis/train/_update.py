@@ -47,7 +47,11 @@ def updated(
     # A total of no weight, or of less, has no mean.
     total = jnp.where((loss.weight > 0) | (loss.total == 0), loss.total, jnp.nan)
     metrics["loss"] = dataclasses.replace(loss, total=total)
-    metrics = {name: _unless_stopped(state.ok, mean) for name, mean in metrics.items()}
+
+    def unless_stopped(x: Any) -> Any:
+        return None if x is None else jnp.where(state.ok, x, jnp.nan)
+
+    metrics = {k: Mean(unless_stopped(m.total), m.weight, unless_stopped(m.value)) for k, m in metrics.items()}
     ok = jnp.isfinite(value_of(metrics["loss"])) & jnp.isfinite(metrics["grad_norm"].total)
     return _guarded(ok, state, optimized), metrics
 
@@ -69,8 +73,3 @@ def _guarded(ok: jax.Array, state: TrainState, update: Callable[[TrainState], Tr
 
     after = jax.lax.platform_dependent(changed, cpu=by_branch, default=by_element)
     return after.replace(key=state.key, extra=state.extra, ok=ok)
-
-
-def _unless_stopped(ok: jax.Array, mean: Mean) -> Mean:
-    value = None if mean.value is None else jnp.where(ok, mean.value, jnp.nan)
-    return Mean(jnp.where(ok, mean.total, jnp.nan), mean.weight, value)
