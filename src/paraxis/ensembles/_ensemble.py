@@ -5,7 +5,7 @@ import functools
 import inspect
 import math
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -95,6 +95,9 @@ class Ensemble:
         chosen = np.arange(len(self))[np.asarray(index) if isinstance(index, jax.Array) else index]
         rows = self._rows(chosen)
         return self._like(rows) if chosen.ndim else self._form.member(arrays.unbound(rows))
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
 
     def drop(self, *indices: Any) -> "Ensemble":
         """Return an ensemble without the members of these indices or masks; this one does not change."""
