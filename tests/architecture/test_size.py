@@ -26,7 +26,7 @@ CEILINGS = {
     "_host": Size(558, 369, 9),
     "_tables": Size(546, 311, 4),
     "cli": Size(417, 247, 6),
-    "ensembles": Size(986, 564, 6),
+    "ensembles": Size(989, 566, 6),
     "launch": Size(400, 238, 4),
     "reports": Size(2_669, 1_606, 16),
     "solve": Size(4_370, 2_556, 22),
@@ -35,7 +35,7 @@ CEILINGS = {
     "train": Size(3_738, 2_209, 24),
     "transforms": Size(1_462, 791, 10),
     "the root": Size(387, 145, 4),
-    "all rooms": Size(21_972, 12_763, 143),
+    "all rooms": Size(21_975, 12_765, 143),
 }
 TESTS = 23_935
 
