@@ -52,40 +52,7 @@ def test_elements_that_tie_share_the_derivative(placement: tuple[int, int]) -> N
     assert_close(jax.hessian(px.reduce_max)(x, axis), np.zeros((axis.size, axis.size)))
 
 
-def test_integers_and_booleans_have_no_derivative() -> None:
-    axis, x = axis_on(2, 3), jnp.arange(3)
-    for reduce in (px.reduce_sum, px.reduce_max, px.reduce_any, px.reduce_all):
-        (y, y_dot) = jax.jvp(lambda x, reduce=reduce: reduce(x, axis), (x,), (np.zeros(3, jax.dtypes.float0),))
-        assert y_dot.dtype == jax.dtypes.float0
-        assert y.shape == ()
-
-
-@pytest.mark.slow
-def test_a_function_of_complex_numbers() -> None:
-    axis, x = axis_on(2, 5), values(5) + 1j * values(5, seed=1)
-    here = jax.grad(lambda x: abs(px.reduce_sum(px.map_fn(lambda x: x**2, x, axis), axis)))(x)
-    assert_close(here, jax.grad(lambda x: abs((x**2).sum()))(x))
-    holomorphic = jax.grad(lambda x: px.reduce_sum(x**3, axis), holomorphic=True)(x)
-    assert_close(holomorphic, 3 * x**2)
-
-
 # --- what a jaxpr shows -----------------------------------------------------------------------------------------------
-
-
-def _shown(jaxpr: Any) -> list[tuple[str, str]]:
-    return [(e.primitive.name, e.params["axis"]) for e in equations(jaxpr) if e.primitive.name.startswith("px_")]
-
-
-@pytest.mark.parametrize("size", [4, 5])
-def test_a_derivative_shows_the_primitives_by_axis(size: int) -> None:
-    axis, x = axis_on(2, size, name="clients"), values(size)
-
-    def loss(w: jax.Array) -> jax.Array:
-        y = px.map_fn(lambda w, x: jnp.sin(w * x), (px.broadcast(w, axis), x), axis)
-        return px.reduce_mean(jnp.cos(y), axis)
-
-    shown = set(_shown(jax.make_jaxpr(jax.grad(loss))(2.0)))
-    assert shown == {("px_map", "clients"), ("px_broadcast", "clients"), ("px_reduce_sum", "clients")}
 
 
 def test_no_collective_is_hidden_in_a_shard_map() -> None:
@@ -100,13 +67,6 @@ def test_no_collective_is_hidden_in_a_shard_map() -> None:
     assert bodies
     inside = {eqn.primitive.name for body in bodies for eqn in equations(body.params["jaxpr"])}
     assert not inside & {"psum", "psum_invariant", "pbroadcast", "pvary", "all_gather", "ppermute", "all_to_all"}
-
-
-@pytest.mark.parametrize("kind", ["sum", "max", "min", "any", "all"])
-def test_each_reduction_is_shown_as_itself(kind: str) -> None:
-    axis, x = axis_on(2, 3, name="clients"), values(3) > 1 if kind in ("any", "all") else values(3)
-    jaxpr = jax.make_jaxpr(lambda x: getattr(px, f"reduce_{kind}")(x, axis))(x)
-    assert _shown(jaxpr) == [(f"px_reduce_{kind}", "clients")]
 
 
 # --- one trace per call, one program per structure --------------------------------------------------------------------
@@ -130,24 +90,3 @@ def test_a_body_is_traced_once_per_call_and_compiled_once_per_structure() -> Non
     with compilations() as compiled:
         px.map_fn(body, x, axis)
     assert len(compiled) == 1
-
-
-def test_a_compiled_function_traces_its_body_once() -> None:
-    count = [0]
-
-    def body(w: jax.Array, x: jax.Array) -> jax.Array:
-        count[0] += 1
-        return jnp.sin(w * x)
-
-    axis, x = axis_on(2, 5), values(5)
-    step = jax.jit(
-        jax.value_and_grad(lambda w: px.reduce_mean(px.map_fn(body, (px.broadcast(w, axis), x), axis), axis))
-    )
-    for _ in range(3):
-        step(2.0)
-    first = count[0]
-    assert first <= 2, "once, and once more for the sum that keeps no results"
-    for lowering in ("unroll", "vmap"):
-        count[0] = 0
-        px.map_fn(body, (x, x), axis, lowering=lowering)
-        assert count[0] == 1, "not once per element"

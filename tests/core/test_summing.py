@@ -133,36 +133,6 @@ def test_masks_and_weights_of_a_body_go_into_its_products(devices: int, at_once:
         _close(found, expected[name])
 
 
-def test_masked_elements_may_be_anything():
-    axis = _axis(3)
-    w, x = _weights()
-    broken = x.at[4].set(jnp.nan)
-    mask = jnp.arange(SIZE) != 4
-
-    @jax.jit
-    def mean(w, x):
-        return px.reduce_mean(px.map_fn(jax.grad(_mlp), (px.broadcast(w, axis), x), axis), axis, where=mask)
-
-    rows = _rows(jax.grad(_mlp), w, x)
-    _close(mean(w, broken), jax.tree.map(lambda a: a[np.asarray(mask)].mean(0), rows))
-
-
-@pytest.mark.slow
-def test_the_sum_can_be_differentiated():
-    axis = _axis(8)
-    w, x = _weights()
-
-    def outer(w, x):
-        g = px.reduce_mean(px.map_fn(jax.grad(_mlp), (px.broadcast(w, axis), x), axis), axis)
-        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(g))
-
-    def plain(w, x):
-        g = jax.tree.map(lambda a: a.mean(0), jax.vmap(jax.grad(_mlp), (None, 0))(w, x))
-        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(g))
-
-    _close(jax.jit(jax.grad(outer, (0, 1)))(w, x), jax.tree.map(np.asarray, jax.grad(plain, (0, 1))(w, x)), 1e-4)
-
-
 def _memory(fn, shapes):
     analysis = jax.jit(fn).lower(*shapes).compile().memory_analysis()
     assert analysis is not None

@@ -97,24 +97,6 @@ def test_those_who_are_sent_nothing_get_zero() -> None:
     assert_close(gradient, np.concatenate([expected[1:], np.zeros((1, 2))]))
 
 
-@pytest.mark.slow
-def test_eager_and_under_transformations() -> None:
-    axis, x = axis_on(2, 7), values(7, 2)
-    here = partial(px.map_fn, lambda x: jnp.tanh(x - px.pmean(x, NAME)) * px.psum(x, NAME).sum(), axis=axis)
-
-    def there(x: jax.Array) -> jax.Array:
-        return jnp.tanh(x - x.mean(0)) * x.sum(0).sum()
-
-    two = jnp.stack([x, x + 1])
-    assert_close(here(x), there(x))
-    assert_close(jax.vmap(here)(two), jax.vmap(there)(two))
-    assert_close(jax.jvp(here, (x,), (x,)), jax.jvp(there, (x,), (x,)))
-    hessians = [jax.jit(jax.hessian(lambda x, f=f: (f(x) ** 2).sum()))(x) for f in (here, there)]
-    assert_close(*hessians, rtol=1e-3, atol=1e-3)
-    saved = jax.jit(jax.grad(lambda x: here(x).sum() + jax.checkpoint(here)(x).sum()))(x)
-    assert_close(saved, jax.grad(lambda x: 2 * there(x).sum())(x))
-
-
 def _in_loops(x: jax.Array) -> Any:
     """Exchange inside every kind of body that JAX has."""
 
@@ -142,21 +124,6 @@ def test_inside_loops_branches_and_calls(placement: tuple[int, int]) -> None:
 
     here, there = both(partial(px.map_fn, _in_loops, axis=axis)), both(jax.vmap(_in_loops, axis_name=NAME))
     assert_close(here, there, rtol=2e-4, atol=1e-3)
-
-
-def test_while_loop_whose_end_all_elements_agree_on() -> None:
-    """A loop until the sum over all elements is large: every device takes as many turns."""
-
-    def body(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        start = (jnp.zeros((), jnp.int32), x)
-        return lax.while_loop(lambda s: lax.psum(s[1], NAME) < 100.0, lambda s: (s[0] + 1, s[1] * 1.5), start)
-
-    x = np.asarray(values(10))
-    turns, y = 0, x.astype(np.float64)
-    while y.sum() < 100:
-        turns, y = turns + 1, y * 1.5
-    for devices in (2, 3, 8):
-        assert_close(px.map_fn(body, x, axis_on(devices, 10)), (np.full(10, turns), y))
 
 
 def _own_ways(x: jax.Array) -> Any:
@@ -210,25 +177,6 @@ def test_elements_go_their_own_ways_and_exchange_on_the_way(placement: tuple[int
     assert_close(here, everything(lambda body: jax.vmap(body, axis_name=NAME)), rtol=2e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("placement", [(1, 3), (3, 10), (8, 10)], ids=str)
-def test_several_models_of_each_element_go_their_own_ways(placement: tuple[int, int]) -> None:
-    """As many models as columns: conditions stand beside the first dimension of what they decide, not the last."""
-    axis = axis_on(*placement, name=NAME)
-    x, models = values(axis.size, 3), jnp.array([0.5, 2.0, 4.0])
-
-    def body(model: jax.Array, x: jax.Array) -> jax.Array:
-        def turn(s: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            return s[0] + 1.0, 0.5 * s[1] + lax.pmean(s[1], NAME)
-
-        return lax.while_loop(lambda s: s[0] < model * jnp.abs(x[0]), turn, (jnp.zeros(()), x))[1]
-
-    def here(model: jax.Array) -> jax.Array:
-        return px.map_fn(body, (px.broadcast(model, axis), x), axis)
-
-    expected = jax.vmap(lambda model: jax.vmap(partial(body, model), axis_name=NAME)(x))(models)
-    assert_close(jax.jit(jax.vmap(here))(models), expected)
-
-
 def test_a_branch_that_all_elements_take_alike_is_the_only_one_that_is_run() -> None:
     """The compiled program chooses, where it would run both and select."""
     axis, x = axis_on(2, 4), values(4)
@@ -242,21 +190,6 @@ def test_a_branch_that_all_elements_take_alike_is_the_only_one_that_is_run() -> 
     assert_close(run(3, x), np.full(4, np.mean(x)))
     apart = jax.jit(lambda steps, x: px.map_fn(body, (steps, x), axis))
     assert " conditional(" not in str(apart.lower(np.arange(4), x).compile().as_text())
-
-
-def test_a_loop_whose_turns_do_not_depend_on_the_element_sends_nothing_about_them() -> None:
-    """A counter up to a shared number, and a test that all answer alike: one all-reduce in each loop's body."""
-    axis = axis_on(2, 4)
-
-    def body(turns: jax.Array, x: jax.Array) -> Any:
-        counted = lax.fori_loop(0, turns, lambda _, s: 0.5 * s + px.pmean(s, axis), x)
-        agreed = lax.while_loop(lambda s: s[1] < 9.0, lambda s: (s[0] * 1.5, px.psum(s[0], axis)), (x, 0.0))
-        return counted, agreed
-
-    run = jax.jit(lambda turns, x: px.map_fn(body, (px.broadcast(turns, axis), x), axis))
-    assert str(run.lower(3, values(4)).compile().as_text()).count(" all-reduce(") == 2
-    uneven = jax.jit(lambda turns, x: px.map_fn(body, (turns, x), axis))
-    assert str(uneven.lower(np.arange(4), values(4)).compile().as_text()).count(" all-reduce(") > 2
 
 
 @pytest.mark.sampled(1)
@@ -276,18 +209,6 @@ def test_gradient_taken_inside_the_body(placement: tuple[int, int]) -> None:
     assert_close(here, jax.vmap(step, in_axes=(None, 0), axis_name=NAME)(x[0], x), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("dtype", ["bool", "int8", "int32", "uint8", "float16", "bfloat16", "complex64"])
-def test_dtypes(dtype: str) -> None:
-    axis, x = axis_on(2, 5), jnp.asarray([3, 0, 2, 1, 4]).astype(dtype)
-
-    def body(x: jax.Array) -> Any:
-        ordered = () if dtype == "complex64" else (lax.pmax(x, NAME), lax.pmin(x, NAME))
-        return lax.psum(x, NAME), lax.all_gather(x, NAME), ordered
-
-    assert_close(px.map_fn(body, x, axis), jax.vmap(body, axis_name=NAME)(x), rtol=1e-2)
-
-
 def test_constants_that_no_element_owns() -> None:
     axis, x, c = axis_on(2, 7), values(7), jnp.arange(2.0)
 
@@ -303,19 +224,9 @@ def test_the_mesh_axis_under_the_elements_raises() -> None:
         px.map_fn(lambda x: lax.psum(x, "data"), values(4), axis)
 
 
-def test_other_axes_raise_in_jax() -> None:
-    with pytest.raises(NameError, match="elsewhere"):
-        px.map_fn(lambda x: lax.psum(x, "elsewhere"), values(4), axis_on(2, 4))
-
-
 def test_elements_that_take_turns_cannot_exchange() -> None:
     with pytest.raises(px.AxisError, match=r"at_once=2, so its elements run in turns and cannot exchange values"):
         px.map_fn(lambda x: px.psum(x, NAME), values(8), axis_on(2, 8, at_once=2))
-
-
-def test_at_once_that_is_no_bound_leaves_them_be() -> None:
-    x = values(8)
-    assert_close(px.map_fn(lambda x: px.psum(x, NAME), x, axis_on(2, 8, at_once=4)), jnp.full(8, x.sum()))
 
 
 def test_elements_that_are_unrolled_cannot_exchange() -> None:

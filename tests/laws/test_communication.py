@@ -100,36 +100,6 @@ def test_a_round_of_federated_averaging_of_convolutions() -> None:
     assert_communication(federated_round, params, laid_out(axis, 2, 4, 6, 6, 1), **one_all_reduce())
 
 
-def test_collectives_in_a_body() -> None:
-    axis = axis_on(8, 16)
-    assert_communication(
-        lambda x: px.map_fn(lambda x: px.pmean(x, axis), x, axis), laid_out(axis, 3), **one_all_reduce()
-    )
-    found = assert_communication(
-        lambda x: px.map_fn(lambda x: px.all_gather(x, axis), x, axis),
-        laid_out(axis, 3),
-        all_gather=1,
-        all_reduce=0,
-    )
-    assert found.total_bytes == 16 * 3 * 4
-    within = axis_on(1, 16)
-    assert_communication(
-        lambda x: px.map_fn(lambda x: px.pmean(x, within), x, within), laid_out(within, 3), max_bytes=0
-    )
-
-
-@pytest.mark.slow
-def test_bytes_do_not_depend_on_the_size_of_the_axis() -> None:
-    def loss(axis: px.Axis) -> Any:
-        return lambda p, x: px.reduce_mean(px.map_fn(client_loss, (px.broadcast(p, axis), x), axis), axis)
-
-    sent = [
-        assert_communication(jax.grad(loss(axis)), model(), laid_out(axis, 5, 4)).total_bytes
-        for axis in (axis_on(8, 8), axis_on(8, 16), axis_on(8, 64))
-    ]
-    assert len(set(sent)) == 1
-
-
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 

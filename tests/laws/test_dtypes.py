@@ -51,15 +51,6 @@ def test_half_precision_is_summed_in_single(dtype: str) -> None:
     assert px.reduce_sum(jnp.ones(4096, dtype), axis).dtype == dtype
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64"])
-def test_gradients_keep_the_dtype(dtype: str) -> None:
-    axis, x = axis_on(2, 5), numbers(dtype) + 1
-    got = jax.jit(jax.grad(lambda x: (px.reduce_mean(px.map_fn(jnp.square, x, axis), axis).real).sum()))(x)
-    expected = jax.grad(lambda x: jnp.mean(jnp.square(x), axis=0).real.sum())(x)
-    assert_close(got, expected, rtol=2e-2 if "16" in dtype else 1e-6)
-
-
 def test_float64() -> None:
     with jax.enable_x64(True):
         axis, x = axis_on(2, 5), jnp.linspace(1.0, 2.0, 5)
@@ -78,36 +69,6 @@ def test_float64() -> None:
         np.testing.assert_allclose(gradient, expected, rtol=1e-13)
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey], ids=["typed", "raw"])
-@pytest.mark.parametrize("size", [3, 8, 10])
-def test_keys(make: Callable[[int], jax.Array], size: int) -> None:
-    axis, key = axis_on(8, size), make(0)
-
-    def draw(key: jax.Array, own: jax.Array) -> Any:
-        return jax.random.normal(key, (2,)), jax.random.split(own)[0], own
-
-    here = jax.jit(lambda key: px.map_fn(draw, (px.broadcast(key, axis), px.keys(key, axis)), axis))
-    own = jnp.stack([jax.random.fold_in(key, i) for i in range(size)])
-    assert_close(here(key), jax.vmap(draw, in_axes=(None, 0))(key, own))
-    assert_close(px.scatter(own, axis), own)
-    eager = px.map_fn(draw, (px.broadcast(key, axis), own), axis)
-    assert_close(eager, jax.vmap(draw, in_axes=(None, 0))(key, own))
-
-
-def test_integers_beside_floats_under_differentiation() -> None:
-    axis = axis_on(2, 3)
-    x, labels = jnp.array([1.0, 2.0, 3.0]), jnp.array([2, 0, 1])
-
-    def loss(x: jax.Array) -> Any:
-        y, index = px.map_fn(lambda x, i: (x * i, i), (x, labels), axis)
-        return px.reduce_sum(y, axis), px.reduce_sum(index, axis)
-
-    (value, count), gradient = jax.value_and_grad(loss, has_aux=True)(x)
-    assert_close((value, count, gradient), (jnp.float32(5), jnp.int32(3), jnp.array([2.0, 0.0, 1.0])))
-    assert_close(jax.grad(lambda x: loss(x)[0])(x), jnp.array([2.0, 0.0, 1.0]))
-
-
 def test_empty_trees() -> None:
     axis = axis_on(2, 3)
     x = jnp.arange(3.0)
@@ -118,28 +79,6 @@ def test_empty_trees() -> None:
     assert np.shape(px.map_fn(lambda: 1.0, (), axis)) == (3,)
     got = px.map_fn(lambda p, x: (p, x, None), ({"w": None}, x), axis)
     assert_close(got, ({"w": None}, x, None))
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("devices", [1, 8, *at_night([2], 1)])
-def test_arrays_without_elements(devices: int) -> None:
-    axis, x = axis_on(devices, 3), jnp.zeros((3, 0, 2))
-    y = px.map_fn(lambda x: x + 1, x, axis)
-    for reduce in (px.reduce_sum, px.reduce_mean, px.reduce_max, px.reduce_all):
-        assert reduce(y, axis).shape == (0, 2)
-    assert px.reduce_weighted_mean(x, jnp.ones(3), axis).shape == (0, 2)
-    assert px.broadcast(x[0], axis).shape == (3, 0, 2)
-    assert jax.grad(lambda x: px.reduce_mean(px.map_fn(jnp.sin, x, axis), axis).sum())(x).shape == (3, 0, 2)
-
-
-@pytest.mark.parametrize("devices", [1, 2, 8])
-def test_an_axis_of_one_element(devices: int) -> None:
-    axis, x = axis_on(devices, 1), jnp.array([[2.0, 3.0]])
-
-    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
-        return px.reduce_mean(px.map_fn(lambda w, x: (w * x).sum(), (px.broadcast(w, axis), x), axis), axis)
-
-    assert_close(jax.jit(jax.value_and_grad(loss))(2.0, x), (jnp.float32(10), jnp.float32(5)))
 
 
 def test_python_numbers_and_weak_types() -> None:
@@ -159,16 +98,6 @@ def test_python_numbers_and_weak_types() -> None:
         assert weak(product) == weak(2.0 * x)
     assert_close(px.reduce_sum([1.0, 2.0, 3.0][0] * jnp.ones(3), axis), jnp.float32(3))
     assert_close(px.broadcast({"a": 1, "b": True, "c": 1j}, axis)["b"], jnp.ones(3, bool))
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("lowering", ["vmap", "unroll"])
-@pytest.mark.parametrize(("devices", "size"), [(1, 1), (2, 2), (2, 3)])
-def test_results_that_depend_on_nothing(devices: int, size: int, lowering: Any) -> None:
-    for at_once in (None, 1):
-        axis = axis_on(devices, size, at_once=at_once)
-        got = px.map_fn(lambda x: (1.0, np.int32(2), x), jnp.ones(size), axis, lowering=lowering)
-        assert_close(got, (jnp.full(size, 1.0), jnp.full(size, 2), jnp.ones(size)))
 
 
 def test_negative_numbers_are_true() -> None:

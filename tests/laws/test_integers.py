@@ -68,30 +68,3 @@ def test_integers_that_would_be_cut_are_refused(name: str) -> None:
 def test_the_integer_is_named(given: np.ndarray, holds: str) -> None:
     with pytest.raises(Exception, match=holds):
         px.reduce_sum(given, ROWS)
-
-
-def test_the_largest_that_32_bits_hold_are_kept() -> None:
-    ends = np.array([-(2**31), 2**31 - 1, 0])
-    assert px.gather(px.scatter(ends, ROWS), ROWS).tolist() == ends.tolist()
-    unsigned = np.array([2**32 - 1, 0, 1], np.uint64)
-    assert px.gather(px.scatter(unsigned, ROWS), ROWS).tolist() == unsigned.tolist()
-
-
-def test_with_64_bits_and_as_floats_they_are_right() -> None:
-    weights = LARGE.astype(np.float64)
-    expected = float(np.average([1.0, 2.0, 4.0], weights=weights))
-    x = np.array([1, 2, 4], np.float32)
-    assert float(px.reduce_weighted_mean(x, LARGE.astype(np.float32), ROWS)) == pytest.approx(expected)
-    with jax.enable_x64(True):
-        assert int(px.reduce_sum(LARGE, ROWS)) == LARGE.sum()
-        assert float(px.reduce_weighted_mean(x, LARGE, ROWS)) == pytest.approx(expected)
-    estimator = px.solve.Ridge().fit(np.eye(3, 2, dtype=np.float32), LARGE, sample_weight=LARGE)
-    assert estimator.predict(np.eye(3, 2))[2] == pytest.approx(LARGE[2])
-
-
-def test_a_seed_beyond_64_bits_is_another_seed() -> None:
-    cohorts = [
-        [int(client) for client in px.Groups([np.int32(i) for i in range(99)]).sample(9, seed=seed)]
-        for seed in (0, 2**32, 2**64)
-    ]
-    assert cohorts[0] != cohorts[1] != cohorts[2]

@@ -186,17 +186,6 @@ def test_at_once_never_changes_the_answer(case: tuple[tuple[int, int], int]) -> 
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("lowering", "at_once"), [("vmap", None), ("unroll", None), ("unroll", 2)])
-def test_lowering_never_changes_the_answer(lowering: str, at_once: int | None) -> None:
-    devices, size = 2, 10
-    w, x = values(2), values(size, 2, seed=1)
-    here = program(axis_on(devices, size, at_once=at_once), lowering)
-    assert_close(
-        jax.jit(with_gradients(here))(w, x), in_double(with_gradients(oracle(size)), w, x), rtol=1e-4, atol=1e-4
-    )
-
-
 def test_convolutions_with_weights_per_element() -> None:
     """The bodies that ``auto`` unrolls on CPU."""
 
@@ -297,31 +286,6 @@ def test_bodies_may_hold_operations_that_stand_for_others(at_once: int | None) -
         assert_close(f(x), jax.value_and_grad(oracle)(x))
 
 
-COMPUTED = {  # rows that the compiler may compute twice, and their derivatives
-    "a product and a sum": (lambda x, r: 1.5 * x + r, lambda x, r: np.full_like(x, 1.5)),
-    "a cubic": (lambda x, r: x * x * x * r + 0.1 * x, lambda x, r: 3 * r * x**2 + 0.1),
-    "sines": (lambda x, r: jnp.sin(x) * r + x, lambda x, r: np.cos(x) * r + 1),
-}
-
-
-@pytest.mark.parametrize("at", ["no mesh", "two devices", "eight devices"])
-@pytest.mark.parametrize("kind", ["max", "min"])
-@pytest.mark.parametrize("name", COMPUTED)
-def test_an_extremum_is_that_of_the_rows_that_were_compared(name: str, kind: str, at: str) -> None:
-    fn, derivative = COMPUTED[name]
-    mesh = None if at == "no mesh" else jax.make_mesh((2 if at == "two devices" else 8,), ("rows",))
-    axis = px.Axis("rows", 24, mesh=mesh)
-    for seed in range(3):
-        rng = np.random.default_rng(seed)
-        x, r = rng.normal(size=(24, 4, 3)).astype(np.float32), np.float32(rng.normal())
-        reduced = jax.jit(jax.grad(lambda x, r: getattr(px, f"reduce_{kind}")(px.map_fn(fn, (x, r), axis), axis).sum()))
-        rs = np.full(24, r)
-        found = np.asarray(reduced(x, rs))
-        rows = np.asarray(fn(x.astype(np.float64), float(r)))  # in float64, no two are as good as equal
-        is_it = rows == getattr(rows, kind)(0)
-        np.testing.assert_allclose(found, np.where(is_it, derivative(x, r), 0), rtol=1e-4, atol=1e-6)
-
-
 FUSED = (  # a product and a difference of it, and what is made of them
     (lambda s, a, b, d: (a * b - d) + 0 * s, lambda s, a, b, d: b),
     (lambda s, a, b, d: jnp.where(a * b > d - 0.5, a * b - d, 2 * (a * b - d)) * s, None),
@@ -350,31 +314,3 @@ def test_what_is_compared_is_computed_once(number: int, kind: str, run: Callable
     wide = [np.asarray(v, np.float64) for v in (s, a, b, d)]
     rows, slopes = np.asarray(fn(*wide)), np.asarray(slope(*wide))
     np.testing.assert_allclose(found, np.where(rows == getattr(rows, kind)(0), slopes, 0), rtol=1e-4, atol=1e-6)
-
-
-def test_a_policy_that_saves_reductions_saves_what_they_are_compared_with() -> None:
-    """Else the rows are computed anew for the backward pass, and need not equal the minimum that was saved."""
-    axis = px.Axis("rows", 61, mesh=jax.make_mesh((1,), ("rows",)))
-
-    def row(s: Any, a: Any, b: Any, d: Any, m: Any = jnp) -> Any:
-        t, u = m.tanh(b) * (a * b * d) - (a * d + a * b * d), a * d - b * d
-        return m.where(t > u, t, m.where(s * u > u, s * u, m.maximum(a * b * d, (a * a + b) * (d * b))))
-
-    def smallest(s: Any, a: Any, b: Any, d: Any) -> Any:
-        return px.reduce_min(px.map_fn(row, (px.broadcast(s, axis), a, b, d), axis), axis).sum()
-
-    def is_saved(primitive: Any, *_: Any, **__: Any) -> bool:
-        return primitive.name.startswith("px_reduce")
-
-    @jax.jit
-    @functools.partial(jax.grad, argnums=3)
-    def gradient(s: Any, a: Any, b: Any, d: Any) -> Any:
-        def turn(total: Any, k: Any) -> tuple[Any, None]:
-            return total + jax.checkpoint(lambda d: smallest(s * k, a, b, d) * total, policy=is_saved)(d), None
-
-        return jax.lax.scan(turn, jnp.float32(1), jnp.ones(1))[0] - 1
-
-    for seed in range(4):
-        a, b, d = np.random.default_rng(seed).standard_normal((3, 61, 17)).astype(np.float32)
-        rows = row(1.3, *(np.asarray(v, np.float64) for v in (a, b, d)), m=np)
-        np.testing.assert_array_equal(np.asarray(gradient(np.float32(1.3), a, b, d)) != 0, rows == rows.min(0))

@@ -1,7 +1,6 @@
 """Models that are pytrees, with functions, text and numbers among their leaves, give what they give by themselves."""
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -48,31 +47,7 @@ def make_equinox(key: jax.Array) -> eqx.nn.Sequential:
     )
 
 
-def make_penzai(key: jax.Array) -> Any:
-    """A model whose parameters are values, and whose arrays have named axes."""
-    pz, kind = penzai_rows()
-    made = pytest.importorskip("penzai.models.simple_mlp").MLP.from_config
-    mlp = made(name="mlp", init_base_rng=key, feature_sizes=[3, 4, 2])
-    model, variables = pz.unbind_params(mlp, freeze=True)
-    return kind(pz.bind_variables(model, variables))
-
-
-@functools.cache
-def penzai_rows() -> tuple[Any, Any]:
-    """Penzai, and a model of its own kind of a row without names."""
-    pz = pytest.importorskip("penzai.pz", reason="Penzai is not installed; it is in the extra test")
-
-    @pz.pytree_dataclass
-    class Rows(pz.Struct):
-        mlp: Any
-
-        def __call__(self, x: jax.Array) -> jax.Array:
-            return self.mlp(pz.nx.wrap(x).tag("features")).unwrap("features")
-
-    return pz, Rows
-
-
-MAKES = pytest.mark.parametrize("make", [make_equinox, make_scaled, make_penzai])
+MAKES = pytest.mark.parametrize("make", [make_equinox, make_scaled])
 
 
 def same(actual: Any, expected: Any) -> None:
@@ -135,28 +110,11 @@ def test_verbs_take_models_and_give_models(make: Callable[..., Any]) -> None:
     same(px.reduce_max(px.scatter(mapped, axis), axis), halved(model))
 
 
-@pytest.mark.slow
-@MAKES
-def test_programs_and_pmap_take_models_and_give_models(make: Callable[..., Any]) -> None:
-    model, x = make(jax.random.key(0)), values(10, 3)
-
-    @px.program(rows=10)
-    def program(model: Any, x: jax.Array) -> tuple[Any, jax.Array]:
-        return model, px.reduce_mean(px.map_fn(lambda model, x: model(x), (px.broadcast(model), x)))
-
-    given, mean = program(model, x)
-    same(given, model)
-    assert_close(mean, rows_of(model, x).mean(0))
-    given, rows = px.pmap(lambda model, x: (model, model(x)), in_axes=(None, 0), out_axes=(None, 0))(model, x)
-    same(given, model)
-    assert_close(rows, rows_of(model, x))
-
-
 # --- transforms -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("make", [make_scaled, make_equinox, make_penzai])
+@pytest.mark.parametrize("make", [make_scaled, make_equinox])
 def test_transforms_take_models_bound_and_when_called(make: Callable[..., Any]) -> None:
     model, x, y = make(jax.random.key(0)), values(16, 3), values(16, 2, seed=1)
     assert_close(px.Jit(model)(x[0]), model(x[0]))
@@ -174,16 +132,6 @@ def test_transforms_take_models_bound_and_when_called(make: Callable[..., Any]) 
     for _ in range(3):
         trained, opt_state, loss = fast(trained, opt_state, x, y)
     same((trained, loss), trained_alone(model, x, y, 3))
-
-
-def test_what_is_set_in_a_bound_model_is_seen_at_the_next_call() -> None:
-    model, x = make_scaled(jax.random.key(0)), values(2, 3)
-    wrapped = [px.Vectorize(model), px.Jit(px.Vectorize(model)), px.Jit(px.Vectorize(model.__call__))]
-    for change in ({}, {"b": jnp.zeros(2)}, {"power": 3}, {"activation": jnp.sin}):
-        for name, value in change.items():
-            setattr(model, name, value)
-        for f in wrapped:
-            assert_close(f(x), rows_of(model, x))
 
 
 # --- training -------------------------------------------------------------------------------------------------------
@@ -220,52 +168,6 @@ def test_a_model_is_evaluated_in_inference_mode() -> None:
     assert_close(ens.predict(x, average="mean"), rows_of(net[0], x))
 
 
-def test_batch_statistics_of_equinox_are_mutable_state() -> None:
-    x = values(13, 3)
-
-    def loss(model: Any, batch: jax.Array, mutable: Any) -> tuple[jax.Array, Any]:
-        y, mutable = jax.vmap(model, axis_name="rows", in_axes=(0, None), out_axes=(0, None))(batch, mutable)
-        return jnp.mean(y**2), mutable
-
-    made = functools.partial(eqx.nn.BatchNorm, 3, "rows", mode="batch")
-    net, statistics = eqx.nn.make_with_state(made)()
-    state = px.TrainState.create(net, OPTIMIZER, mutable=statistics)
-    state, metrics = px.train_step(loss)(state, x)
-    expected, after = loss(net, x, statistics)
-    assert_close(jnp.float32(float(metrics["loss"])), expected)
-    same(jax.tree.leaves(state.mutable), jax.tree.leaves(after))
-
-
-# --- ensembles ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.sampled(1)
-@MAKES
-def test_members_are_models_trained_alone(make: Callable[..., Any], tmp_path: pathlib.Path) -> None:
-    x, y = values(13, 3), values(13, 2, seed=1)
-
-    def make_member(key: jax.Array) -> Any:
-        model = make(key)
-        return model, OPTIMIZER.init(eqx.filter(model, eqx.is_inexact_array))
-
-    def step(model: Any, opt_state: Any, x: jax.Array, y: jax.Array) -> Any:
-        loss, gradient = eqx.filter_value_and_grad(mean_loss)(model, x, y)
-        updates, opt_state = OPTIMIZER.update(gradient, opt_state, eqx.filter(model, eqx.is_inexact_array))
-        return (eqx.apply_updates(model, updates), opt_state), loss
-
-    ens = px.ensemble(make_member, 3, 0, apply=rows_of)
-    ens.train(step, x, y)
-    ens.train(step, x, y)
-    alone = [trained_alone(make(key), x, y, 2)[0] for key in px.keys(jax.random.key(0), ens.axis)]
-    same(ens[1][0], alone[1])
-    loaded = px.ensemble(make_member, 3, 1, apply=rows_of)
-    loaded.state = ens.state
-    assert_close(loaded.predict(x, average="mean"), jnp.mean(jnp.stack([rows_of(m, x) for m in alone]), 0))
-    assert len(ens[:2].add(ens[2])) == 3
-    same(ens[:2].add(ens[2])[2], ens[2])
-
-
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
@@ -276,44 +178,6 @@ class Data:
 
     w: jax.Array
     kind: str
-
-
-def test_a_pytree_that_cannot_be_called_is_refused() -> None:
-    axis, data, model = axis_on(2, 3), Data(values(3), "tanh"), make_scaled(jax.random.key(0))
-    plain = Data(values(3), jnp.ones(()))  # pyright: ignore[reportArgumentType]
-    nothing = eqx.nn.Lambda(jnp.tanh)
-    calls: list[tuple[type[Exception], str, Callable[[], Any]]] = [
-        (px.StateError, r"model\.kind is <U4", lambda: _created(data)),
-        (px.ShapeError, r"x\.kind is 'tanh', which JAX cannot take", lambda: px.broadcast(data, axis)),
-        (
-            px.StateError,
-            r"the model has no arrays to train",
-            lambda: _created(nothing),
-        ),
-        (
-            px.StateError,
-            r"of a model that is a pytree, eqx\.filter_value_and_grad",
-            lambda: px.GradValues(mean_loss, model)(1.0, 1.0),
-        ),
-    ]
-    for kind, text, call in calls:
-        with pytest.raises(kind, match=f"(?i){text}"):
-            call()
-    step = px.train_step(lambda model, batch: model(batch))
-    with pytest.raises(TypeError, match="'Data' object is not callable"):
-        step(_created(plain), values(3))
-
-
-def _created(model: Any) -> px.TrainState:
-    return px.TrainState.create(model, OPTIMIZER)
-
-
-def test_a_member_keeps_what_is_fixed_in_it() -> None:
-    ens = px.ensemble(make_scaled, 2, 0)
-    before = ens[0]
-    with pytest.raises(px.StateError, match="structure and settings of the old one"):
-        ens.train(lambda model: dataclasses.replace(model, power=3))
-    same(ens[0], before)
 
 
 def test_a_named_tuple_is_one_argument() -> None:

@@ -20,7 +20,6 @@ from tests._support import assert_close, axis_on, in_double, values
 NUM_AT_NIGHT = 2000
 SEEDS_OF_EVERY_DAY = [*range(24), 31, 35]  # every place with every reduction, and two more bodies that call back
 
-Values = dict[str, Any]
 Body = Callable[..., tuple[jax.Array, ...]]
 
 UNARY: list[Callable[[jax.Array], jax.Array]] = [
@@ -159,52 +158,3 @@ def test_reductions_of_any_body_and_their_gradients(seed: int) -> None:
     expected = in_double(with_gradient(oracle), *args)
     scale = max(1.0, *(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(expected)))
     assert_close(jax.jit(with_gradient(program))(*args), expected, rtol=1e-4, atol=2e-5 * scale)
-
-
-@pytest.mark.parametrize("real", [True, False], ids=["real values", "complex values"])
-@pytest.mark.parametrize("product", [True, False], ids=["product", "no product"])
-def test_weights_may_be_complex(real: bool, product: bool) -> None:
-    """As NumPy's average has it: real values with complex weights have a complex mean."""
-    axis, x, w = axis_on(2, 5), values(5, 4, 3), values(5, seed=1) + 1j * values(5, seed=2)
-    x = x if real else x * (1 + 2j)
-
-    def body(x: jax.Array) -> jax.Array:
-        return x.T @ x if product else 2 * x
-
-    rows = np.stack([np.asarray(body(row)) for row in x])
-    got = jax.jit(lambda x, w: px.reduce_weighted_mean(px.map_fn(body, x, axis), w, axis))(x, w)
-    assert got.dtype == jnp.complex64
-    np.testing.assert_allclose(got, np.average(rows, axis=0, weights=np.asarray(w)), rtol=1e-5)
-
-
-@pytest.mark.parametrize("at_once", [None, 2])
-def test_effects_of_a_reduced_body_happen_once(at_once: int | None) -> None:
-    """Where no element is padded. ``x.T @ y`` is a product whose sum would otherwise be taken by another run."""
-    axis, (_, _, x, y, _) = axis_on(2, 8, at_once=at_once), arguments(8, 0)
-    seen: list[float] = []
-
-    def body(x: jax.Array, y: jax.Array) -> jax.Array:
-        jax.debug.callback(lambda first: seen.append(float(first)), x[0, 0])
-        return x.T @ y
-
-    mean = jax.jit(lambda x, y: px.reduce_mean(px.map_fn(body, (x, y), axis), axis))(x, y)
-    jax.effects_barrier()
-    assert sorted(seen) == sorted(float(row[0, 0]) for row in x)
-    np.testing.assert_allclose(mean, np.einsum("nij,nik->jk", x, y) / 8, rtol=1e-5)
-
-
-def test_the_generator_makes_what_it_is_for() -> None:
-    """Among the bodies of every day are all kinds of results."""
-    found: set[str] = set()
-    p, r, x, y, _ = arguments(1, 0)
-    for seed in SEEDS_OF_EVERY_DAY:
-        jaxpr = jax.make_jaxpr(random_body(seed))(p, r, x[0], y[0]).jaxpr
-        used = [id(v) for eqn in jaxpr.eqns for v in eqn.invars]
-        given = [id(v) for v in jaxpr.outvars]
-        for var, kind in zip(jaxpr.invars, ("shared matrix", "shared number", "placed", "placed"), strict=True):
-            found |= {kind} if id(var) in given else set()
-            found |= {f"{kind}, and multiplied by"} if id(var) in given and id(var) in used else set()
-        found |= {"twice"} if len(set(given)) < len(given) else set()
-        found |= {"unused"} if any(id(v) not in (*used, *given) for eqn in jaxpr.eqns for v in eqn.outvars) else set()
-    kinds = ("shared matrix", "shared number", "placed")
-    assert found >= {*kinds, *(f"{kind}, and multiplied by" for kind in kinds), "twice", "unused"}, found

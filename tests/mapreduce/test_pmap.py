@@ -241,19 +241,6 @@ def test_on_a_mesh_that_is_set(kind: AxisType) -> None:
         assert_close(host(got), host(jax.vmap(fn, axis_name=name or "unused")(x)))
 
 
-def test_it_is_traced_once_per_shape() -> None:
-    count = [0]
-
-    def fn(x: jax.Array) -> jax.Array:
-        count[0] += 1
-        return x * 2
-
-    mapped = px.pmap(fn)
-    for _ in range(3):
-        mapped(values(9))
-    assert count[0] == 1
-
-
 def test_a_function_that_raises_is_called_once() -> None:
     count = [0]
 
@@ -266,15 +253,6 @@ def test_a_function_that_raises_is_called_once() -> None:
         with pytest.raises(ValueError, match="the user's own"):
             px.pmap(fn)(x)
         assert count[0] == 1
-
-
-def test_name_and_docstring_are_kept() -> None:
-    def step(x: jax.Array) -> jax.Array:
-        """One step."""
-        return x
-
-    assert (px.pmap(step).__name__, px.pmap(step).__doc__) == ("step", "One step.")
-    assert "main" in px.pmap(step).lower(values(3)).as_text()  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def test_axes_that_are_not_next_to_the_first() -> None:

@@ -10,7 +10,6 @@ import pytest
 from jax.sharding import Mesh
 
 import paraxis as px
-from tests._support import axis_on
 
 
 def summed(x):
@@ -41,56 +40,6 @@ def test_the_only_axis_may_be_left_out_named_or_passed():
     assert [float(y) for y in thrice(jnp.arange(3.0))] == [3.0, 3.0, 3.0]
 
 
-def test_every_verb_knows_the_axis():
-    mask = np.array([True, False, True])
-    rows = np.array([[3.0, 5.0], [2.0, 7.0], [4.0, 1.0]], np.float32)
-    weights = np.array([1.0, 2.0, 5.0], np.float32)
-
-    @px.program(clients=3)
-    def all_verbs(x, w, where):
-        return {
-            "sum": px.reduce_sum(x, where=where),
-            "mean": px.reduce_mean(x, where=where),
-            "weighted_mean": px.reduce_weighted_mean(x, w, where=where),
-            "max": px.reduce_max(x, where=where),
-            "min": px.reduce_min(x, where=where),
-            "any": px.reduce_any(x > 4, where=where),
-            "all": px.reduce_all(x > 2, where=where),
-            "broadcast": px.broadcast(w[0]),
-            "map": px.map_fn(lambda row: row + px.axis_index("clients"), x),
-            "scatter": px.scatter(x),
-            "gather": px.gather(x),
-        }
-
-    kept = rows[mask]
-    expected = {
-        "sum": kept.sum(0),
-        "mean": kept.mean(0),
-        "weighted_mean": np.average(kept, axis=0, weights=weights[mask]),
-        "max": kept.max(0),
-        "min": kept.min(0),
-        "any": (kept > 4).any(0),
-        "all": (kept > 2).all(0),
-        "broadcast": np.ones(3),
-        "map": rows + np.arange(3)[:, None],
-        "scatter": rows,
-        "gather": rows,
-    }
-    jax.tree.map(
-        lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-6), all_verbs(rows, weights, mask), expected
-    )
-
-
-def test_keys_are_those_of_the_axis():
-    @px.program(clients=3)
-    def draws(key):
-        return px.map_fn(lambda k: jax.random.normal(k, (2,)), px.keys(key))
-
-    key = jax.random.key(7)
-    expected = np.stack([jax.random.normal(jax.random.fold_in(key, i), (2,)) for i in range(3)])
-    np.testing.assert_allclose(draws(key), expected, rtol=1e-6)
-
-
 def test_several_axes_must_be_named():
     @px.program(pods=2, clients=3)
     def unnamed(x):
@@ -109,30 +58,6 @@ def test_a_name_that_is_not_declared():
 
     with pytest.raises(px.AxisError, match=r"no axis 'client' in this program, which has 'clients'"):
         misspelt(jnp.zeros(3))
-
-
-@pytest.mark.parametrize("declare", [px.program, lambda: px.program({}), lambda: px.program(placements={})])
-def test_a_program_needs_an_axis(declare):
-    with pytest.raises(px.AxisError, match=r"no axis was given; write @px\.program\(clients=8\)"):
-        declare()
-
-
-def test_an_axis_under_another_name():
-    with pytest.raises(
-        px.AxisError, match="axis 'clients' was given as Axis\\('members', 3\\), which has another name"
-    ):
-        px.program(clients=px.Axis("members", 3))
-
-
-def test_a_size_that_is_none():
-    with pytest.raises(px.AxisError, match=r"Axis 'clients': size must be an integer of at least 1, got 0"):
-        px.program(clients=0)
-
-
-def test_a_mesh_without_the_axis():
-    mesh = Mesh(np.array(jax.devices()), ("data",))
-    with jax.set_mesh(mesh), pytest.raises(px.AxisError, match=r"has no axis 'clients'; it has 'data'"):
-        px.program(clients=3)(summed)(jnp.zeros(3))
 
 
 # --- the devices are shared out --------------------------------------------------------------------------------------
@@ -196,12 +121,3 @@ def test_an_axis_with_a_wish_keeps_it():
     declared = px.program(clients=axis)(summed)
     assert repr(declared) == "<program summed: clients=3 on 1 device (3 each)>"
     assert declared(jnp.arange(3.0)) == 3.0
-
-
-def test_repr_of_bounds_and_of_sizes_that_do_not_divide() -> None:
-    assert "rows=10 on 2 devices (at most 6 each, 2 at once)" in repr(
-        px.program(rows=axis_on(2, 10, at_once=2))(jnp.sum)
-    )
-    shared = px.program(pods=4, clients=px.Axis("clients", 250, at_once=25))(jnp.sum)
-    assert "clients=250 on 2 devices (125 each, 25 at once)" in repr(shared)
-    assert "clients=10 on 8 devices (at most 2 each)" in repr(px.program(clients=10)(jnp.sum))

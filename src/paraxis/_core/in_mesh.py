@@ -92,7 +92,7 @@ def _aval(aval: Any, mesh: AbstractMesh) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _on(spec: P, mesh: AbstractMesh) -> NamedSharding:
-    taken = jax_api.manual_axes(mesh)
+    taken = mesh.manual_axes
 
     def entry(names: Any) -> Any:
         if isinstance(names, tuple):

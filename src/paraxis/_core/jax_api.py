@@ -166,31 +166,21 @@ def _own(item: Any) -> Any:
     return np.array(item) if isinstance(item, np.ndarray) else item
 
 
-def without_unread(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[bool]]:
-    """Return the same jaxpr without the arguments that nothing reads, and which are left."""
-    jaxpr = closed.jaxpr
-    read: set[Any] = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
-    read.update([v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, Literal)])
-    kept = [v in read for v in jaxpr.invars]
-    if all(kept):
-        return closed, kept
-    info = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
-    invars = [v for v, keep in zip(jaxpr.invars, kept, strict=True) if keep]
-    return ClosedJaxpr(jaxpr.replace(invars=invars, debug_info=info), closed.consts), kept
+def dce(
+    closed: ClosedJaxpr, outvars: Sequence[Any] | None = None, *, effects: bool = True, unread: bool = True
+) -> tuple[ClosedJaxpr, list[bool]]:
+    """Return a jaxpr for some of its values, by default its results, with only what these and its effects need.
 
-
-def pruned(closed: ClosedJaxpr, outvars: Sequence[Any], *, effects: bool = True) -> ClosedJaxpr:
-    """Return a jaxpr of the same arguments for some of its values, with only what these and its effects need.
-
-    Without ``effects``, equations that only have effects are left out.
+    Without ``effects``, operations that have some are left out, and without ``unread``, arguments that nothing reads.
+    Also return which arguments are left.
     """
-    needed = {v for v in outvars if not isinstance(v, Literal)}
-    eqns = []
-    for eqn in reversed(closed.jaxpr.eqns):
-        if (effects and eqn.effects) or any(v in needed for v in eqn.outvars):
-            needed.update(v for v in eqn.invars if not isinstance(v, Literal))
-            eqns.append(eqn)
-    return rebuilt(closed, list(reversed(eqns)), outvars)
+    chosen = list(closed.jaxpr.outvars if outvars is None else outvars)
+    eqns = closed.jaxpr.eqns if effects else [eqn for eqn in closed.jaxpr.eqns if not eqn.effects]
+    info = closed.jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+    whole = closed.jaxpr.replace(eqns=eqns, outvars=chosen, debug_info=info)
+    with jax.enable_checks(False):  # they would look for axes whose names the caller has bound
+        left, kept = partial_eval.dce_jaxpr(whole, [True] * len(chosen), instantiate=unread)
+    return ClosedJaxpr(left, closed.consts), list(kept)
 
 
 def trace(fn: Callable[..., Any], avals: Sequence[Any], axis_env: Mapping[str, int]) -> tuple[ClosedJaxpr, Any]:
@@ -200,16 +190,12 @@ def trace(fn: Callable[..., Any], avals: Sequence[Any], axis_env: Mapping[str, i
 
 
 def bind(eqn: JaxprEqn, params: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Any]:
-    """Apply an equation's primitive to other operands, in the context the equation was traced in."""
-    with from_its_line(eqn), eqn.ctx.manager:
+    """Apply an equation's primitive to other operands, in the context and from the line that it was traced in."""
+    info = eqn.source_info
+    names = source.current_name_stack() + info.name_stack
+    with source.user_context(info.traceback, name_stack=names), eqn.ctx.manager:
         results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(dict(params)))
     return results if eqn.primitive.multiple_results else [results]
-
-
-def from_its_line(eqn: JaxprEqn) -> Any:
-    """Return a context in which what is bound comes from the line that an equation came from, and bears its name."""
-    info = eqn.source_info
-    return source.user_context(info.traceback, name_stack=source.current_name_stack() + info.name_stack)
 
 
 def bound_axes(eqn: JaxprEqn) -> frozenset[str]:
@@ -287,25 +273,16 @@ def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
 
 
 def scan_parts(eqn: JaxprEqn) -> tuple[int, int]:
-    """Return how many arguments a scan's steps share, and how many, after those, are carried."""
+    """Return how many arguments a scan's steps share, and how many, after those, are carried.
+
+    The parameters that count them differ between versions of JAX.
+    """
     (body,) = subjaxprs(eqn)
-    num_carry = sum(_rank(v) == _rank(inner) for v, inner in zip(eqn.outvars, body.outvars, strict=True))
-    return len(eqn.invars) - num_carry - num_scanned(eqn), num_carry
-
-
-def num_scanned(eqn: JaxprEqn) -> int:
-    """Return how many arguments are scanned over: the parameters that count them differ between versions of JAX."""
-    (body,) = subjaxprs(eqn)
-    return sum(_rank(v) > _rank(inner) for v, inner in zip(eqn.invars, body.invars, strict=True))
-
-
-def _rank(atom: Any) -> int:
-    return len(atom.aval.shape)
-
-
-def without_dead(closed: ClosedJaxpr) -> Jaxpr:
-    """Return a program without what its results and effects do not need, in loops, branches and calls as well."""
-    return partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))[0]
+    ranks = ([v.aval.ndim for v in vs] for vs in (eqn.invars, body.invars, eqn.outvars, body.outvars))  # pyright: ignore
+    given, taken, results, made = ranks
+    num_carry = sum(a == b for a, b in zip(results, made, strict=True))
+    num_scanned = sum(a > b for a, b in zip(given, taken, strict=True))
+    return len(eqn.invars) - num_carry - num_scanned, num_carry
 
 
 @contextlib.contextmanager
@@ -323,10 +300,8 @@ def frames_of(eqn: JaxprEqn) -> list[tuple[str, int, str]]:
 
 def line_of(eqn: JaxprEqn) -> str | None:
     """Return the user's line that an equation comes from, which is neither JAX's nor ours; ``None``: JAX has it not."""
-    for frame in getattr(eqn.source_info.traceback, "frames", None) or []:
-        if not frame.file_name.startswith(_INSIDE) and not frame.file_name.startswith("<frozen"):
-            return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
-    return None
+    users = (f for f in frames_of(eqn) if not f[0].startswith((*_INSIDE, "<frozen")))
+    return next((f"{file}:{line} ({function})" for file, line, function in users), None)
 
 
 def holds(jaxpr: Jaxpr, *names: str) -> bool:
@@ -336,25 +311,16 @@ def holds(jaxpr: Jaxpr, *names: str) -> bool:
     return not found.isdisjoint(names) or any([holds(body, *names) for body in bodies])  # noqa: C419  # fewer calls
 
 
-def calls_back(jaxpr: Jaxpr, silent: bool = True) -> bool:
-    """Return whether a program calls Python while it runs; ``silent``: also only to tell it something."""
-    names = ("pure_callback", "io_callback", *(("debug_callback", "debug_print") if silent else ()))
-    return any(
-        eqn.primitive.name in names or any(calls_back(sub, silent) for sub in subjaxprs(eqn)) for eqn in jaxpr.eqns
-    )
+CALLBACKS = ("pure_callback", "io_callback")
+"""Operations that call Python while a program runs, for what it returns."""
+
+PRINTS = ("debug_callback", "debug_print")
+"""Those that only tell it something."""
 
 
 def has_effects(program: Jaxpr | JaxprEqn) -> bool:
     """Return whether running a program, or one operation, does something besides giving results."""
     return any(not isinstance(effect, core.NamedAxisEffect) for effect in program.effects)
-
-
-def is_impure(jaxpr: Jaxpr) -> bool:
-    """Return whether the outside world gives a program values, which may differ for the same arguments."""
-    return any(
-        (eqn.primitive.name == "io_callback" and len(eqn.outvars) > 0) or any(map(is_impure, subjaxprs(eqn)))
-        for eqn in jaxpr.eqns
-    )
 
 
 def map_jaxprs(
@@ -376,25 +342,10 @@ def map_jaxprs(
     return {name: value(item) for name, item in params.items()}
 
 
-def is_explicit(mesh: Any, names: Sequence[str]) -> bool:
-    """Return whether any of the named mesh axes is of JAX's Explicit type, where shardings are part of types."""
-    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    return any(types[name] == jax.sharding.AxisType.Explicit for name in names)
-
-
 def entered_devices() -> int:
     """Return the number of devices of the mesh that ``with mesh:`` entered, which JAX has given up; 0: of none."""
     mesh = meshes.thread_resources.env.physical_mesh
     return 0 if mesh.empty else mesh.size
-
-
-def manual_axes(mesh: Any) -> tuple[str, ...]:
-    """Return the mesh axes that an enclosing ``shard_map`` has already taken."""
-    return tuple(
-        name
-        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if kind == jax.sharding.AxisType.Manual
-    )
 
 
 def sharding_spec(aval: Any) -> tuple[Any, ...]:
@@ -408,20 +359,26 @@ def has_tpu() -> bool:
     return hardware_utils.num_available_tpu_chips_and_device_id()[0] > 0
 
 
-def struct(x: Any) -> jax.ShapeDtypeStruct:
-    """Return what an array looks like, for tracing a function of it."""
-    aval = jax.typeof(x)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+def struct(x: Any, drop: int = 0, lead: Sequence[int] = ()) -> jax.ShapeDtypeStruct:
+    """Return what an array looks like without its first ``drop`` dimensions, and with others in their place.
+
+    Its sharding is there where that is part of its type: a dimension lies over an Explicit mesh.
+    """
+    aval = x if isinstance(x, ShapedArray) else jax.typeof(x)
+    spec, mesh = (*(None for _ in lead), *sharding_spec(aval)[drop:]), aval.sharding.mesh
+    is_typed = any(spec) and mesh.explicit_axes
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec)) if is_typed else None
+    shape = (*lead, *aval.shape[drop:])
+    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding)
 
 
 def typed_as(aval: Any, y: jax.Array) -> jax.Array:
     """On an Explicit mesh: a cotangent laid as what it is of, or whole on each device if that has no such type."""
     laid = jax.typeof(y).sharding
-    mesh = laid.mesh
-    if mesh.empty or not is_explicit(mesh, mesh.axis_names):
+    if not laid.mesh.explicit_axes:
         return y
     spec = sharding_spec(aval) if not aval.sharding.mesh.empty else (None,) * len(aval.shape)
-    target = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+    target = jax.sharding.NamedSharding(laid.mesh, jax.sharding.PartitionSpec(*spec))
     return y if laid == target else jax.reshard(y, target)
 
 
@@ -430,38 +387,6 @@ def weak(y: jax.Array) -> jax.Array:
     if jax.typeof(y).weak_type:
         return y
     return lax._convert_element_type(y, y.dtype, weak_type=True)  # pyright: ignore[reportReturnType]
-
-
-def typed_struct(x: Any) -> jax.ShapeDtypeStruct:
-    """Return the same with its sharding, where that is part of its type."""
-    aval = jax.typeof(x)
-    mesh = aval.sharding.mesh
-    typed = not mesh.empty and is_explicit(mesh, mesh.axis_names)
-    return jax.ShapeDtypeStruct(
-        aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=aval.sharding if typed else None
-    )
-
-
-def element_struct(x: Any, *, shared: bool = False) -> jax.ShapeDtypeStruct:
-    """Return what one element of a placed array looks like, ``x[0]`` without computing it; if ``shared``, ``x``.
-
-    A type names an Explicit mesh only where a dimension lies over it.
-    """
-    aval, lead = jax.typeof(x), 0 if shared else 1
-    spec, mesh = sharding_spec(aval)[lead:], aval.sharding.mesh
-    typed = any(spec) and is_explicit(mesh, mesh.axis_names)
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec)) if typed else None
-    return jax.ShapeDtypeStruct(aval.shape[lead:], aval.dtype, weak_type=aval.weak_type, sharding=sharding)
-
-
-def rows_struct(aval: Any, count: int | None) -> jax.ShapeDtypeStruct:
-    """Return what ``count`` rows of one element's values look like; ``None``: the one value."""
-    spec, mesh = sharding_spec(aval), aval.sharding.mesh
-    typed = not mesh.empty and is_explicit(mesh, mesh.axis_names)
-    lead = () if count is None else (None,)
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*lead, *spec)) if typed else None
-    shape = aval.shape if count is None else (count, *aval.shape)
-    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding)
 
 
 def behind(x: Any) -> Any:
@@ -502,3 +427,8 @@ def collect_at(address: str) -> None:
 def is_tracing() -> bool:
     """Return whether JAX traces here, for ``jit``, ``grad``, ``vmap``, a loop: calls are noted instead of run."""
     return not core.trace_state_clean()
+
+
+def is_wide() -> bool:
+    """Return whether 64-bit numbers are in force, in this thread."""
+    return jax.dtypes.canonicalize_dtype(np.float64) == np.float64

@@ -30,7 +30,7 @@ def repeat_last(rows: Any, num_padded: int) -> Any:
 def tells_in_type(x: jax.Array) -> bool:
     """Return whether the type of an array says how it lies, on an Explicit mesh."""
     mesh = jax.typeof(x).sharding.mesh
-    return not mesh.empty and jax_api.is_explicit(mesh, mesh.axis_names)
+    return bool(mesh.explicit_axes)
 
 
 def typed_beside(x: jax.Array, other: jax.Array) -> jax.Array:

@@ -134,7 +134,7 @@ class Elements:
         names = {**around.shape, **(placement.mesh.shape if placement.mesh is not None else {})}
         avals = self.body.in_avals
         structs = [
-            jax_api.rows_struct(a, None if s else placement.chunk) for a, s in zip(avals, self.shared, strict=True)
+            jax_api.struct(a, lead=() if s else (placement.chunk,)) for a, s in zip(avals, self.shared, strict=True)
         ]
         masks = [jax.ShapeDtypeStruct((placement.chunk,), bool)] if placement.is_padded else []
         with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
@@ -172,7 +172,7 @@ class Elements:
         branch those of a gradient take 8 times as long. A loop may not end on zeros, and a callback sees them.
         """
         body = self.body.jaxpr
-        return self._convolves and not (jax_api.holds(body, "while") or jax_api.calls_back(body))
+        return self._convolves and not jax_api.holds(body, "while", *jax_api.CALLBACKS, *jax_api.PRINTS)
 
     # --- elements that exchange values -------------------------------------------------------------------------------
 

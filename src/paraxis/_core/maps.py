@@ -67,7 +67,7 @@ class Map:
     def bind(self, summed: Sequence[bool] | None = None, linear: Sequence[bool] | None = None) -> list[jax.Array]:
         """Return its flat results. ``linear`` has no entries for the first operands, constants."""
         placement = self.how.placement
-        body, read = jax_api.without_unread(self.body)
+        body, read = jax_api.dce(self.body, unread=False)
         linear = linear or ()
         linear = [*[False] * (len(self.shared) - len(linear)), *linear]
         return map_p.bind(
@@ -128,7 +128,7 @@ def _unseen(taken: Sequence[str]) -> Any:
 
 def structs(operands: Sequence[Any], shared: Sequence[bool]) -> list[jax.ShapeDtypeStruct]:
     """Return what one element sees of its operands."""
-    return [jax_api.element_struct(x, shared=s) for x, s in zip(operands, shared, strict=True)]
+    return [jax_api.struct(x, 0 if s else 1) for x, s in zip(operands, shared, strict=True)]
 
 
 # --- what it computes --------------------------------------------------------------------------------------------
@@ -167,9 +167,6 @@ def _computed(
     return [jax_api.weak(y) if a.weak_type else y for y, a in zip(found, body.out_avals, strict=True)]
 
 
-_compiled: structure.Recent[Callable[..., Any]] = structure.Recent(512)
-
-
 def _evaluated(*operands: Any, how: How, shared: Sequence[bool], **params: Any) -> list[jax.Array]:
     """On concrete arrays: by a program that is found by its structure, and compiled if there is none."""
     given = {"how": how, "shared": shared, **params}
@@ -178,7 +175,7 @@ def _evaluated(*operands: Any, how: How, shared: Sequence[bool], **params: Any) 
     def compiled() -> Callable[..., Any]:
         return jax.jit(functools.partial(_computed, **{**given, "body": jax_api.with_copies(params["body"])}))
 
-    run, placement = _compiled.get(key, compiled), how.placement
+    run, placement = structure.kept(key, compiled), how.placement
     operands = tuple(arrays.settle(x, placement, rows=not s) for x, s in zip(operands, shared, strict=True))
     return run(*operands)
 
@@ -232,7 +229,7 @@ def _jvp(primals: Sequence[Any], live: Sequence[bool], tangents: Sequence[Any], 
 
     traced, _ = Map.of(forward, primals, shared, how)
     if lowerings.keeps_nothing(how.placement):  # nothing is kept: the derivative runs the body again
-        kept = jax_api.pruned(traced.body, traced.body.jaxpr.outvars[:number])
+        kept = jax_api.dce(traced.body, traced.body.jaxpr.outvars[:number])[0]
         results = dataclasses.replace(traced, body=kept).bind(summed)
         residuals, linear = list(zip(primals, shared, strict=True)), again
     else:
@@ -273,9 +270,9 @@ def _with_residuals(traced: Map, summed: Sequence[bool]) -> tuple[list[jax.Array
 
     made = [v for v in jaxpr.outvars[number:] if not is_known(v)]
     rows, once = [v for v in made if differs(v)], [v for v in made if not differs(v)]
-    kept = dataclasses.replace(traced, body=jax_api.pruned(closed, [*jaxpr.outvars[:number], *rows]))
+    kept = dataclasses.replace(traced, body=jax_api.dce(closed, [*jaxpr.outvars[:number], *rows])[0])
     found = kept.bind([*summed, *[False] * len(rows)])
-    values = jax_api.jaxpr_as_fun(jax_api.pruned(closed, once, effects=False))(*operands) if once else []
+    values = jax_api.jaxpr_as_fun(jax_api.dce(closed, once, effects=False)[0])(*operands) if once else []
     ours, theirs = iter(found[number:]), iter(values)
     return found, [
         given[v] if is_known(v) else (next(ours), False) if differs(v) else (next(theirs), True)

@@ -93,7 +93,7 @@ class Placement:
 
     @functools.cached_property
     def is_explicit(self) -> bool:
-        return self.mesh is not None and jax_api.is_explicit(self.mesh, self.mesh_axes)
+        return self.mesh is not None and not set(self.mesh_axes).isdisjoint(self.mesh.explicit_axes)
 
     @property
     def has_mesh_alone(self) -> bool:
@@ -150,7 +150,7 @@ def _place_inside(axis: Axis, outer: scope.Scope, context: AbstractMesh) -> Plac
             f"{outer.mapped[-1].name!r}, which lies on {dict(context.shape)}. "
             f"Put both on one mesh: px.Axis({axis.name!r}, {axis.size}, mesh=mesh, over=…)"
         )
-    taken = (*jax_api.manual_axes(context), *outer.taken)
+    taken = (*context.manual_axes, *outer.taken)
     names = _names_on(axis, context, required=axis.over is not None)
     clash = [name for name in names if name in taken and axis.over is not None]
     if clash:
@@ -302,5 +302,5 @@ def on_auto(placement: Placement) -> Placement:
     mesh = concrete_mesh(placement) if placement.mesh_axes else None
     if mesh is None:
         return dataclasses.replace(placement, mesh=None, mesh_axes=())
-    is_auto = not jax_api.is_explicit(mesh, mesh.axis_names)
+    is_auto = not mesh.explicit_axes
     return dataclasses.replace(placement, mesh=mesh if is_auto else Mesh(mesh.devices, mesh.axis_names))

@@ -62,7 +62,7 @@ def copies(x: jax.Array, placement: Placement) -> jax.Array:
     if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # PRNG keys: no derivative, and JAX's own rules
         return jnp.broadcast_to(x, (placement.size, *x.shape))
     laid, names = None, placement.mesh_axes if placement.divides else ()
-    if names and placement.mesh is not None and not placement.is_explicit and not jax_api.manual_axes(placement.mesh):
+    if names and placement.mesh is not None and not placement.is_explicit and not placement.mesh.manual_axes:
         laid = Laid(placement.mesh, names)
     return broadcast_p.bind(
         layout.on_mesh(x, placement),

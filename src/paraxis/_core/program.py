@@ -119,9 +119,9 @@ def _evaluated(fn: Callable[..., Any], operands: Sequence[Any]) -> Any:
     if isinstance(jnp.zeros(()), jax_api.Tracer):
         return fn(*operands)
     operands = [jnp.asarray(x) for x in operands]
-    closed, out_tree = jax_api.trace(fn, [jax_api.typed_struct(x) for x in operands], {})
+    closed, out_tree = jax_api.trace(fn, [jax_api.struct(x) for x in operands], {})
     closed, consts = jax_api.without_constants(closed)
-    closed, everything = jax_api.pruned(closed, closed.jaxpr.outvars), [*consts, *operands]
+    closed, everything = jax_api.dce(closed)[0], [*consts, *operands]
     is_known = not any(isinstance(x, jax_api.Tracer) for x in everything)
     run = structure.compiled(closed) if is_known else jax_api.jaxpr_as_fun(closed)
     return jax.tree.unflatten(out_tree, run(*everything))

@@ -61,9 +61,9 @@ def _classes(library: str, *names: str) -> tuple[type, ...]:
     return tuple(getattr(loaded, name) for name in names if hasattr(loaded, name))
 
 
-def found_in(tree: Any) -> list[Any]:
-    """Return the outermost models of a tree."""
-    return [part for part in jax.tree.leaves(tree, is_leaf=_is_either) if is_model(part)]
+def has_model(tree: Any) -> bool:
+    """Return whether there is a model in a tree."""
+    return any(map(is_model, jax.tree.leaves(tree, is_leaf=_is_either)))
 
 
 def _is_either(x: Any) -> bool:
@@ -74,10 +74,7 @@ def sealed(tree: Any) -> Any:
     """Return the tree with what is fixed in its models made part of its structure, or as it is if it has none."""
     if isinstance(tree, _ARRAYS) or all(isinstance(leaf, _ARRAYS) for leaf in jax.tree.leaves(tree)):
         return tree
-    parts, structure = jax.tree.flatten(tree, is_leaf=_is_either)
-    if not any(map(is_model, parts)):
-        return tree
-    return jax.tree.unflatten(structure, [_sealed(part) if is_model(part) else part for part in parts])
+    return jax.tree.map(lambda part: _sealed(part) if is_model(part) else part, tree, is_leaf=_is_either)
 
 
 def _sealed(model: Any) -> Any:
@@ -86,19 +83,12 @@ def _sealed(model: Any) -> Any:
 
 def opened(tree: Any) -> Any:
     """Return the tree that was :func:`sealed`."""
-    return tree if isinstance(tree, _ARRAYS) else _without_seals(tree, lambda fixed: fixed.value)
+    return tree if isinstance(tree, _ARRAYS) else _replaced(tree, lambda fixed: fixed.value)
 
 
-def _without_seals(tree: Any, replaced: Callable[[Fixed], Any]) -> Any:
+def _replaced(tree: Any, value: Callable[[Fixed], Any]) -> Any:
     ends = (Fixed, *_classes("flax.nnx", "Pytree", "Variable"))
-    parts, structure = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, ends))
-    if not any(map(_is_fixed, parts)):
-        return tree
-    return jax.tree.unflatten(structure, [replaced(part) if _is_fixed(part) else part for part in parts])
-
-
-def _is_fixed(x: Any) -> bool:
-    return isinstance(x, Fixed)
+    return jax.tree.map(lambda x: value(x) if isinstance(x, Fixed) else x, tree, is_leaf=lambda x: isinstance(x, ends))
 
 
 def of_opened(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,20 +101,12 @@ def of_opened(fn: Callable[..., Any]) -> Callable[..., Any]:
     return functools.update_wrapper(run, fn, updated=())
 
 
-# --- what is trained -------------------------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class Rest:
     """A tree without what is trained: its structure, with what is fixed, and which of its arrays are missing."""
 
     structure: Any
     trained: tuple[bool, ...]
-
-    @property
-    def has_others(self) -> bool:
-        """Return whether there are arrays that are not trained."""
-        return not all(self.trained)
 
     def joined(self, params: Any, others: Any) -> Any:
         """Return the tree, opened, with these arrays."""
@@ -141,39 +123,18 @@ def split(tree: Any) -> tuple[Any, Any, Rest]:
     Returns:
         Two trees like the one given, with ``None`` in place of what is not theirs; and what joins them.
     """
+    trained = []
+    for part in jax.tree.leaves(tree, is_leaf=is_model):
+        arrays = jax.tree.leaves(sealed(part))
+        trained += [not is_model(part) or jnp.issubdtype(x.dtype, jnp.inexact) for x in arrays]
     leaves, structure = jax.tree.flatten(sealed(tree))
-    inside = jax.tree.leaves(jax.tree.map(_inside, tree, is_leaf=is_model))
-    trained = tuple(not within or is_floating(x) for x, within in zip(leaves, inside, strict=True))
     params = [x if ours else None for x, ours in zip(leaves, trained, strict=True)]
     others = [None if ours else x for x, ours in zip(leaves, trained, strict=True)]
-    return *(_holed(jax.tree.unflatten(structure, x)) for x in (params, others)), Rest(structure, trained)
-
-
-def _inside(part: Any) -> Any:
-    """Return, for each array, whether it is part of a model."""
-    return [True for leaf in jax.tree.leaves(part) if isinstance(leaf, _ARRAYS)] if is_model(part) else False
-
-
-def _holed(tree: Any) -> Any:
-    return _without_seals(tree, lambda fixed: None)
-
-
-def is_floating(x: Any) -> bool:
-    """Return whether an array has a derivative: it is of floats, or complex."""
-    return jnp.issubdtype(x.dtype, jnp.inexact)
-
-
-# --- modes -----------------------------------------------------------------------------------------------------------
+    without = (_replaced(jax.tree.unflatten(structure, x), lambda fixed: None) for x in (params, others))
+    return *without, Rest(structure, tuple(trained))
 
 
 def evaluating(tree: Any) -> Any:
-    """Set each fixed ``inference`` of its models to true: Equinox's way to say that nothing is trained now."""
-
-    def one(path: Any, leaf: Any) -> Any:
-        name = getattr(path[-1], "name", None) if path else None
-        return True if name == "inference" and isinstance(leaf, bool) else leaf
-
-    def whole(part: Any) -> Any:
-        return jax.tree_util.tree_map_with_path(one, part) if is_model(part) else part
-
-    return jax.tree.map(whole, tree, is_leaf=is_model)
+    """Set each ``inference`` of the Equinox modules in a tree to true: nothing is trained now."""
+    equinox = sys.modules.get("equinox")
+    return tree if equinox is None else equinox.nn.inference_mode(tree)

@@ -7,10 +7,8 @@ run, and not differentiated. A function that a program calls back is equal to it
 
 import dataclasses
 import functools
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,37 +16,34 @@ import numpy as np
 from paraxis._core import jax_api
 from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, Literal
 
-_T = TypeVar("_T")
+
+class _Keyed:
+    """How to compile a program: equal to another way if the structures of both programs are equal."""
+
+    def __init__(self, structure: Hashable, make: Callable[[], Any]) -> None:
+        self.structure, self.make = structure, make
+
+    def __hash__(self) -> int:
+        return hash(self.structure)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Keyed) and self.structure == other.structure
 
 
-class Recent(Generic[_T]):
-    """The things that were made last, by their keys. Any thread may ask."""
-
-    def __init__(self, at_most: int) -> None:
-        self._at_most = at_most
-        self._made: OrderedDict[Hashable, _T] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: Hashable, make: Callable[[], _T]) -> _T:
-        with self._lock:
-            if key in self._made:
-                self._made.move_to_end(key)
-                return self._made[key]
-        made = make()
-        with self._lock:
-            made = self._made.setdefault(key, made)
-            while len(self._made) > self._at_most:
-                self._made.popitem(last=False)
-        return made
+@functools.lru_cache(maxsize=512)
+def _made(keyed: _Keyed) -> Any:
+    return keyed.make()
 
 
-_compiled: Recent[Callable[..., Any]] = Recent(256)
+def kept(structure: Hashable, make: Callable[[], Any]) -> Any:
+    """Return what was made for a program of this structure, or make it. Any thread may ask."""
+    return _made(_Keyed(structure, make))
 
 
 def compiled(closed: ClosedJaxpr) -> Callable[..., Any]:
     """Return the compiled program of a trace, of flat arguments and results, made once for each structure."""
     closed, consts = jax_api.without_constants(closed)
-    found = _compiled.get(key(closed), lambda: jax.jit(jax_api.jaxpr_as_fun(jax_api.with_copies(closed))))
+    found = kept(key(closed), lambda: jax.jit(jax_api.jaxpr_as_fun(jax_api.with_copies(closed))))
     return functools.partial(found, *consts)
 
 

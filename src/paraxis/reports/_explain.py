@@ -83,7 +83,7 @@ def explain(fn: Callable[..., Any], *, on: str | None = None) -> Callable[..., R
 
 def _report(name: str, closed: Any, lowered: Any, compiled: Any, seconds: tuple[float, float]) -> Report:
     program = _hlo.Program(compiled.as_text() or "")
-    jaxpr = jax_api.without_dead(closed) if closed is not None else None
+    jaxpr = jax_api.dce(closed)[0].jaxpr if closed is not None else None
     results, shardings = _results(closed, lowered, compiled)
     read = _read(closed, lowered, compiled)
     places = jax.tree.leaves((compiled.input_shardings, shardings))

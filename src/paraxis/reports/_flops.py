@@ -125,7 +125,7 @@ def walk(
         yield eqn, times, is_bounded, within
         if (place := _meshes.placement(eqn)) is not None:  # the others of its parameters say how this one is run
             inner *= place.num_padded if padded else place.size
-            inside = [jax_api.without_dead(params["body"])]
+            inside = [jax_api.dce(params["body"])[0].jaxpr]
         elif name == "scan":
             inner *= params["length"]
         elif name == "shard_map":

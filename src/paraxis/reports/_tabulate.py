@@ -144,7 +144,7 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
 
     program = jax.make_jaxpr(both)(*_structs((params, rest, given)))
     flops: _Flops = collections.Counter()
-    for eqn, times, _, scope in _flops.walk(jax_api.without_dead(program)):
+    for eqn, times, _, scope in _flops.walk(jax_api.dce(program)[0].jaxpr):
         amount = times * _flops.of_product(eqn)
         for path in calls if amount else ():
             if not path or _scope(path) in scope:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from paraxis._core import check, dtypes
+from paraxis._core import check
 from paraxis.errors import DataError, ShapeError
 
 _NUM_LENGTHS = 12
@@ -217,7 +217,7 @@ class Groups:
 def _as_arrays(name: str, read: Callable[[], Any]) -> Any:
     """Return what is read in NumPy arrays, of integers that JAX keeps."""
     try:
-        tree = jax.tree.map(lambda x: dtypes.native(np.asarray(x)), read())
+        tree = jax.tree.map(lambda x: (a := np.asarray(x)).astype(a.dtype.newbyteorder("="), copy=False), read())
     except Exception as error:
         raise DataError(f"Groups: {name} cannot be read: {type(error).__name__}: {error}") from error
     check.no_cut("Groups", name, tree)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from paraxis._core import arrays, check, dtypes, jax_api, placing, pytrees, structure
+from paraxis._core import arrays, check, jax_api, placing, pytrees, structure
 from paraxis.errors import AxisError, ShapeError
 from paraxis.streaming import _trace
 from paraxis.streaming._groups import Groups
@@ -75,7 +75,7 @@ class Call:
     def key(self) -> Any:
         """What a trace depends on."""
         kinds = [leaf._kind if isinstance(leaf, Groups) else jax.typeof(leaf) for leaf in self._leaves]
-        return (self._structure, *kinds, jax.sharding.get_abstract_mesh(), dtypes.is_wide())
+        return (self._structure, *kinds, jax.sharding.get_abstract_mesh(), jax_api.is_wide())
 
     def chunks(self, size: int, count: int) -> list[Chunk]:
         """Return the elements in chunks of ``count``, the last one shorter. Longer elements come first."""
@@ -90,7 +90,7 @@ class Call:
         """Return the function traced for so many elements, padded to these lengths."""
         padded = iter(lengths)
         args = self._structure.unflatten(
-            x._structs(size or len(x), next(padded)) if isinstance(x, Groups) else jax_api.typed_struct(x)
+            x._structs(size or len(x), next(padded)) if isinstance(x, Groups) else jax_api.struct(x)
             for x in self._leaves
         )
 
@@ -189,7 +189,7 @@ class Program:
             fn, structs = one.program(self.part(call, count, lengths))
             if self._options is None:
                 closed = jax_api.trace(fn, structs, {})[0]
-                self._compiled[key] = structure.compiled(jax_api.pruned(closed, closed.jaxpr.outvars))
+                self._compiled[key] = structure.compiled(jax_api.dce(closed)[0])
             else:
                 self._compiled[key] = jax.jit(fn, compiler_options=self._options)
         return self._compiled[key]

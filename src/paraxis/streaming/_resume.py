@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import dtypes
 from paraxis._host import files
 from paraxis.errors import CheckpointError
 
@@ -53,7 +52,7 @@ class Saved:
                     f"Stream: folder {str(self._path.parent)!r} holds another run, of other arguments, data, chunks or "
                     f"code; give this one another folder, or remove {str(self._path)!r}"
                 )
-            kinds = map(dtypes.named, about["dtypes"])
+            kinds = map(jnp.dtype, about["dtypes"])
             leaves = [file[f"arr_{at}"].view(kind) for at, kind in enumerate(kinds)]
         return jax.tree.map(leaves.__getitem__, about["tree"])
 

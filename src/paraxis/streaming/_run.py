@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import dtypes, jax_api, pytrees
+from paraxis._core import jax_api, pytrees
 from paraxis._core.jax_api import Literal
 from paraxis._host import memory, reading
 from paraxis._host.progress import Display
@@ -82,7 +82,7 @@ class Run:
         groups = [(x[0], x.numbers, x.lengths) for x in self._call.groups]
         given = [x for x in self._call.values if not isinstance(x, Leaf)]
         flats = [self._program.whole(self._call, lengths) for lengths in self._values]
-        texts = [str(self._program.placement.num_devices), str(dtypes.is_wide())]
+        texts = [str(self._program.placement.num_devices), str(jax_api.is_wide())]
         texts += [f"{chunk.lengths}: {chunk.numbers.tolist()}" for chunk in self._chunks]
         texts += [re.sub(r" at 0x[0-9a-f]+", "", str(flat.closed.jaxpr)) for flat in flats]
         return jax.tree.leaves((texts, groups, given, [flat.constants for flat in flats]))
@@ -190,7 +190,7 @@ class Run:
         return jax.block_until_ready(run(*shared, *rows))
 
     def _here(self, one: Pass, begin: int) -> Generator[list[Any], None, None]:
-        wide = dtypes.is_wide()
+        wide = jax_api.is_wide()
 
         def read(at: int) -> list[Any]:
             with jax.enable_x64(wide):  # a thread does not see the width that is in force where it is started
@@ -211,7 +211,7 @@ class Run:
         here = [groups if sent is None else None for groups, sent in zip(self._call.groups, there, strict=True)]
         tasks = ((x, x.read(here, self._rows(one, at))) for at, x in enumerate(self._chunks[begin:], begin))
         shared = {lengths: [values[v] for v in one.shared] for lengths, values in self._values.items()}
-        work = _tasks.Work(programs, shared, there, dtypes.is_wide())
+        work = _tasks.Work(programs, shared, there, jax_api.is_wide())
         assert self._map is not None
         yield from _tasks.carried_out(self._map, work, tasks)
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from paraxis._core import arrays, check, dtypes, layout, placing, tree
+from paraxis._core import arrays, check, layout, placing, tree
 from paraxis._core.axis import Axis
 from paraxis._core.placing import Placement
 from paraxis.errors import AxisError, DataError, ShapeError
@@ -79,8 +79,8 @@ class Devices:
             if x.shape != shape:
                 x = _padded(jax.device_put(x, self.whole) if layout.tells_in_type(x) else x, num_padded)
             return x if x.sharding == target else jax.device_put(x, target)
-        host = dtypes.native(np.array(x))  # a copy: the caller may write into the batch while the devices read it
-        host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
+        host = np.array(x)  # a copy: the caller may write into the batch while the devices read it
+        host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype.newbyteorder("=")), copy=False)
         host = host if host.shape == shape else layout.repeat_last(host, num_padded)
         return jax.make_array_from_callback(shape, target, host.__getitem__)
 

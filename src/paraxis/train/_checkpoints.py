@@ -98,7 +98,6 @@ class Checkpoints:
         keep_every: int | None = None,
         best: tuple[str, Literal["min", "max"]] | None = None,
     ) -> None:
-        check.path("Checkpoints", "path", path, DataError)
         for name, value in {"every": every, "keep": keep, "keep_every": keep_every}.items():
             if value is not None:
                 check.count("Checkpoints", name, value, write=f"{name}=3", error=DataError)

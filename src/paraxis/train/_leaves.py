@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import dtypes
 from paraxis.errors import StateError
 
 _PYTHON = (bool, int, float, complex, str)
@@ -65,7 +64,8 @@ def split(leaves: Mapping[str, Any], notes: dict[str, Any]) -> tuple[dict[str, A
         if _is_key(leaf):
             record.keys[path], leaf = str(jax.random.key_impl(leaf)), jax.random.key_data(leaf)
         if not isinstance(leaf, jax.Array) or (jax.process_count() > 1 and leaf.is_fully_addressable):
-            leaf = dtypes.native(np.asarray(leaf))  # the same in all processes; the first one's is written
+            leaf = np.asarray(leaf)  # the same in all processes; the first one's is written
+            leaf = leaf.astype(leaf.dtype.newbyteorder("="), copy=False)
         if leaf.size:  # Orbax refuses empty arrays
             arrays[path] = leaf
     return arrays or {"": np.zeros(1)}, record

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import check, dtypes, placing, tree
+from paraxis._core import check, jax_api, placing, tree
 from paraxis._core.axis import Axis
 from paraxis._host import reading
 from paraxis.errors import DataError, ShapeError
@@ -198,7 +198,7 @@ class Loader:
 
     def _laid_out(self, parts: Iterator[_Part]) -> Generator[tuple[Position, Any], None, None]:
         # A thread does not see the mesh, nor the width of numbers, that are in force where it is started.
-        made = self._made(parts, placing.settled(self._axis), dtypes.is_wide())
+        made = self._made(parts, placing.settled(self._axis), jax_api.is_wide())
         return reading.items_ahead(made, self._read_ahead) if self._read_ahead else made
 
     def _made(self, parts: Iterator[_Part], axis: Axis, wide: bool) -> Generator[tuple[Position, Any], None, None]:
@@ -269,7 +269,7 @@ def _numbers(batch: Any, num_rows: int, *, copy: bool) -> Any:
             raise DataError(f"{name} is of {array.dtype}, not of numbers; leave it out, or encode it in transform=")
         if (reason := check.why_cut(array)) is not None:
             raise DataError(f"{name} {reason}")
-        array = dtypes.native(array)
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)  # the only one that JAX takes
         return np.array(array, jax.dtypes.canonicalize_dtype(array.dtype), copy=copy or None)
 
     return jax.tree_util.tree_map_with_path(one, batch)

@@ -68,7 +68,7 @@ def split(model: Any, key: Any, sample: Any) -> _Parts:
         parts = _nnx(model)
     elif isinstance(model, _module_class("linen")):
         parts = _linen(model, key, sample)
-    elif pytrees.found_in(model):
+    elif pytrees.has_model(model):
         parts = _pytree(model)
     else:
         _refuse_variables(model)
@@ -85,10 +85,10 @@ def _pytree(model: Any) -> _Parts:
     params, others, fixed = pytrees.split(model)
 
     def make(params: Any, mutable: Any, key: Any, mode: str) -> Any:
-        model = fixed.joined(params, mutable if fixed.has_others else None)
+        model = fixed.joined(params, mutable)
         return pytrees.evaluating(model) if mode == "eval" else model, lambda: mutable
 
-    return Form("pytree", fixed, make), params, others if fixed.has_others else None
+    return Form("pytree", fixed, make), params, None if all(fixed.trained) else others
 
 
 def _nnx(module: Any) -> _Parts:
