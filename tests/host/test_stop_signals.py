@@ -1,4 +1,4 @@
-"""A run stops after a step when a signal asks it to; with signals, all is as before when it is over."""
+"""No public face: a run stops after a step when a signal asks; with signals, all is as before when it is over."""
 
 import signal
 from collections.abc import Callable
