@@ -47,7 +47,14 @@ def psum(x: _Tree, axis: Axis | str) -> _Tree:
 
 
 def pmean(x: _Tree, axis: Axis | str) -> _Tree:
-    """Average over all elements of an axis; every element gets the result. See :func:`psum`."""
+    """Average over all elements of an axis; every element gets the result. See :func:`psum`.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> rows = px.Axis("rows", 3)
+        >>> px.map_fn(lambda x: px.pmean(x, rows), jnp.array([1.0, 2.0, 6.0]), rows)
+        Array([3., 3., 3.], dtype=float32)
+    """
     return _exchanged("pmean", x, axis)
 
 
@@ -55,12 +62,25 @@ def pmax(x: _Tree, axis: Axis | str) -> _Tree:
     """Return the largest value over all elements of an axis to every element. See :func:`psum`.
 
     NaN wins. Like ``jax.lax.pmax``, it has no derivative; if you need one, reduce after the map: ``px.reduce_max``.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> rows = px.Axis("rows", 3)
+        >>> px.map_fn(lambda x: px.pmax(x, rows), jnp.array([1.0, 2.0, 6.0]), rows)
+        Array([6., 6., 6.], dtype=float32)
     """
     return _exchanged("pmax", x, axis)
 
 
 def pmin(x: _Tree, axis: Axis | str) -> _Tree:
-    """Return the smallest value over all elements of an axis to every element. See :func:`pmax`."""
+    """Return the smallest value over all elements of an axis to every element. See :func:`pmax`.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> rows = px.Axis("rows", 3)
+        >>> px.map_fn(lambda x: px.pmin(x, rows), jnp.array([1.0, 2.0, 6.0]), rows)
+        Array([1., 1., 1.], dtype=float32)
+    """
     return _exchanged("pmin", x, axis)
 
 
@@ -79,12 +99,26 @@ def all_gather(x: _Tree, axis: Axis | str) -> _Tree:
 
 
 def axis_index(axis: Axis | str) -> jax.Array:
-    """Return this element's index along the axis, an int32 scalar from 0 to ``size - 1``, without communication."""
+    """Return this element's index along the axis, an int32 scalar from 0 to ``size - 1``, without communication.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> rows = px.Axis("rows", 3)
+        >>> px.map_fn(lambda x: x + px.axis_index(rows), jnp.array([1.0, 2.0, 6.0]), rows)
+        Array([1., 3., 8.], dtype=float32)
+    """
     return jax.lax.axis_index(scope.mapped_axis("axis_index", axis).name)
 
 
 def axis_size(axis: Axis | str) -> int:
-    """Return the number of elements of the axis that is being mapped, a Python integer, without communication."""
+    """Return the number of elements of the axis that is being mapped, a Python integer, without communication.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> rows = px.Axis("rows", 3)
+        >>> px.map_fn(lambda x: x / px.axis_size(rows), jnp.array([1.0, 2.0, 6.0]), rows)
+        Array([0.33333334, 0.6666667 , 2.        ], dtype=float32)
+    """
     return scope.mapped_axis("axis_size", axis).size
 
 

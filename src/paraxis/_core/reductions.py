@@ -118,17 +118,35 @@ def reduce_max(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -
 
 
 def reduce_min(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
-    """Return the smallest value over the elements of an axis: placed → shared. See :func:`reduce_max`."""
+    """Return the smallest value over the elements of an axis: placed → shared. See :func:`reduce_max`.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> px.reduce_min(jnp.array([4.0, 7.0, 3.0]), px.Axis("clients", 3))
+        Array(3., dtype=float32)
+    """
     return _Reduction("reduce_min", x, axis, where).fold("min")
 
 
 def reduce_any(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
-    """Return whether any element of an axis is true: placed → shared, booleans. See :func:`reduce_sum`."""
+    """Return whether any element of an axis is true: placed → shared, booleans. See :func:`reduce_sum`.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> px.reduce_any(jnp.array([False, True, False]), px.Axis("clients", 3))
+        Array(True, dtype=bool)
+    """
     return _Reduction("reduce_any", x, axis, where).fold("any")
 
 
 def reduce_all(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
-    """Return whether all elements of an axis are true: placed → shared, booleans. See :func:`reduce_sum`."""
+    """Return whether all elements of an axis are true: placed → shared, booleans. See :func:`reduce_sum`.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> px.reduce_all(jnp.array([False, True, False]), px.Axis("clients", 3))
+        Array(False, dtype=bool)
+    """
     return _Reduction("reduce_all", x, axis, where).fold("all")
 
 
