@@ -39,5 +39,7 @@ def test_a_map_sends_nothing_over_other_axes(kind: AxisType, at_once: int | None
         if not gathers:
             assert_communication(_map(axis), w, x, max_bytes=0)
     np.testing.assert_allclose(
-        np.asarray(found), np.asarray(jax.vmap(_body, (None, 0))(np.asarray(w), np.asarray(x))), 1e-6
+        np.asarray(found),
+        np.asarray(jax.vmap(_body, (None, 0))(jnp.asarray(np.asarray(w)), jnp.asarray(np.asarray(x)))),
+        1e-6,
     )
