@@ -94,7 +94,7 @@ def measure(rows: np.ndarray, transform: Any, ready: Any, repeats: int) -> dict[
     def loaded(read_ahead: int) -> Iterator[Any]:
         found = px.loader(rows, BATCH, transform=transform, read_ahead=read_ahead).batches()
         for _ in range(STEPS):
-            yield next(found).tree
+            yield next(found)
         found.close()
 
     rivals: dict[str, Callable[[], Any]] = {
