@@ -227,6 +227,7 @@ def test_arrays_bound_to_some_device() -> None:
         fn(w, one)
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 def test_on_a_mesh_that_is_set(kind: AxisType) -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("i", "model"), axis_types=(kind, kind))

@@ -188,12 +188,19 @@ class Elements:
         return dataclasses.replace(self, body=ClosedJaxpr(jaxpr, self.body.consts))._in_blocks(operands)
 
     def _together(self, operands: Sequence[jax.Array]) -> list[jax.Array]:
-        axis = self.placement.axis
+        axis, placement = self.placement.axis, self.placement
         rows = [x if s else self._laid(x) for x, s in zip(operands, self.shared, strict=True)]
-        found = sums.over_elements(
-            self.body, rows, self.shared, self.summed, self.linear, None, axis.size, axis_name=axis.name
-        )
-        return [y if s else self._laid(y) for y, s in zip(found, self.summed, strict=True)]
+
+        def run(*rows: jax.Array) -> list[jax.Array]:
+            body = in_mesh.moved(self.body, jax.sharding.get_abstract_mesh())
+            return sums.over_elements(
+                body, rows, self.shared, self.summed, self.linear, None, axis.size, axis_name=axis.name
+            )
+
+        if placement.is_explicit:  # there JAX 0.12 gives a sum over a vmapped axis the sharding of what it sums
+            leads = [P() if s or axis.size % placement.num_devices else placement.spec for s in self.summed]
+            run = jax.sharding.auto_axes(run, out_sharding=leads)
+        return [y if s else self._laid(y) for y, s in zip(run(*rows), self.summed, strict=True)]
 
     def _laid(self, x: jax.Array) -> jax.Array:
         """Rows laid over the devices; padded for it, as compilers return no blocks of uneven length."""
