@@ -22,7 +22,7 @@ class Size(NamedTuple):
 
 
 CEILINGS = {
-    "_core": Size(4_249, 2_392, 24),
+    "_core": Size(4_249, 2_390, 24),
     "_host": Size(558, 369, 9),
     "_tables": Size(546, 311, 4),
     "cli": Size(417, 247, 6),
@@ -35,9 +35,9 @@ CEILINGS = {
     "train": Size(3_737, 2_208, 24),
     "transforms": Size(1_469, 796, 10),
     "the root": Size(387, 145, 4),
-    "all rooms": Size(21_843, 12_666, 142),
+    "all rooms": Size(21_843, 12_664, 142),
 }
-TESTS = 21_747
+TESTS = 21_729
 
 
 def size(paths: Iterable[Path]) -> Size:

@@ -284,6 +284,17 @@ def test_each_element_is_read_once_in_each_pass_and_the_passes_are_known_before(
     assert np.bincount(Source.read)[1:].tolist() == [reads] * (N - 1)  # the first one also says what all look like
 
 
+def test_a_chunk_with_fewer_elements_than_an_axis_has_at_once_does_the_same():
+    axis, numbers = px.Axis("numbers", 40, at_once=2), np.arange(40, dtype=np.float32)
+
+    def total(w, x):
+        return px.reduce_sum(px.map_fn(lambda w, x: jnp.sin(w * x), (px.broadcast(w, axis), x), axis), axis)
+
+    found = px.Stream(at_once=1).run(jax.value_and_grad(total), jnp.float32(0.1), px.Groups.of_arrays(numbers))
+    expected = np.sin(0.1 * numbers).sum(), (numbers * np.cos(0.1 * numbers)).sum()
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_an_axis_that_says_at_once_runs_so_within_a_chunk():
     turns: list[int] = []
 

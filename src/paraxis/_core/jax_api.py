@@ -315,7 +315,7 @@ CALLBACKS = ("pure_callback", "io_callback")
 """Operations that call Python while a program runs, for what it returns."""
 
 PRINTS = ("debug_callback", "debug_print")
-"""Those that only tell it something."""
+"""Operations that only tell Python something."""
 
 
 def has_effects(program: Jaxpr | JaxprEqn) -> bool:

@@ -85,7 +85,9 @@ class Elements:
         if placement.is_explicit:
             sides = zip(operands, self.shared, strict=True)
             operands = [layout.on_all(x, placement) if s else _laid(x, placement) for x, s in sides]
-            if jax.__version_info__ < (0, 12) and any(map(_lies_over_others, operands)):  # jax < 0.12
+            if jax.__version_info__ < (0, 12) and any(
+                any(jax_api.sharding_spec(jax.typeof(x))[1:]) for x in operands
+            ):  # jax < 0.12
                 warnings.warn(_GATHERED.format(placement.axis.name), stacklevel=2)
         in_specs = tuple(P() if is_shared else placement.spec for is_shared in self.shared)
         return placing.shard_map(on_device, placement.mesh, placement.mesh_axes, in_specs)(*operands)
@@ -199,8 +201,10 @@ class Elements:
 
         if placement.is_explicit:  # there JAX 0.12 gives a sum over a vmapped axis the sharding of what it sums
             leads = [P() if s or axis.size % placement.num_devices else placement.spec for s in self.summed]
-            run = jax.sharding.auto_axes(run, out_sharding=leads)
-        return [y if s else self._laid(y) for y, s in zip(run(*rows), self.summed, strict=True)]
+            found: Any = jax.sharding.auto_axes(run, out_sharding=leads)(*rows)
+        else:
+            found = run(*rows)
+        return [y if s else self._laid(y) for y, s in zip(found, self.summed, strict=True)]
 
     def _laid(self, x: jax.Array) -> jax.Array:
         """Rows laid over the devices; padded for it, as compilers return no blocks of uneven length."""
@@ -230,11 +234,6 @@ _GATHERED = (
     f"jax {jax.__version__} gathers what a map over {{!r}} is given over the mesh's other axes, as these are Explicit; "
     "update to jax 0.12, or make the mesh with axis_types=(jax.sharding.AxisType.Auto, …)"
 )
-
-
-def _lies_over_others(x: jax.Array) -> bool:
-    """Return whether another dimension than the first, the elements', is split over mesh axes."""
-    return any(jax_api.sharding_spec(jax.typeof(x))[1:])
 
 
 def _laid(x: jax.Array, placement: Placement) -> jax.Array:

@@ -206,7 +206,7 @@ def _jvp(primals: Sequence[Any], live: Sequence[bool], tangents: Sequence[Any], 
         def function(*some: Any) -> tuple[list[Any], list[Any]]:
             given = iter(some)
             own = [next(given) if is_live else x for x, is_live in zip(args, live, strict=True)]
-            found = jax_api.evaluate(body, own, _is_batched)
+            found = jax_api.evaluate(body, own, lambda eqn: eqn.primitive.name == "custom_vmap_call")
             return _taken(found, moving), _taken(found, [not moves for moves in moving])
 
         return function
@@ -237,11 +237,6 @@ def _jvp(primals: Sequence[Any], live: Sequence[bool], tangents: Sequence[Any], 
     operands = [*(x for x, _ in residuals), *tangents]
     sides = [*(is_shared for _, is_shared in residuals), *_taken(shared, live)]
     return results[:number], moving, Map.of(linear, operands, sides, how)[0].bind(_taken(summed, moving))
-
-
-def _is_batched(eqn: jax_api.JaxprEqn) -> bool:
-    """Return whether an operation has a rule for batches of its own, and no derivative."""
-    return eqn.primitive.name == "custom_vmap_call"
 
 
 def _taken(values: Sequence[Any], which: Sequence[bool]) -> list[Any]:

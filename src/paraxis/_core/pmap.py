@@ -77,7 +77,10 @@ def pmap(
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
         leaves, structure, axes, axis = split(args, kwargs)
-        leading = [_lead(at, x, axis) for at, x in zip(axes, leaves, strict=True)]
+        leading = [
+            verbs.broadcast(x, axis) if at is None else jnp.moveaxis(x, at, 0)
+            for at, x in zip(axes, leaves, strict=True)
+        ]
 
         def element(own: dict[int, Any], named: dict[str, Any]) -> Any:
             return fn(*(own.get(i, arg) for i, arg in enumerate(args)), **named)
@@ -219,10 +222,6 @@ def _placed(axis: Axis) -> Axis:
 
 def _is_bound(x: Any) -> bool:
     return isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer) and x.committed
-
-
-def _lead(at: int | None, x: Any, axis: Axis) -> Any:
-    return verbs.broadcast(x, axis) if at is None else jnp.moveaxis(x, at, 0)
 
 
 def _with_out_axes(out_axes: Any, result: Any) -> Any:

@@ -29,7 +29,7 @@ class Chunked:
 
 @dataclasses.dataclass(frozen=True)
 class Scope:
-    """What is known while a program or a body is traced.
+    """The axes in force while a program or a body is traced.
 
     Attributes:
         declared: the axes of the current program.

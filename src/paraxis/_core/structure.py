@@ -18,7 +18,7 @@ from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, Literal
 
 
 class _Keyed:
-    """How to compile a program: equal to another way if the structures of both programs are equal."""
+    """A program to compile, with a function that makes it; two are equal if their structures are."""
 
     def __init__(self, structure: Hashable, make: Callable[[], Any]) -> None:
         self.structure, self.make = structure, make

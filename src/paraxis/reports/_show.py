@@ -87,7 +87,7 @@ class Arrays(Page):
 
     def _sections(self) -> Iterator[Section]:
         notes = [f"No array: {_first(self.others)}"] if self.others else []
-        ways: dict[Any, list[Leaf]] = collections.defaultdict(list)  # those that lie alike are drawn once
+        ways: dict[Any, list[Leaf]] = collections.defaultdict(list)  # arrays that lie alike are drawn once
         for leaf in self.leaves:
             if len(leaf.blocks) > 1 and leaf.state != "deleted":
                 parts = tuple((axis, leaf.split[axis], leaf.shape[axis]) for axis in leaf.cut)

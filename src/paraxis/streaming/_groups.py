@@ -229,7 +229,7 @@ _LENGTH = -1
 
 
 class _Form(NamedTuple):
-    """What elements look like: shapes without their number, and the number of an element that looks so."""
+    """The shapes and dtypes of elements without their number, and an element that has them."""
 
     example: int
     structure: Any

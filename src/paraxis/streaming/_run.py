@@ -65,7 +65,7 @@ class Run:
     def __init__(self, call: Call, program: Program, count: int, mapped: Map | None, show: Show | None) -> None:
         self._call, self._program, self._plan, self._map, self._show = call, program, program.plan, mapped, show
         self._chunks = call.chunks(program.size, count)
-        self._values: dict[Lengths, dict[int, Any]] = {}  # those that are known, and leaves of groups
+        self._values: dict[Lengths, dict[int, Any]] = {}  # known values, and leaves of groups
         for lengths in dict.fromkeys(chunk.lengths for chunk in self._chunks):
             self._values[lengths] = self._laid(dict(enumerate(call.values)) | program.whole(call, lengths).constants)
         self._kept: dict[int, list[Any]] = {}  # rows of chunks, by value
