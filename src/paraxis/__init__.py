@@ -30,8 +30,6 @@ from paraxis.errors import (  # under the names that a traceback shows; px.error
     DeviceError as DeviceError,
     NonFiniteError as NonFiniteError,
     ParaxisError,
-    ProcessError as ProcessError,
-    ShapeError as ShapeError,
     StateError as StateError,
 )
 

@@ -1,18 +1,4 @@
-"""One tree of errors.
-
-    ParaxisError
-    ├── AxisError           an axis that cannot be made, placed or used so     (ValueError)
-    ├── ShapeError          a leaf that does not carry the axis                (ValueError)
-    ├── StateError          variables that cannot be carried as asked          (ValueError)
-    ├── DataError           values that cannot be what they are said to be     (ValueError)
-    ├── CheckpointError     a checkpoint that cannot be written, or read       (RuntimeError)
-    ├── NonFiniteError      a loss or a gradient that is not finite            (ArithmeticError)
-    ├── DeviceError         devices asked for and not there                    (RuntimeError)
-    ├── ProcessError        processes that cannot work together                (RuntimeError)
-    └── CommunicationError  a broken promise about communication               (AssertionError)
-
-Each class is also the built-in error that a caller would expect.
-"""
+"""The errors that Paraxis raises on purpose. Each class is also the built-in error that a caller would expect."""
 
 from typing import Any
 
@@ -24,8 +10,6 @@ __all__ = [
     "DeviceError",
     "NonFiniteError",
     "ParaxisError",
-    "ProcessError",
-    "ShapeError",
     "StateError",
 ]
 
@@ -38,16 +22,12 @@ class AxisError(ParaxisError, ValueError):
     """An axis that cannot be made, placed, told or used in the way that was asked for."""
 
 
-class ShapeError(ParaxisError, ValueError):
-    """A leaf that does not carry the axis it is said to carry."""
+class DataError(ParaxisError, ValueError):
+    """A leaf without the axis that it should start with, or values that are not what they should be."""
 
 
 class StateError(ParaxisError, ValueError):
     """A module's variables that cannot be carried through a transform in the way that was asked for."""
-
-
-class DataError(ParaxisError, ValueError):
-    """Values that cannot be what they are said to be: probabilities, labels, a damaged file."""
 
 
 class CheckpointError(ParaxisError, RuntimeError):
@@ -67,11 +47,7 @@ class NonFiniteError(ParaxisError, ArithmeticError):
 
 
 class DeviceError(ParaxisError, RuntimeError):
-    """Devices that were asked for and are not there."""
-
-
-class ProcessError(ParaxisError, RuntimeError):
-    """Processes that cannot start, or cannot work together."""
+    """Devices that were asked for and are not there, or processes that cannot start or work together."""
 
 
 class CommunicationError(ParaxisError, AssertionError):

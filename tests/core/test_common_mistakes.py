@@ -28,12 +28,12 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "a leaf of another size": (
         lambda: px.map_fn(lambda p, x: x, ({"w": [np.zeros((5, 2))]}, X), ROWS),
-        px.ShapeError,
+        px.DataError,
         r"map_fn: args\[0\]\['w'\]\[0\] has shape \(5, 2\).*\(4, \.\.\.\)",
     ),
     "a leaf of another size under a derivative": (
         lambda: jax.grad(lambda w: px.map_fn(lambda w, x: w * x, (px.broadcast(w, ROWS), X[:3]), ROWS).sum())(1.0),
-        px.ShapeError,
+        px.DataError,
         r"map_fn: args\[1\] has shape \(3,\)",
     ),
     "integers that would be cut": (
@@ -43,12 +43,12 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "a mask of numbers": (
         lambda: px.reduce_sum(X, ROWS, where=X),
-        px.ShapeError,
+        px.DataError,
         r"bool\[4\], got an array float32\[4\]",
     ),
     "weights for each number": (
         lambda: px.reduce_weighted_mean(X, np.ones((4, 2)), ROWS),
-        px.ShapeError,
+        px.DataError,
         r"like x, but w \(4, 2\)",
     ),
     "a seed for a key": (lambda: px.keys(0, ROWS), TypeError, "invalid PRNG key data|unexpected PRNG key type"),  # pyright: ignore
@@ -64,26 +64,26 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "mapped here with 4 elements, not 99",
     ),
     "a program without axes": (lambda: px.program()(jnp.sin), px.AxisError, "no axis was given"),
-    "pmap of nothing": (lambda: px.pmap(lambda: 1)(), px.ShapeError, "no argument is mapped"),
+    "pmap of nothing": (lambda: px.pmap(lambda: 1)(), px.DataError, "no argument is mapped"),
     "pmap of two sizes": (
         lambda: px.pmap(lambda x, y: x)(np.ones(3), {"a": np.ones(4)}),
-        px.ShapeError,
+        px.DataError,
         r"\(args\[0\]: 3, args\[1\]\['a'\]: 4\)",
     ),
     "pmap of two sizes, by keyword": (
         lambda: px.pmap(lambda x, b: x)(np.ones(3), b=np.ones(4)),
-        px.ShapeError,
+        px.DataError,
         r"\(args\[0\]: 3, kwargs\['b'\]: 4\)",
     ),
-    "pmap of a scalar": (lambda: px.pmap(lambda x: x)(2.0), px.ShapeError, r"args\[0\]: no axis 0 in \(\)"),
+    "pmap of a scalar": (lambda: px.pmap(lambda x: x)(2.0), px.DataError, r"args\[0\]: no axis 0 in \(\)"),
     "pmap of too few in_axes": (
         lambda: px.pmap(lambda x, y: x, in_axes=(0,))(X, X),
-        px.ShapeError,
+        px.DataError,
         r"in_axes=\(0,\) does not fit the 2 non-static arguments",
     ),
     "pmap of other out_axes": (
         lambda: px.pmap(lambda x: (x, x), out_axes=(0, 0, 0))(X),
-        px.ShapeError,
+        px.DataError,
         r"out_axes=\(0, 0, 0\) does not fit the result",
     ),
 }

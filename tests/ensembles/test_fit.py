@@ -284,5 +284,5 @@ def test_what_would_be_wrong_in_silence_is_refused(case: str) -> None:
     two = px.ensemble(lambda key: jax.random.normal(key), 2, 0, mesh=mesh_of(2))
     options: dict[str, Any] = {"step": lambda w, *batch: w, "data": ROWS, "batch_size": 4, "key": 0}
     options |= wrong
-    with pytest.raises((px.ShapeError, px.StateError), match=message):
+    with pytest.raises((px.DataError, px.StateError), match=message):
         two.fit(**options)

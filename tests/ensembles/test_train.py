@@ -199,17 +199,17 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[px.Ensemble], Any]]] = 
         lambda ens: ens.train(lambda w: w.astype("bfloat16")),
     ),
     "another structure": (px.StateError, "step must return the new member", lambda ens: ens.train(lambda w: [w, w])),
-    "rows of three": (px.ShapeError, r"has shape \(3,\)", lambda ens: ens.train(step, X[:3, 0], in_axes=0)),
-    "an axis of one": (px.ShapeError, "in_axes must be 0 or None", lambda ens: ens.train(step, X, in_axes=1)),
+    "rows of three": (px.DataError, r"has shape \(3,\)", lambda ens: ens.train(step, X[:3, 0], in_axes=0)),
+    "an axis of one": (px.DataError, "in_axes must be 0 or None", lambda ens: ens.train(step, X, in_axes=1)),
     "too few entries": (ValueError, "axis|prefix|arity|mismatch", lambda ens: ens.train(step, X, Y, in_axes=(0,))),
-    "one number per row": (px.ShapeError, "one number for each row", lambda ens: ens.predict(X)),
+    "one number per row": (px.DataError, "one number for each row", lambda ens: ens.predict(X)),
     "another mask": (
-        px.ShapeError,
+        px.DataError,
         "where must be one boolean",
         lambda ens: ens.predict(X, where=np.arange(SIZE), average="mean"),
     ),
     "an average": (ValueError, "average must be one of", lambda ens: ens.predict(X, average="logits")),  # pyright: ignore
-    "no mixture": (px.ShapeError, r"\(mean, variance\)", lambda ens: ens.predict(X, average="mixture")),
+    "no mixture": (px.DataError, r"\(mean, variance\)", lambda ens: ens.predict(X, average="mixture")),
 }
 
 

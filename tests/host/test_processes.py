@@ -19,7 +19,7 @@ def test_what_processes_tell_each_other_before_they_communicate(monkeypatch: pyt
         raise AssertionError
     assert told == ["AssertionError: "]
     words = r"px\.fit: process 1 cannot continue: ValueError"
-    with pytest.raises(px.ProcessError, match=words), processes.together("px.fit"):
+    with pytest.raises(px.DeviceError, match=words), processes.together("px.fit"):
         pass
 
 

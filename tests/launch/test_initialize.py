@@ -94,7 +94,7 @@ def test_a_process_among_others_is_never_alone_in_silence(
     jax.devices()
     set_all(monkeypatch, variables)
     if is_found:
-        with pytest.raises(px.ProcessError, match=r"JAX has already started, .* right after the imports"):
+        with pytest.raises(px.DeviceError, match=r"JAX has already started, .* right after the imports"):
             initialize()
     else:
         assert initialize().num_processes == 1

@@ -90,5 +90,5 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors_name_the_operator_and_what_to_write(name: str) -> None:
     call, message = ERRORS[name]
-    with pytest.raises(px.ShapeError, match=message):
+    with pytest.raises(px.DataError, match=message):
         call()

@@ -65,7 +65,7 @@ def test_an_element_with_other_rows_than_lengths_says_is_named(wrong, by):
     """Whichever it is: the shortest, the longest, one between them."""
     own = [3, 5, 2, 7, 4]
     lengths = [n + by * (i == wrong) for i, n in enumerate(own)]
-    with pytest.raises(px.ShapeError, match=r"^Groups: element \d .*lengths says \d+"):
+    with pytest.raises(px.DataError, match=r"^Groups: element \d .*lengths says \d+"):
         px.Groups([{"x": np.ones((n, 3), "float32")} for n in own], lengths=lengths).arrays()
 
 
@@ -195,7 +195,7 @@ ROWS = {"x": np.zeros((4, 3), np.float32), "y": np.zeros(4, np.float32)}
 )
 def test_an_element_that_looks_otherwise_is_named(odd, ragged):
     clients = [ROWS, ROWS, odd, {k: v[:2] for k, v in ROWS.items()}][: 3 + ragged]
-    with pytest.raises(px.ShapeError, match=r"element 2 is .*, and not \['x'\] float32\[4, 3\]"):
+    with pytest.raises(px.DataError, match=r"element 2 is .*, and not \['x'\] float32\[4, 3\]"):
         px.Groups(clients, lengths=[4, 4, 4, 2] if ragged else None).arrays()
 
 

@@ -113,5 +113,5 @@ def test_an_error_of_a_task_is_raised_here(pool):
         return px.reduce_sum(px.map_fn(lambda w, x: one(w, x, x[:, 0]), (px.broadcast(W, AXIS), x), AXIS), AXIS)
 
     odd = [np.ones((5, 3), "float32")] * (N - 1) + [np.ones((4, 3), "float32")]
-    with pytest.raises(px.ShapeError, match="element 11 is"):
+    with pytest.raises(px.DataError, match="element 11 is"):
         px.Stream(at_once=4, map=pool).run(rows, px.Groups(odd))

@@ -221,7 +221,7 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (run(data(), lambda s, b: jnp.ones(()), start()), px.StateError, "train_step"),
     (run(data(), EVAL, start()), px.StateError, "returned a dict"),
     (run(list), px.DataError, "data has no batches in epoch 1"),
-    (run([0], lambda s, b: (s, np.ones(3))), px.ShapeError, "'loss' is an array"),
+    (run([0], lambda s, b: (s, np.ones(3))), px.DataError, "'loss' is an array"),
     (run([0], evaluate=TWICE), px.DataError, "two evaluations have one name"),
     (lambda: px.Evaluate(step, [0]), px.DataError, "step is a training step"),
     (run([0], callbacks=Misspelt()), px.DataError, "on_epochs"),

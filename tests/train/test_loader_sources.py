@@ -198,7 +198,7 @@ ONES = {"x": np.ones(6)}
 REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ("rows.npy", {"batch_size": 4}, px.DataError, "source is a str"),
     (iter([1, 2]), {}, px.DataError, "does not give batches anew"),
-    ({"x": np.ones(6), "y": np.ones(5)}, {"batch_size": 4}, px.ShapeError, r"source\['y'\] has 5 rows where others"),
+    ({"x": np.ones(6), "y": np.ones(5)}, {"batch_size": 4}, px.DataError, r"source\['y'\] has 5 rows where others"),
     ({"x": np.ones(6), "y": 3}, {"batch_size": 4}, px.DataError, r"source\['y'\] is a int, not an array"),
     (ONES, {}, px.DataError, "batch_size must be an integer"),
     (ONES, {"batch_size": 7, "drop_last": True}, px.DataError, "there is no batch"),
@@ -206,9 +206,9 @@ REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (ONES, {"batch_size": 4, "seed": -1}, px.DataError, "seed must be an integer"),
     ({"x": np.full(6, 2**40)}, {"batch_size": 6}, px.DataError, "holds 1099511627776"),
     ({"x": np.array(["a"] * 6)}, {"batch_size": 6}, px.DataError, "not of numbers"),
-    (ONES, {"batch_size": 6, "transform": lambda b: {"x": b["x"][1:]}}, px.ShapeError, "must start with the 6 rows"),
+    (ONES, {"batch_size": 6, "transform": lambda b: {"x": b["x"][1:]}}, px.DataError, "must start with the 6 rows"),
     (ONES, {"batch_size": 6, "transform": lambda b: None}, px.DataError, "transform returned None"),
-    (lambda: [np.ones(2), {"x": np.ones(2), "y": np.ones(3)}], {}, px.ShapeError, "batch number 2 of epoch 1"),
+    (lambda: [np.ones(2), {"x": np.ones(2), "y": np.ones(3)}], {}, px.DataError, "batch number 2 of epoch 1"),
     (list, {}, px.DataError, "source has no batches in epoch 1"),
 ]
 

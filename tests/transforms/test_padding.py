@@ -91,7 +91,7 @@ def test_what_needs_shares_of_one_size_is_refused(name: str, rows: int) -> None:
     net = MLP(nnx.Rngs(0))
     before = [v[...] for v in px.variables(net)]
     message = rf"{rows} rows do not divide over 8 devices, and .*{reason}.*Give a multiple of 8 rows.*px\.train_step"
-    with pytest.raises(px.ShapeError, match=message):
+    with pytest.raises(px.DataError, match=message):
         px.Parallel(body, net, reduce=reduce)(values(rows, 3))
     assert all(v[...] is old for v, old in zip(px.variables(net), before, strict=True))
 

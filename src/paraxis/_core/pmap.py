@@ -13,7 +13,7 @@ import numpy as np
 from paraxis._core import arrays, check, jax_api, layout, placing, pytrees, scope, tree, verbs
 from paraxis._core.axis import Axis
 from paraxis._core.placing import Placement
-from paraxis.errors import AxisError, ShapeError
+from paraxis.errors import AxisError, DataError
 
 _R = TypeVar("_R")
 
@@ -51,7 +51,7 @@ def pmap(
         and nest it. Arguments that lie on other devices are moved.
 
     Raises:
-        ShapeError: when called, if the sizes of the mapped axes disagree, or there are none.
+        DataError: when called, if the sizes of the mapped axes disagree, or there are none.
         AxisError: when called under a mesh that lacks the axis.
 
     Communicates: nothing, unless ``fn`` does.
@@ -182,7 +182,7 @@ def _axes_of(in_axes: Any, dynamic: Mapping[int, Any], num_args: int) -> list[in
             entries = tuple(entries[position] for position in dynamic)
         return tree.entries(entries, tuple(dynamic.values()))
     except (ValueError, TypeError) as error:
-        raise ShapeError(
+        raise DataError(
             f"pmap: in_axes={in_axes!r} does not fit the {len(dynamic)} non-static arguments it was given; write one "
             f"entry per positional argument, each an integer, None, or a tree that is a prefix of the argument"
         ) from error
@@ -200,9 +200,9 @@ def _size(axes: Sequence[int | None], arguments: Any, given: int | None) -> int:
     if len(found) == 1 and isinstance(size := found.pop(), int):
         return size
     if not sizes:
-        raise ShapeError("pmap: no argument is mapped, so the number of elements is unknown; write axis_size=8")
+        raise DataError("pmap: no argument is mapped, so the number of elements is unknown; write axis_size=8")
     listed = ", ".join(f"{label}: {size}" for label, size in sizes.items())
-    raise ShapeError(
+    raise DataError(
         f"pmap: the sizes of the mapped axes disagree ({listed}); they must be one and the same. Write None in in_axes "
         f"for what every element gets whole"
     )
@@ -229,7 +229,7 @@ def _with_out_axes(out_axes: Any, result: Any) -> Any:
     try:
         axes = tree.entries(out_axes, result)
     except ValueError as error:
-        raise ShapeError(
+        raise DataError(
             f"pmap: out_axes={out_axes!r} does not fit the result, {structure}; write one entry per output, each an "
             f"integer, None, or a tree that is a prefix of the output"
         ) from error

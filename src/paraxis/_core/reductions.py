@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from paraxis._core import arrays, check, layout, origins, placing, primitives, pytrees, scope, sums, tree
 from paraxis._core.axis import Axis
-from paraxis.errors import ShapeError
+from paraxis.errors import DataError
 
 _Tree = TypeVar("_Tree")
 
@@ -29,7 +29,7 @@ def reduce_sum(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -
         Tree of arrays ``(...)``, the same on all devices; dtypes as in ``jnp.sum``.
 
     Raises:
-        ShapeError: if a leaf does not start with the size of the axis, or the mask is malformed; the message names it.
+        DataError: if a leaf does not start with the size of the axis, or the mask is malformed; the message names it.
         AxisError: if it is not clear which axis is meant, or the axis cannot be placed.
 
     Communicates: one all-reduce the size of the result. The derivative: nothing.
@@ -159,7 +159,7 @@ class _Reduction:
         self.x = self._numbers("x", x)
         self.where = None if where is None else tree.placed(verb, "where", where, self.axis)
         if where is not None and (getattr(self.where, "ndim", 0), getattr(self.where, "dtype", None)) != (1, bool):
-            raise ShapeError(
+            raise DataError(
                 f"{verb}: where must be one boolean per element, bool[{self.axis.size}], got "
                 f"{check.described(self.where)}; write where=mask > 0, or reduce values of a wider mask inside the map"
             )
@@ -200,7 +200,7 @@ class _Reduction:
         leaves = jax.tree_util.tree_leaves_with_path(w)
         wrong = next((f", but {tree.name('w', path)} {leaf.shape}" for path, leaf in leaves if leaf.ndim != 1), None)
         if wrong or jax.tree.structure(w) != structure:
-            raise ShapeError(
+            raise DataError(
                 f"{self.verb}: w must be one array ({self.axis.size},) of weights, or a tree of them like x"
                 f"{wrong or f', {structure}, but it is {jax.tree.structure(w)}'}. Write "
                 f"px.{self.verb}(x, jnp.ones({self.axis.size}), {self.axis.name!r})"
@@ -212,7 +212,7 @@ class _Reduction:
         for path, leaf in jax.tree_util.tree_leaves_with_path(found):
             if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
                 called = tree.name(argument, path)
-                raise ShapeError(
+                raise DataError(
                     f"{self.verb}: {called} must be numbers, got random keys {leaf.dtype}{list(leaf.shape)}; write "
                     f"jax.random.key_data({called}) for their bits"
                 )

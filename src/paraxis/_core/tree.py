@@ -7,14 +7,14 @@ import jax.numpy as jnp
 
 from paraxis._core import check, scope
 from paraxis._core.axis import Axis
-from paraxis.errors import DataError, ShapeError
+from paraxis.errors import DataError
 
 
 def arrays(verb: str, argument: str, tree: Any) -> Any:
     """Return the same tree with every leaf an array (Python numbers keep their weak type).
 
     Raises:
-        ShapeError: if a leaf is not a number or an array.
+        DataError: if a leaf is not a number or an array.
         DataError: if one has integers that JAX would cut.
     """
 
@@ -28,7 +28,7 @@ def arrays(verb: str, argument: str, tree: Any) -> Any:
         except DataError:  # of groups or a table, which say what to write
             raise
         except (TypeError, ValueError) as error:
-            raise ShapeError(
+            raise DataError(
                 f"{verb}: {name(argument, path)} is {check.described(leaf)}, which JAX cannot take as an array; "
                 f"close over it: px.map_fn(lambda x: fn(x, option), …)"
             ) from error
@@ -40,13 +40,13 @@ def placed(verb: str, argument: str, tree: Any, axis: Axis) -> Any:
     """Return the same tree with every leaf an array of shape ``(axis.size, ...)``.
 
     Raises:
-        ShapeError: naming the first leaf that is not.
+        DataError: naming the first leaf that is not.
     """
     tree, chunk = arrays(verb, argument, tree), scope.current().chunk
     tree = tree if chunk is None else chunk.rows(tree, axis)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if leaf.ndim == 0 or leaf.shape[0] != axis.size:
-            raise ShapeError(
+            raise DataError(
                 f"{verb}: {name(argument, path)} has shape {leaf.shape}, but a value placed on axis {axis.name!r} "
                 f"starts with its size, ({axis.size}, ...); write px.broadcast(…, {axis.name!r}) if all elements see "
                 f"the same value, or jnp.stack(…) of a list with one array per element"

@@ -78,7 +78,7 @@ def map_fn(fn: Callable[..., _R], args: Any, axis: Axis | str | None = None, *, 
         The function's result with every leaf ``(size, ...)``, laid out over the devices.
 
     Raises:
-        ShapeError: if a leaf does not start with the size of the axis; the message names the leaf.
+        DataError: if a leaf does not start with the size of the axis; the message names the leaf.
         AxisError: as in :func:`broadcast`; or if the elements cannot run, or exchange values, in the way asked for.
 
     Communicates: nothing, unless the function does; then a device that has no element is sent one as padding.
@@ -134,7 +134,7 @@ def scatter(x: Any, axis: Axis | str | None = None) -> Any:
         copy (JAX has no arrays with uneven blocks), of which a map uses the device's part.
 
     Raises:
-        ShapeError, AxisError: as in :func:`map_fn`.
+        DataError, AxisError: as in :func:`map_fn`.
 
     Communicates: sends each device its rows.
 
@@ -171,7 +171,7 @@ def gather(x: Any, axis: Axis | str | None = None) -> Any:
         host, the value itself, whole on every device.
 
     Raises:
-        ShapeError, AxisError: as in :func:`map_fn`.
+        DataError, AxisError: as in :func:`map_fn`.
 
     Communicates: sends every row to the host. With several processes, all must call it, and each gets all rows.
 

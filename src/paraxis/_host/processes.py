@@ -20,7 +20,7 @@ import numpy as np
 
 from paraxis._core import jax_api
 from paraxis._host import digests
-from paraxis.errors import DataError, ProcessError, StateError
+from paraxis.errors import DataError, DeviceError, StateError
 
 
 def is_first() -> bool:
@@ -97,7 +97,7 @@ def together(what: str) -> Iterator[None]:
     """Around what processes do before they communicate: where one has an error, the others do not wait for it.
 
     Raises:
-        ProcessError: in the processes that had none, naming the first that had.
+        DeviceError: in the processes that had none, naming the first that had.
 
     Communicates: what :func:`reports` does.
     """
@@ -107,7 +107,7 @@ def together(what: str) -> Iterator[None]:
         reports(f"{type(error).__name__}: {error}")
         raise
     for number, report in reports("").items():
-        raise ProcessError(f"{what}: process {number} cannot continue: {report}")
+        raise DeviceError(f"{what}: process {number} cannot continue: {report}")
 
 
 _FIRST_STEP = 600.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from paraxis.errors import DataError, ShapeError
+from paraxis.errors import DataError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Arrays:
     ) -> None:
         for X, y in pairs:
             if X.ndim != 2 or y.ndim != 1 or len(X) != len(y) or not X.shape[1] or X.shape[1] != pairs[0][0].shape[1]:
-                raise ShapeError(
+                raise DataError(
                     f"{who}: X must be (n, d) and y (n,), with the same d everywhere, got {X.shape} and {y.shape}"
                 )
             if X.dtype.kind not in "biuf":

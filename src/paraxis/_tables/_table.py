@@ -8,7 +8,7 @@ import numpy as np
 
 from paraxis._core import check
 from paraxis._tables._arrays import Arrays, npy
-from paraxis.errors import DataError, ShapeError
+from paraxis.errors import DataError
 
 _ALIGNED = 64  # bytes
 
@@ -109,7 +109,7 @@ class Table:
 
         Raises:
             DataError: if there are no such files, or one cannot be read.
-            ShapeError: if their shapes do not fit together.
+            DataError: if their shapes do not fit together.
         """
         return cls(npy(Path(folder), _dtype(dtype)))
 
@@ -124,7 +124,7 @@ class Table:
         """
         targets = np.asarray(y)
         if targets.ndim != 1 or targets.dtype.kind not in "biufUO":
-            raise ShapeError(
+            raise DataError(
                 f"Table.of_arrays: y must be numbers or text (n,), one per row, got {check.described(targets)}"
             )
         return cls(Arrays("Table.of_arrays", [(np.asanyarray(X), targets)], _dtype(dtype)))
@@ -175,7 +175,7 @@ class Table:
         X, targets, filled = np.empty((0, 0)), [], 0
         for part, y in self._source.blocks(size):
             if part.ndim != 2 or part.shape[1] != len(self.columns) or y.shape != part.shape[:1]:
-                raise ShapeError(
+                raise DataError(
                     f"Table: a block must be X (n, {len(self.columns)}) and y (n,), got {part.shape} and {y.shape}"
                 )
             start = 0

@@ -96,7 +96,7 @@ def _add_launch(parser: argparse.ArgumentParser) -> None:
 
 
 def _launch(chosen: argparse.Namespace) -> int:
-    from paraxis.errors import ProcessError
+    from paraxis.errors import DeviceError
     from paraxis.launch import launch
 
     try:
@@ -109,7 +109,7 @@ def _launch(chosen: argparse.Namespace) -> int:
             restarts=chosen.restarts,
             grace=chosen.grace,
         )
-    except ProcessError as error:
+    except DeviceError as error:
         raise CommandError(str(error)) from None
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from paraxis._core.axis import Axis
 from paraxis._core.reductions import reduce_mean
 from paraxis._core.verbs import broadcast, map_fn
-from paraxis.errors import ShapeError
+from paraxis.errors import DataError
 
 Average = Literal["softmax", "sigmoid", "mean", "moments", "mixture"]
 NAMES: tuple[str, ...] = get_args(Average)
@@ -17,7 +17,7 @@ NAMES: tuple[str, ...] = get_args(Average)
 def of_each(average: str, prediction: Any, inputs: tuple[Any, ...]) -> Any:
     """Return what is averaged of one member's prediction, at least float32."""
     if average == "mixture" and not (isinstance(prediction, tuple) and len(prediction) == 2):
-        raise ShapeError(
+        raise DataError(
             f"ensemble.predict: average='mixture' needs models that give (mean, variance), but the model gives a "
             f"{type(prediction).__name__}; write average='moments'"
         )
@@ -48,7 +48,7 @@ def _softmax(logits: jax.Array, rows: tuple[int, ...]) -> jax.Array:
     one_per_row = len(rows) > 1 and logits.shape == rows[:1]
     if logits.ndim == 0 or logits.shape[-1] < 2 or one_per_row:
         kind = ", one number for each row of the inputs" if one_per_row else ""
-        raise ShapeError(
+        raise DataError(
             f"ensemble.predict: average='softmax' needs logits (..., classes), but the model gives {logits.shape}"
             f"{kind}. Write average='sigmoid' for one logit of a yes or no, average='moments' for a regression"
         )

@@ -22,7 +22,7 @@ from paraxis.ensembles import _averages, _fit, _members
 from paraxis.ensembles._averages import Average
 from paraxis.ensembles._fit import Epoch, History
 from paraxis.ensembles._members import Form, State
-from paraxis.errors import ShapeError, StateError
+from paraxis.errors import DataError, StateError
 
 
 @dataclasses.dataclass(repr=False, eq=False)
@@ -136,7 +136,7 @@ class Ensemble:
             ``out`` with leaves ``(size, ...)``.
 
         Raises:
-            StateError, ShapeError: if the step returns another kind of member, or an argument is malformed; the members
+            StateError, DataError: if the step returns another kind of member, or an argument is malformed; the members
                 are unchanged.
 
         Communicates: nothing. If the members do not divide, or lie over several processes, ``out`` is gathered.
@@ -199,7 +199,7 @@ class Ensemble:
             A :class:`History`.
 
         Raises:
-            ShapeError, StateError: if an argument is malformed, the checkpoint is of another run, or as in
+            DataError, StateError: if an argument is malformed, the checkpoint is of another run, or as in
                 :meth:`train`.
 
         Communicates: as :meth:`train`; a checkpoint as ``Checkpoints.save``.
@@ -229,7 +229,7 @@ class Ensemble:
             The average, ``(...)``, at least float32; two of them for ``"moments"`` and ``"mixture"``.
 
         Raises:
-            ShapeError, StateError: if arguments are malformed, or it is not known how to apply the model.
+            DataError, StateError: if arguments are malformed, or it is not known how to apply the model.
 
         Communicates: one all-reduce the size of the result; two, one after the other, for two results.
         """
@@ -272,7 +272,7 @@ class Ensemble:
         leaves, structure = jax.tree.flatten(args)
         axes = [None] * len(leaves) if in_axes is None else tree.entries(in_axes, args)
         if not {*axes} <= {0, None}:
-            raise ShapeError(f"ensemble.{kind}: in_axes must be 0 or None for each argument, got {in_axes}")
+            raise DataError(f"ensemble.{kind}: in_axes must be 0 or None for each argument, got {in_axes}")
         own = tuple([entry == 0 for entry in axes])
         if self._spans or any(self._is_elsewhere(x) for x in leaves):
             settled = [arrays.settle(jnp.asarray(x), self._placement, rows=o) for x, o in zip(leaves, own, strict=True)]
@@ -342,7 +342,7 @@ class Ensemble:
         """Return an ensemble of the same form with other members, ``(size, ...)``."""
         size = len(next(iter(rows.values())))
         if not size:
-            raise ShapeError("ensemble: no member would be left; give at least one index")
+            raise DataError("ensemble: no member would be left; give at least one index")
         with placing.without_context():
             placement = placing.place(dataclasses.replace(self.axis, size=size))
             return dataclasses.replace(self, _members=arrays.laid_out(rows, placement), _placement=placement)

@@ -13,7 +13,7 @@ import numpy as np
 from paraxis._core import arrays, check, jax_api, placing
 from paraxis.ensembles import _members
 from paraxis.ensembles._members import Form, State
-from paraxis.errors import ShapeError, StateError
+from paraxis.errors import DataError, StateError
 
 if TYPE_CHECKING:
     from paraxis.ensembles._ensemble import Ensemble
@@ -90,7 +90,7 @@ class History:
         if rule is not None:
             if np.shape(metrics.get(rule.metric, 0.0)) != active.shape:
                 there = ", ".join(name for name, x in metrics.items() if x.shape == active.shape)
-                raise ShapeError(f"ensemble.fit: stop_early watches {rule.metric!r}, but the metrics are {there}")
+                raise DataError(f"ensemble.fit: stop_early watches {rule.metric!r}, but the metrics are {there}")
             value = metrics[rule.metric] * (1 if rule.mode == "min" else -1)
             improved = active & (value < self._least - rule.min_change)  # never so for NaN
             self._least = np.where(improved, value, self._least)
@@ -109,15 +109,15 @@ class Batches:
         counts = {np.shape(x)[:1] for x in jax.tree.leaves(data)}
         if not isinstance(data, tuple) or len(counts) != 1 or () in counts:
             shapes = jax.tree.map(np.shape, data)
-            raise ShapeError(f"ensemble.fit: data must be a tuple of arrays with the same number of rows, got {shapes}")
+            raise DataError(f"ensemble.fit: data must be a tuple of arrays with the same number of rows, got {shapes}")
         ((count,),) = counts
         self._rows = None if rows is None else np.asarray(rows)
         if self._rows is not None:
             if self._rows.dtype.kind not in "iu" or not 0 <= self._rows.min() <= self._rows.max() < count:
-                raise ShapeError(f"ensemble.fit: rows must be numbers of the data's {count} rows, ({len(ens)}, m)")
+                raise DataError(f"ensemble.fit: rows must be numbers of the data's {count} rows, ({len(ens)}, m)")
             count = self._rows.shape[1]
         check.no_cut("ensemble.fit", "data", data)
-        check.count("ensemble.fit", "batch_size", batch_size, most=count, error=ShapeError)
+        check.count("ensemble.fit", "batch_size", batch_size, most=count, error=DataError)
         self._size, self._count, self._key = batch_size, count, _members.one_key("ensemble.fit", key)
         self.num_steps = count // batch_size
         everywhere = arrays.sharding(ens._placement, rows=False)
@@ -152,7 +152,7 @@ def fit(
     callbacks: Callable[[Epoch], Any] | None,
 ) -> History:
     """Train the members of an ensemble: :meth:`Ensemble.fit`."""
-    check.count("ensemble.fit", "epochs", epochs, error=ShapeError)
+    check.count("ensemble.fit", "epochs", epochs, error=DataError)
     history, best, scanned = History(len(ens), epochs, batches.num_steps, stop_early), None, None
     with checkpoint or contextlib.nullcontext():
         if checkpoint is not None and checkpoint.latest is not None:

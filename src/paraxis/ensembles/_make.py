@@ -49,7 +49,7 @@ def ensemble(
 
     Raises:
         StateError: if ``make`` returns no member, or ignores its key, so that all members would be the same.
-        AxisError, ShapeError: if the axis, ``key`` or ``args`` are malformed.
+        AxisError, DataError: if the axis, ``key`` or ``args`` are malformed.
 
     Communicates: nothing.
 

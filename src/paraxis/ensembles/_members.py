@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core import check, pytrees
-from paraxis.errors import ShapeError, StateError
+from paraxis.errors import DataError, StateError
 
 State = dict[str, jax.Array]
 """A member's arrays by name; of random keys, their numbers, which can be padded and saved."""
@@ -206,7 +206,7 @@ def one_key(who: str, key: Any) -> jax.Array:
     if not isinstance(key, (jax.Array, np.ndarray)):
         return jax.random.key(check.count(who, "key", key, least=0, write="key=0"), impl="threefry2x32")
     if "rbg" in str(jax.random.key_impl(key)):
-        raise ShapeError(
+        raise DataError(
             f"{who}: with a key of the hardware generator rbg, members would depend on the devices; write "
             f"jax.random.key(0, impl='threefry2x32')"
         )

@@ -9,7 +9,7 @@ import jax
 
 from paraxis._core import jax_api
 from paraxis._host import processes
-from paraxis.errors import ProcessError
+from paraxis.errors import DeviceError
 from paraxis.launch import _rank
 
 COORDINATOR = "PARAXIS_COORDINATOR"
@@ -63,7 +63,7 @@ def initialize(*, stuck_after: float = 0) -> Processes:
         The number of this process, and the number of processes.
 
     Raises:
-        ProcessError: if JAX has already started its devices, or the variables cannot be read.
+        DeviceError: if JAX has already started its devices, or the variables cannot be read.
 
     Communicates: with the coordinator, process 0. If one process does not join within a minute, JAX ends the others.
 
@@ -87,7 +87,7 @@ def _join() -> Processes:
         if not is_launched and not jax_api.detects_cluster():
             return Processes(0, 1)
         if jax_api.xla_bridge.backends_are_initialized():
-            raise ProcessError(
+            raise DeviceError(
                 "px.initialize: JAX has already started, without the devices of the other processes; call it right "
                 "after the imports, before anything makes an array or calls jax.devices()"
             )
@@ -104,7 +104,7 @@ def _join_launched() -> Processes:
         host, _ = coordinator.rsplit(":", 1)
         numbers = int(os.environ[PROCESS]), int(os.environ[NUM_PROCESSES]), int(os.environ.get(ATTEMPT, 0))
     except (KeyError, ValueError) as error:
-        raise ProcessError(
+        raise DeviceError(
             f"px.initialize: cannot read the variables of several processes ({error}); write "
             f"{COORDINATOR}=host:5000 {NUM_PROCESSES}=2 {PROCESS}=0"
         ) from None

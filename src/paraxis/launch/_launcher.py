@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from paraxis._core import check
 from paraxis._host import threads
-from paraxis.errors import ProcessError
+from paraxis.errors import DeviceError
 from paraxis.launch import _rank
 from paraxis.launch._initialize import ATTEMPT, COORDINATOR, GRACE, LAUNCHER, NUM_PROCESSES, PROCESS
 
@@ -56,7 +56,7 @@ def launch(
         The exit status: 0 if that of every rank is; else that of the rank that failed first, or 128 + its signal.
 
     Raises:
-        ProcessError: if there is no such file, or a number cannot be.
+        DeviceError: if there is no such file, or a number cannot be.
 
     Example:
         >>> import pathlib, tempfile
@@ -67,9 +67,9 @@ def launch(
         [0] hello from 0
         0
     """
-    check.count("launch", "num_processes", num_processes, error=ProcessError)
+    check.count("launch", "num_processes", num_processes, error=DeviceError)
     if not module and not os.path.exists(script):
-        raise ProcessError(f"launch: there is no file {script}")
+        raise DeviceError(f"launch: there is no file {script}")
     command = [sys.executable, _rank.__file__, "module" if module else "script", script, *arguments]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = len(glob.glob("/dev/nvidia[0-9]*") if visible is None else visible.replace(",", " ").split())

@@ -93,7 +93,7 @@ class LBFGS(Solver):
 
     Raises:
         ValueError: if an option is not valid.
-        ShapeError: if the arguments of ``run`` do not fit together.
+        DataError: if the arguments of ``run`` do not fit together.
 
     Communicates, if rows are spread over devices: for a linear model, one all-reduce of three scalars per trial step
     and one the size of ``params`` per iteration; for other functions, whatever value and gradient do, per trial step.

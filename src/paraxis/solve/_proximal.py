@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._core import arrays, check, jax_api, layout
-from paraxis.errors import ShapeError
+from paraxis.errors import DataError
 from paraxis.solve import _implicit as implicit, _run as runs, _stopping as stopping, _trees as trees, prox as operators
 from paraxis.solve._problem import Function, Linear, Point
 from paraxis.solve._run import OptStep
@@ -110,7 +110,7 @@ class ProximalGradient(Solver):
         value_and_grad, has_aux, stepsize, maxiter, verbose: as of :class:`LBFGS`.
 
     Raises:
-        ValueError, ShapeError: as of :class:`LBFGS`.
+        ValueError, DataError: as of :class:`LBFGS`.
         DataError: if the hyperparameters of an operator of :mod:`paraxis.solve.prox` make no sense.
 
     Communicates: as :class:`LBFGS`.
@@ -162,7 +162,7 @@ class ProximalGradient(Solver):
         moved = jax.eval_shape(self.prox, params, hyper, jnp.ones((), _dtype(params)))
         shapes = [jax.tree.map(jnp.shape, tree) for tree in (params, moved)]
         if shapes[0] != shapes[1]:
-            raise ShapeError(
+            raise DataError(
                 f"{who}: prox must return the like of params, shapes {shapes[0]}, got {shapes[1]} with "
                 f"hyperparams_prox of shapes {jax.tree.map(jnp.shape, hyper)}"
             )

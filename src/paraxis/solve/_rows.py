@@ -10,7 +10,7 @@ from paraxis._core import arrays, check, placing
 from paraxis._core.axis import Axis
 from paraxis._host import processes
 from paraxis._tables import Table
-from paraxis.errors import AxisError, DataError, ShapeError
+from paraxis.errors import AxisError, DataError
 from paraxis.solve._streaming import TableRows
 
 
@@ -63,7 +63,7 @@ def rows(
         A tuple ``(X, y, weight)`` of arrays ``(num_padded, ...)``; of a table, ``X`` stands for rows on disk.
 
     Raises:
-        ShapeError: if the numbers of rows differ, or the axis has another size.
+        DataError: if the numbers of rows differ, or the axis has another size.
         AxisError: if the axis has ``at_once``, or cannot be placed.
         DataError: if there is no row, or no weight is positive; or if processes were given different rows, as a digest
             of small arrays, and of 64 rows of others, tells.
@@ -101,11 +101,11 @@ def lay(X: Any, y: Any, sample_weight: Any, axis: Axis | None, *, copied: bool) 
         raise DataError(f"rows: X must be numbers (n, d) with at least one row, got {check.described(X)}")
     dtype = X.dtype if jnp.issubdtype(X.dtype, jnp.floating) else np.dtype(np.float32)
     if y.shape[:1] != X.shape[:1]:
-        raise ShapeError(f"rows: y must have the {len(X)} rows of X, got {y.shape}")
+        raise DataError(f"rows: y must have the {len(X)} rows of X, got {y.shape}")
     weight = weighted(y, sample_weight, dtype)
     axis = Axis("rows", len(X)) if axis is None else axis
     if axis.size != len(X):
-        raise ShapeError(f"rows: X has {len(X)} rows, but axis {axis.name!r} has size {axis.size}")
+        raise DataError(f"rows: X has {len(X)} rows, but axis {axis.name!r} has size {axis.size}")
     if axis.at_once is not None:
         raise AxisError(
             f"rows: axis {axis.name!r} has at_once={axis.at_once}, but a device takes all of its rows; leave it out"
@@ -133,7 +133,7 @@ def weighted(y: Any, sample_weight: Any, dtype: Any) -> np.ndarray:
     """Return the weights of rows, ``(n,)``, checked."""
     weight = np.ones(len(y), dtype) if sample_weight is None else np.asarray(sample_weight)
     if weight.shape != y.shape[:1]:
-        raise ShapeError(f"rows: sample_weight must be one number for each of the {len(y)} rows, got {weight.shape}")
+        raise DataError(f"rows: sample_weight must be one number for each of the {len(y)} rows, got {weight.shape}")
     if not (np.all(np.isfinite(weight)) and np.all(weight >= 0) and np.any(weight > 0)):
         raise DataError(
             "rows: sample_weight must be finite, not negative and somewhere positive; leave out rows that are not to "

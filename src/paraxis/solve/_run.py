@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._core import arrays, check, layout
-from paraxis.errors import ShapeError
+from paraxis.errors import DataError
 from paraxis.solve._stopping import Status
 from paraxis.solve.objective import LinearObjective
 
@@ -106,7 +106,7 @@ def beginning(who: str, fun: Callable[..., Any], params: Any, args: Any, kwargs:
     """Return the initial parameters as arrays, on the data's mesh if their types say it.
 
     Raises:
-        ShapeError: if there are none, or one is not of real numbers.
+        DataError: if there are none, or one is not of real numbers.
         DataError: if a linear model's targets make no sense, or JAX would cut integers.
     """
     if getattr(type(params), "_fields", None) == OptStep._fields:  # also JAXopt's
@@ -118,7 +118,7 @@ def beginning(who: str, fun: Callable[..., Any], params: Any, args: Any, kwargs:
     problem = fun.check_targets(params, *args, **kwargs)
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(params)}
     if len(dtypes) > 1 or jnp.result_type(*dtypes, problem.design.dtype) not in dtypes:
-        raise ShapeError(
+        raise DataError(
             f"{who}: init_params are {', '.join(sorted(d.name for d in dtypes))}, and X is {problem.design.dtype}: "
             f"their dtypes must have the same width; write fun.init(…, dtype=X.dtype), or X.astype(…)"
         )
@@ -126,9 +126,9 @@ def beginning(who: str, fun: Callable[..., Any], params: Any, args: Any, kwargs:
 
 
 def floating(who: str, params: Any) -> Any:
-    """Return parameters as arrays without weak types; a ShapeError if one is not of real numbers, or there are none."""
+    """Return parameters as arrays without weak types; a DataError if one is not of real numbers, or there are none."""
     params = jax.tree.map(jnp.asarray, params)
     dtypes = {x.dtype for x in jax.tree.leaves(params)}
     if not dtypes or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
-        raise ShapeError(f"{who}: params must be arrays of floats, at least one, got {dtypes or params}")
+        raise DataError(f"{who}: params must be arrays of floats, at least one, got {dtypes or params}")
     return jax.tree.map(lambda x: jnp.asarray(x, x.dtype), params)

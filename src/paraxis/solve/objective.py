@@ -18,7 +18,7 @@ import numpy as np
 
 from paraxis._core import arrays, check
 from paraxis._tables import Table
-from paraxis.errors import DataError, ShapeError
+from paraxis.errors import DataError
 from paraxis.solve import _losses as losses
 from paraxis.solve._losses import Loss
 from paraxis.solve._problem import Linear
@@ -85,7 +85,7 @@ class LinearObjective:
         if not isinstance(data, tuple | list) or len(data) not in (2, 3) or any(x is None for x in data[:2]):
             raise TypeError(f"{self}: data must be (X, y) or (X, y, weight), got {check.described(data)}")
         if np.shape(l2) != ():
-            raise ShapeError(f"{self}: l2reg must be a number, got {check.described(l2)}; write 0.1")
+            raise DataError(f"{self}: l2reg must be a number, got {check.described(l2)}; write 0.1")
         leaves: list[Any] = [x if isinstance(x, TableRows | None) else jnp.asarray(x) for x in data]
         design, targets, weight = leaves if len(leaves) == 3 else (*leaves, None)
         self._check(params, design, targets, weight)
@@ -119,9 +119,9 @@ class LinearObjective:
 
     def _check(self, params: Any, design: Any, targets: jax.Array, weight: jax.Array | None) -> None:
         if design.ndim != 2 or not design.shape[0]:
-            raise ShapeError(f"{self}: data: X must be (n, d) with at least one row, got {design.shape}")
+            raise DataError(f"{self}: data: X must be (n, d) with at least one row, got {design.shape}")
         if isinstance(params, tuple) != self.intercept or (self.intercept and len(params) != 2):
-            raise ShapeError(
+            raise DataError(
                 f"{self}: params must be {'a pair (coef, intercept)' if self.intercept else 'coefficients alone'}; "
                 f"write fun.init(num_features={design.shape[1]}, num_outputs=…), or glm(…, intercept=True) for a pair"
             )
@@ -129,7 +129,7 @@ class LinearObjective:
         wanted = {1: "(d,), one output", 2: "(d, k), an output per class"}
         num_dims = 1 if self.loss.single else 2 if self.loss.classes else min(max(len(shape), 1), 2)
         if shape[:1] != design.shape[1:] or len(shape) != num_dims:
-            raise ShapeError(
+            raise DataError(
                 f"{self}: for X (n, d), coefficients must be {wanted[num_dims]}, got {design.shape} and {shape}"
             )
         rows = design.shape[:1]
@@ -139,7 +139,7 @@ class LinearObjective:
             ("data: weight", rows if weight is None else weight.shape, rows),
         ):
             if found != expected:
-                raise ShapeError(
+                raise DataError(
                     f"{self}: {name} must be {expected} for X {design.shape} and coefficients {shape}, got {found}"
                 )
 

@@ -4,7 +4,7 @@ The operator of a penalty g with strength ``scaling`` takes x to the minimum ove
 ``scaling * g(z) + ||z - x||**2 / 2``; that of a constraint projects on what is allowed, whatever the scaling (Parikh
 and Boyd, "Proximal algorithms", 2014). All have JAXopt's arguments ``(x, hyperparams=None, scaling=1.0)``, take any
 pytree of floats and return its like. A hyperparameter is a number for all leaves, or a tree that is a prefix of ``x``;
-each of its leaves may be an array that broadcasts against the leaves of ``x`` below it. Others raise a ShapeError.
+each of its leaves may be an array that broadcasts against the leaves of ``x`` below it. Others raise a DataError.
 Nothing is communicated. :class:`paraxis.solve.ProximalGradient` takes any function with these arguments.
 """
 
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core import arrays, check
-from paraxis.errors import DataError, ShapeError
+from paraxis.errors import DataError
 
 __all__ = ["Prox", "box", "elastic_net", "first", "group", "l1", "non_negative", "none", "simplex"]
 
@@ -141,7 +141,7 @@ def simplex(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
 
     def leaf(x: jax.Array, total: jax.Array, scaling: Any) -> jax.Array:
         if not x.ndim:
-            raise ShapeError("prox.simplex: each leaf of x must be a vector (..., d), got a number; write x[None]")
+            raise DataError("prox.simplex: each leaf of x must be a vector (..., d), got a number; write x[None]")
         x = x - jnp.max(x, -1, keepdims=True)  # changes no result, and leaves the digits where they count
         descending = -jnp.sort(-x, axis=-1)
         count = jnp.arange(1, x.shape[-1] + 1, dtype=x.dtype)
@@ -162,7 +162,7 @@ def first(operator: Prox) -> Prox:
         operator: an operator of this module, or a function with the same arguments. It gets ``hyperparams`` unchanged.
 
     Raises:
-        ShapeError: when the result is applied to something other than a pair.
+        DataError: when the result is applied to something other than a pair.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -179,7 +179,7 @@ class _First:
 
     def __call__(self, x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
         if not isinstance(x, tuple) or len(x) != 2:
-            raise ShapeError(
+            raise DataError(
                 f"prox.first: x must be a pair (coef, intercept), got {type(x).__name__}; for coefficients alone, "
                 f"write prox.{getattr(self.operator, '__name__', self.operator)}"
             )
@@ -239,7 +239,7 @@ def _group_norms(x: jax.Array) -> jax.Array:
 
 def _pair(who: str, names: str, hyperparams: Any) -> Any:
     if not isinstance(hyperparams, tuple | list) or len(hyperparams) != 2:
-        raise ShapeError(f"prox.{who}: hyperparams must be a pair {names}, got {hyperparams!r}")
+        raise DataError(f"prox.{who}: hyperparams must be a pair {names}, got {hyperparams!r}")
     return hyperparams
 
 
@@ -252,7 +252,7 @@ def _by_leaf(who: str, operator: Callable[..., jax.Array], x: Any, hyper: Any, s
             value = jnp.asarray(value)
             found = operator(value, jnp.asarray(number, value.dtype), scaling).astype(value.dtype)
             if found.shape != value.shape:
-                raise ShapeError(
+                raise DataError(
                     f"prox.{who}: hyperparams must broadcast against x {value.shape}, got {jnp.shape(number)}"
                 )
             return found
@@ -263,7 +263,7 @@ def _by_leaf(who: str, operator: Callable[..., jax.Array], x: Any, hyper: Any, s
         jax.tree.structure(hyper).flatten_up_to(x)
     except ValueError as error:
         write = "np.asarray(…) of the list" if isinstance(hyper, list) else "one number for all leaves"
-        raise ShapeError(
+        raise DataError(
             f"prox.{who}: hyperparams must be a number or a tree that is a prefix of x, got "
             f"{jax.tree.structure(hyper)} for {jax.tree.structure(x)}; write {write}"
         ) from error

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from paraxis._core import check
-from paraxis.errors import DataError, ShapeError
+from paraxis.errors import DataError
 
 _NUM_LENGTHS = 12
 
@@ -38,7 +38,7 @@ class Groups:
 
     Raises:
         DataError: if ``lengths`` are not one integer for each element, or the first element cannot be read.
-        ShapeError: if no array is as long as ``lengths`` says.
+        DataError: if no array is as long as ``lengths`` says.
 
     Example:
         >>> import numpy as np, paraxis as px
@@ -68,7 +68,7 @@ class Groups:
         """Return the rows of arrays as elements: a pytree of ``(size, ...)``, in memory or memory-mapped.
 
         Raises:
-            ShapeError: if they are not equally many.
+            DataError: if they are not equally many.
 
         Example:
             >>> import numpy as np, paraxis as px
@@ -155,7 +155,7 @@ class Groups:
             both = zip(ends, map(jax.tree.leaves, elements), strict=True)
             is_long = [*map(all, zip(*([x.shape[:1] == (lengths[n],) for x in y] for n, y in both), strict=True))]
             if not any(is_long):
-                raise ShapeError(
+                raise DataError(
                     f"Groups: element {ends[0]} is {_shown(elements[0])}, where lengths says {lengths[ends[0]]} rows; "
                     f"give lengths=[len(…) for each element], or leave lengths out if all have the same shapes"
                 )
@@ -184,7 +184,7 @@ class Groups:
 
         Raises:
             DataError: if one cannot be read, or JAX would cut its integers; the message names it.
-            ShapeError: if one does not look like the others; likewise.
+            DataError: if one does not look like the others; likewise.
         """
         numbers, form = self.numbers[places], self._form
         tree = form.structs(length, len(numbers))
@@ -245,13 +245,13 @@ class _Form(NamedTuple):
         """Return the arrays of an element of this length.
 
         Raises:
-            ShapeError: if it looks otherwise.
+            DataError: if it looks otherwise.
         """
         (leaves, structure), first = jax.tree.flatten(element), self.structs(length)
         kinds = [[(x.shape, _canonical(x.dtype)) for x in found] for found in (leaves, jax.tree.leaves(first))]
         if structure != self.structure or kinds[0] != kinds[1]:
             rows = "if numbers of rows differ, give lengths=[len(…) for each element]"
-            raise ShapeError(
+            raise DataError(
                 f"Groups: element {number} is {_shown(element)}, and not {_shown(first)}, as element {self.example} "
                 f"is; {rows if length is None else f'lengths says {length} rows'}"
             )
@@ -320,7 +320,7 @@ class _Rows:
         counts = {x.shape[:1] for x in jax.tree.leaves(self.tree)}
         if len(counts) != 1 or counts == {()}:
             shapes = ", ".join(str(x.shape) for x in jax.tree.leaves(self.tree)) or "none"
-            raise ShapeError(f"Groups.of_arrays: tree must have arrays of equally many rows, (size, ...), got {shapes}")
+            raise DataError(f"Groups.of_arrays: tree must have arrays of equally many rows, (size, ...), got {shapes}")
         ((self.count,),) = counts
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from paraxis._core import arrays, check, jax_api, placing, pytrees, structure
-from paraxis.errors import AxisError, ShapeError
+from paraxis.errors import AxisError, DataError
 from paraxis.streaming import _trace
 from paraxis.streaming._groups import Groups
 from paraxis.streaming._passes import Pass, Plan
@@ -68,7 +68,7 @@ class Call:
         check.no_cut("Stream", "args", [x for x in self.values if isinstance(x, np.ndarray)])
         sizes = set(map(len, self.groups))
         if len(sizes) > 1:
-            raise ShapeError(f"Stream: groups must have equally many elements, got {' and '.join(map(str, sizes))}")
+            raise DataError(f"Stream: groups must have equally many elements, got {' and '.join(map(str, sizes))}")
         self.size = sizes.pop() if sizes else None
 
     @property

@@ -120,7 +120,7 @@ class Stream:
                 elements of different length; the message has the line.
             AxisError: if a mapped function exchanges values.
             AxisError: if it is not clear along which axis the elements are.
-            DataError, ShapeError: if an element cannot be read, or does not look like the others; they name it.
+            DataError: if an element cannot be read, or does not look like the others; they name it.
             CheckpointError: if ``folder`` holds another run, or cannot be written.
         """
         return self.jit(fn)(*args)

@@ -14,7 +14,7 @@ from jax.sharding import Sharding
 from paraxis._core import arrays, check, layout, placing, tree
 from paraxis._core.axis import Axis
 from paraxis._core.placing import Placement
-from paraxis.errors import AxisError, DataError, ShapeError
+from paraxis.errors import AxisError, DataError
 
 
 def axis_of(what: str, axis: Any) -> Axis:
@@ -34,7 +34,7 @@ def num_rows(what: str, argument: str, batch: Any) -> int:
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         shape = tuple(getattr(leaf, "shape", ()))
         if shape and number and shape[0] != number:
-            raise ShapeError(
+            raise DataError(
                 f"{what}: {tree.name(argument, path)} has {shape[0]} rows where others have {number}; every array of a "
                 "batch starts with its rows, and what is the same for all is 0-d or belongs in the function"
             )

@@ -214,7 +214,7 @@ class Checkpoints:
             StateError: if the checkpoint and the target differ in the paths, shapes or dtypes of their leaves; the
                 message lists how. With ``partial``, if no leaf agrees.
             CheckpointError: if there is no checkpoint, or all are damaged; with several processes, in the first one.
-            ProcessError: likewise, in the others.
+            DeviceError: likewise, in the others.
 
         Communicates: all-gathers of 400 bytes, of which checkpoint the first process has chosen.
         """

@@ -144,7 +144,7 @@ def fit(
             ``log`` is not a log.
         StateError: if ``step`` is not a step; if the checkpoint is of another state; if an earlier step has consumed
             the arrays of ``state``; or if ``paraxis launch`` started this process, and it did not join the others.
-        OSError: if ``log`` or ``tensorboard`` cannot be written to; a ProcessError in the other processes.
+        OSError: if ``log`` or ``tensorboard`` cannot be written to; a DeviceError in the other processes.
         CheckpointError: if ``checkpoint`` cannot be written to when the run begins, or with several processes later.
         NonFiniteError: if a loss or a gradient is not finite. The message names the step, the batch, its rows, and the
             rows whose own values are not finite. The batch is saved beside the checkpoint, or else beside the log.

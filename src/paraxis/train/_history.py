@@ -14,7 +14,7 @@ from paraxis import _html as html
 from paraxis._core import check
 from paraxis._core.check import needed
 from paraxis._host import files
-from paraxis.errors import DataError, ShapeError
+from paraxis.errors import DataError
 from paraxis.train._loss import Mean, Metrics
 
 MOST_POINTS = 512
@@ -155,7 +155,7 @@ def fetched(metrics: Mapping[str, Any]) -> Metrics:
             # The mean itself has the rounding of one division; its product with the weight has nearly none.
             total = _number(mean.total) if mean.value is None else _number(mean.value) * weight
         except (TypeError, ValueError) as error:
-            raise ShapeError(
+            raise DataError(
                 f"px.fit: metric {name!r} is {check.described(x)}, not a number; let the step return a scalar, or "
                 "px.Mean(total, weight)"
             ) from error

@@ -13,7 +13,7 @@ import numpy as np
 from paraxis._core import check, jax_api, placing, tree
 from paraxis._core.axis import Axis
 from paraxis._host import reading
-from paraxis.errors import DataError, ShapeError
+from paraxis.errors import DataError
 from paraxis.train import _batches
 from paraxis.train._order import Order, Position, RowGenerators
 from paraxis.train._sources import Arrays, Batches, Dataset, naming, source_of, to_host
@@ -72,7 +72,7 @@ def loader(
     Raises:
         DataError: if the source cannot be read, or an argument does not fit it. While reading, errors name the batch
             and, if possible, the row.
-        ShapeError: likewise, if leaves or rows do not fit together.
+        DataError: likewise, if leaves or rows do not fit together.
 
     Communicates: sends each device its rows; nothing between devices or processes.
 
@@ -264,7 +264,7 @@ def _numbers(batch: Any, num_rows: int, *, copy: bool) -> Any:
     def one(path: Any, leaf: Any) -> np.ndarray:
         name, array = tree.name("batch", path), to_host(leaf)
         if array.ndim == 0 or len(array) != num_rows:
-            raise ShapeError(f"{name} has shape {array.shape}, but each leaf must start with the {num_rows} rows")
+            raise DataError(f"{name} has shape {array.shape}, but each leaf must start with the {num_rows} rows")
         if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == np.bool_):
             raise DataError(f"{name} is of {array.dtype}, not of numbers; leave it out, or encode it in transform=")
         if (reason := check.why_cut(array)) is not None:

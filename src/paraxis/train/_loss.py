@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 
-from paraxis.errors import ShapeError
+from paraxis.errors import DataError
 
 
 @jax.tree_util.register_dataclass
@@ -107,7 +107,7 @@ class LossFunction:
             if loss is None or isinstance(loss, Mapping) or len(parts) > 2 or not isinstance(metrics, Mapping):
                 self._refuse(returned)
         if trains and not jnp.issubdtype(jnp.result_type(*jax.tree.leaves(loss)[:1]), jnp.floating):
-            raise ShapeError(f"{self._what}: {self._name!r} returned a loss of {jnp.result_type(loss)}; return floats")
+            raise DataError(f"{self._what}: {self._name!r} returned a loss of {jnp.result_type(loss)}; return floats")
         means = {str(name): self._mean(f"metric {name!r}", x, size) for name, x in metrics.items()}
         return Outcome(None if loss is None else self._mean("the loss", loss, size), means, mutable)
 
@@ -116,7 +116,7 @@ class LossFunction:
         if "mutable" in self.wants:
             right = "loss, mutable, or loss, {'accuracy': correct}, mutable, since it takes mutable"
         kinds = [type(x).__name__ for x in (returned if type(returned) is tuple else (returned,))]
-        raise ShapeError(f"{self._what}: {self._name!r} returned {', '.join(kinds)}; write return {right}")
+        raise DataError(f"{self._what}: {self._name!r} returned {', '.join(kinds)}; write return {right}")
 
     def _mean(self, which: str, value: Any, size: int) -> Mean:
         """Return the mean: a scalar is that of the rows at hand; rows are averaged; a Mean says what it is of."""
@@ -124,7 +124,7 @@ class LossFunction:
             return Mean(_wide(value.total), jax.lax.stop_gradient(_wide(value.weight)))
         x = _wide(value)
         if x.shape and x.shape[0] != size:
-            raise ShapeError(
+            raise DataError(
                 f"{self._what}: {which} has shape {x.shape}, but there are {size} rows; return a scalar, the mean over "
                 f"the rows given, or one value per row, ({size}, ...), or px.Mean(total, weight)"
             )

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from paraxis._core import tree
-from paraxis.errors import DataError, ShapeError
+from paraxis.errors import DataError
 from paraxis.train._batches import num_rows
 from paraxis.train._order import Position
 
@@ -74,7 +74,7 @@ class Dataset:
             kinds = [f"{x.dtype}{x.shape}" for x in arrays]
             for row, kind in zip(rows, kinds, strict=True):
                 if kind != kinds[0]:
-                    raise ShapeError(
+                    raise DataError(
                         f"row {row} of the source has {kind} where row {rows[0]} has {kinds[0]}; make all rows alike: "
                         "np.pad(row, (0, length - len(row)))"
                     )

@@ -132,7 +132,7 @@ class TrainStep(_Step):
                 to all rows. With several processes, each passes the whole batch, or what its loader yields.
 
         Raises:
-            ShapeError: if the arrays of the batch differ in their rows, or the loss is not a mean over them.
+            DataError: if the arrays of the batch differ in their rows, or the loss is not a mean over them.
             DataError: if the batch has no rows, or integers that JAX would cut.
             StateError: if the state does not fit the loss function, or an earlier step has consumed it; or inside
                 ``jit``, ``grad`` or ``vmap``.
@@ -187,7 +187,7 @@ class EvalStep(_Step):
         """Return the metrics of a batch; the state does not change.
 
         Raises:
-            ShapeError, DataError, StateError: as a training step does.
+            DataError, StateError: as a training step does.
         """
         placed = self._placed(state, batch)
         metrics = self._run(self._jitted, *placed)

@@ -10,7 +10,7 @@ from flax import nnx
 
 from paraxis._core import layout, reductions, tree
 from paraxis._core.axis import Axis
-from paraxis.errors import ShapeError
+from paraxis.errors import DataError
 from paraxis.transforms._modules import Graph
 from paraxis.transforms._wrapped import refuse_modules
 
@@ -33,7 +33,7 @@ def split(transform: str, batch_axis: Axes, args: Sequence[Any], kwargs: Mapping
     """Split arguments. Leaves without dimensions are given whole, whatever their axis, and so are keywords.
 
     Raises:
-        ShapeError: if sizes disagree, or an argument is one random key for all rows, which would be the same noise on
+        DataError: if sizes disagree, or an argument is one random key for all rows, which would be the same noise on
             each, unless batch_axis says None for it.
     """
     refuse_modules(transform, (args, kwargs))
@@ -47,7 +47,7 @@ def split(transform: str, batch_axis: Axes, args: Sequence[Any], kwargs: Mapping
     for (path, x), at in zip(found, wanted, strict=True):
         name, shape = tree.name("args" if path[0].idx == 0 else "kwargs", path[1:]), np.shape(x)
         if at is not None and _is_key(x):
-            raise ShapeError(
+            raise DataError(
                 f"{transform}: {name} is one random key, which would be the same noise everywhere. Give a key per row, "
                 f"jax.random.split(key, rows), or bind nnx.Rngs; if one for all is meant, give it by position and "
                 f"write batch_axis=(0, None)"
@@ -57,7 +57,7 @@ def split(transform: str, batch_axis: Axes, args: Sequence[Any], kwargs: Mapping
             sizes[name] = shape[at]
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"{name}: {size}" for name, size in sizes.items())
-        raise ShapeError(
+        raise DataError(
             f"{transform}: the sizes of the batch axes disagree ({listed}). Write None in batch_axis for what is not "
             f"a batch: batch_axis=(0, None)"
         )

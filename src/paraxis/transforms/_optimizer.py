@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from paraxis.errors import ShapeError, StateError
+from paraxis.errors import DataError, StateError
 from paraxis.transforms._variables import Choice, Variables, variables
 
 
@@ -71,14 +71,14 @@ class Optimizer(nnx.Pytree):
             **extra: further arguments of the optimiser's update, such as ``value=``.
 
         Raises:
-            ShapeError: if the gradients do not fit the variables, or the rate is not a scalar. Nothing is changed.
+            DataError: if the gradients do not fit the variables, or the rate is not a scalar. Nothing is changed.
         """
         parameters = variables(self.module).subset(lambda name, _: name in self.names)
         values, own = _values(parameters), jax.tree.leaves(self.state, is_leaf=_is_variable)
         leaves = list(gradients) if isinstance(gradients, (list, tuple)) else jax.tree.leaves(gradients)
         shapes = [[jax.tree.map(jnp.shape, x) for x in tree] for tree in (leaves, values.values())]
         if shapes[0] != shapes[1] or jnp.ndim(lr):
-            raise ShapeError(
+            raise DataError(
                 f"Optimizer: gradients must be one for each of the {len(values)} variables, of its shape, as "
                 f"px.GradValues gives them, and lr a scalar"
             )

@@ -15,7 +15,7 @@ from flax import nnx
 
 from paraxis._core import arrays, collectives, jax_api, layout, placing, tree, varying, verbs
 from paraxis._core.axis import Axis
-from paraxis.errors import ShapeError, StateError
+from paraxis.errors import DataError, StateError
 from paraxis.transforms import _batches, _modules, _wrapped
 from paraxis.transforms._jit import Compiled
 from paraxis.transforms._modules import Graph
@@ -61,7 +61,7 @@ class Parallel(Compiled[_R], Generic[_R]):
     Raises:
         StateError: as in :class:`Jit`; and when called, if a variable could be left with different values on different
             devices (a forgotten ``pmean``); the message names it.
-        ShapeError: when called, if the sizes of the batch axes disagree; or if the rows do not divide over the
+        DataError: when called, if the sizes of the batch axes disagree; or if the rows do not divide over the
             devices, and the function exchanges values, writes variables, or returns more than rows.
         AxisError: when called, if the mesh has no such axis.
 
@@ -152,7 +152,7 @@ class Call:
         axis, self._reduce, axes, self._sync, self._sync_norm, self._check = body.options
         self._batch = batch = _batches.split("Parallel", axes, args, kwargs)
         if batch.size is None and axes is not None and any(map(jnp.ndim, jax.tree.leaves(kwargs))):
-            raise ShapeError(
+            raise DataError(
                 "Parallel: no argument is split: those by keyword are given whole to every device. Give what is a "
                 "batch by position; or write batch_axis=None if that is meant"
             )
@@ -226,7 +226,7 @@ class Call:
         short = jax_api.trace(one, [a.update(shape=s) for a, s in zip(avals, shapes, strict=True)], {})
         if (why := self._why_even(traced, short, rows)) is not None:
             count = self._axis.size
-            raise ShapeError(
+            raise DataError(
                 f"Parallel: {size} rows do not divide over {count} devices, and {why}. Give a multiple of {count} "
                 f"rows; or return one value per row and reduce outside; or train with px.train_step, which takes any "
                 f"number; or write check=False, and copies of the last row fill the shares"

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._core import check, pytrees, varying
-from paraxis.errors import ShapeError, StateError
+from paraxis.errors import DataError, StateError
 from paraxis.transforms import _batches, _modules
 from paraxis.transforms._wrapped import Wrapped, run
 
@@ -29,7 +29,7 @@ class Vectorize(Wrapped[_R], Generic[_R]):
         sync: how to combine the rows' values of variables, ``(rows, ...)``; as in :class:`Parallel`.
 
     Raises:
-        ShapeError: when called, if the sizes of the batch axes disagree, or there are none.
+        DataError: when called, if the sizes of the batch axes disagree, or there are none.
         StateError: as in :class:`Jit`; and if rows would leave a variable with different values.
 
     Communicates: nothing, unless ``f`` does.
@@ -60,7 +60,7 @@ class Vectorize(Wrapped[_R], Generic[_R]):
         batch_axis, sync = self._body.options
         batch = _batches.split("Vectorize", batch_axis, args, kwargs)
         if batch.size is None:
-            raise ShapeError("Vectorize: no argument has a batch axis; write batch_axis=0 for what is a batch")
+            raise DataError("Vectorize: no argument has a batch axis; write batch_axis=0 for what is a batch")
         binding = self.binding()
         graph, values = binding.graph, binding.graph.values()
         streams = _modules.streams(graph, values)
