@@ -8,6 +8,7 @@ simulated devices, and, where libtpu is installed, on 256 chips of TPU v5e, by t
 are wanted.
 """
 
+import functools
 import importlib.util
 import json
 import resource
@@ -31,11 +32,11 @@ ROWS, TOKENS, WIDTH = 16, 32, 128
 
 def run(devices: int, repeats: int) -> harness.Tables:
     rows: dict[str, dict[str, float]] = {}
-    for name, (make, args) in PROGRAMS.items():
+    for name, (loss, args) in PROGRAMS.items():
         times: dict[str, list[float]] = {"alone": [], "explained": []}
         for turn in range(repeats + 1):
             for rival, compile_ in RIVALS if turn % 2 else RIVALS[::-1]:
-                fn, start = make(), time.process_time()
+                fn, start = gradient(loss, ROWS), time.process_time()
                 compile_(fn, args)
                 times[rival] += [time.process_time() - start] if turn else []
         apart, together = (statistics.median(times[rival]) for rival in ("alone", "explained"))
@@ -48,7 +49,6 @@ def run(devices: int, repeats: int) -> harness.Tables:
 
 
 def in_child(on: str | None) -> dict[str, float]:
-    """Explain a large step, in a process that does nothing else; return what that took."""
     command = [sys.executable, "-c", f"import bench_explain; bench_explain.large({on!r})"]
     child = subprocess.run(command, cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(child.stdout)
@@ -58,89 +58,62 @@ def large(on: str | None) -> None:
     """Explain a large step, and print what that took."""
     if on is None:
         px.testing.simulate_devices(512)
-    width, tokens, words = 768, 512, 32_000
-    square = struct(width, width)
-    block = dict.fromkeys(("query", "key", "value", "out"), square)
-    block |= {"up": struct(width, 4 * width), "down": struct(4 * width, width)}
-    params = {"words": struct(words, width), "blocks": {name: struct(12, *x.shape) for name, x in block.items()}}
+    params = {"words": struct(32_000, 768), "blocks": block(768, 12)}
     optimizer = optax.adam(1e-3)
 
     def loss(params: Any, row: Any) -> Any:
-        def layer(x: Any, p: Any) -> Any:
-            scores = jax.nn.softmax((x @ p["query"]) @ (x @ p["key"]).T)
-            x = x + (scores @ (x @ p["value"])) @ p["out"]
-            return x + jax.nn.gelu(x @ p["up"]) @ p["down"], None
-
-        x, _ = jax.lax.scan(layer, params["words"][row[:-1]], params["blocks"])
-        logits = x @ params["words"].T
-        return optax.softmax_cross_entropy_with_integer_labels(logits, row[1:]).mean()
+        x, _ = jax.lax.scan(lambda x, p: (layer(x, p), None), params["words"][row[:-1]], params["blocks"])
+        return optax.softmax_cross_entropy_with_integer_labels(x @ params["words"].T, row[1:]).mean()
 
     def step(params: Any, state: Any, rows: Any) -> Any:
-        axis = px.Axis("rows", 1024)
-        gradient = jax.grad(
-            lambda params: px.reduce_mean(px.map_fn(loss, (px.broadcast(params, axis), rows), axis), axis)
-        )
-        updates, state = optimizer.update(gradient(params), state, params)
+        updates, state = optimizer.update(gradient(loss, 1024)(params, rows), state, params)
         return optax.apply_updates(params, updates), state
 
     state = jax.eval_shape(optimizer.init, params)
     start = time.perf_counter()
-    report = px.explain(step, on=on)(params, state, jax.ShapeDtypeStruct((1024, tokens + 1), jnp.int32))
+    report = px.explain(step, on=on)(params, state, jax.ShapeDtypeStruct((1024, 513), jnp.int32))
     seconds = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    number = sum(leaf.size for leaf in jax.tree.leaves(params))
-    found = {"parameters": number, "s": seconds, "GiB": peak, "MiB sent": report.total_bytes / 2**20}
+    peak, sent = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, report.total_bytes / 2**20
+    found = {"parameters": sum(x.size for x in jax.tree.leaves(params)), "s": seconds, "GiB": peak, "MiB sent": sent}
     print(json.dumps(found), flush=True)
 
 
-def alone(fn: Callable[..., Any], args: Any) -> Any:
-    return jax.jit(fn).lower(*args).compile()
+RIVALS: list[tuple[str, Callable[..., Any]]] = [
+    ("alone", lambda fn, args: jax.jit(fn).lower(*args).compile()),
+    ("explained", lambda fn, args: str(px.explain(fn)(*args))),
+]
 
 
-def explained(fn: Callable[..., Any], args: Any) -> str:
-    return str(px.explain(fn)(*args))
-
-
-RIVALS: list[tuple[str, Callable[..., Any]]] = [("alone", alone), ("explained", explained)]
+def gradient(loss: Callable[..., Any], size: int) -> Callable[..., Any]:
+    """A new gradient of the mean loss of rows."""
+    rows = px.Axis("rows", size)
+    mean = lambda p, x: px.reduce_mean(px.map_fn(loss, (px.broadcast(p, rows), x), rows), rows)  # noqa: E731
+    return lambda p, x: jax.grad(mean)(p, x)
 
 
 def struct(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-def over_rows(loss: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
-    """A function of nothing that makes a new gradient of the mean loss each time."""
-
-    def make() -> Callable[..., Any]:
-        rows = px.Axis("rows", ROWS)
-
-        def mean(params: Any, x: Any) -> Any:
-            return px.reduce_mean(px.map_fn(loss, (px.broadcast(params, rows), x), rows), rows)
-
-        return lambda params, x: jax.grad(mean)(params, x)
-
-    return make
+def block(width: int, *stacked: int) -> dict[str, jax.ShapeDtypeStruct]:
+    square = dict.fromkeys(("query", "key", "value", "out"), struct(*stacked, width, width))
+    return square | {"up": struct(*stacked, width, 4 * width), "down": struct(*stacked, 4 * width, width)}
 
 
-def mlp(params: Any, x: Any) -> Any:
-    for w in params:
-        x = jnp.tanh(x @ w)
-    return jnp.mean(x**2)
+def layer(x: Any, p: Any) -> Any:
+    scores = jax.nn.softmax((x @ p["query"]) @ (x @ p["key"]).T)
+    x = x + (scores @ (x @ p["value"])) @ p["out"]
+    return x + jax.nn.gelu(x @ p["up"]) @ p["down"]
 
 
-def transformer(params: Any, x: Any) -> Any:
-    for p in params:
-        scores = jax.nn.softmax((x @ p["query"]) @ (x @ p["key"]).T)
-        x = x + scores @ (x @ p["value"])
-        x = x + jax.nn.gelu(x @ p["up"]) @ p["down"]
-    return jnp.mean(x**2)
+def stacked(layer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda params, x: jnp.mean(functools.reduce(layer, params, x) ** 2)
 
 
-SQUARE = struct(WIDTH, WIDTH)
-BLOCK = dict.fromkeys(("query", "key", "value"), SQUARE) | {"up": struct(WIDTH, 512), "down": struct(512, WIDTH)}
+X = struct(ROWS, TOKENS, WIDTH)
 PROGRAMS: dict[str, Any] = {
-    "MLP, 3 layers": (over_rows(mlp), ([SQUARE] * 3, struct(ROWS, TOKENS, WIDTH))),
-    "transformer, 2 blocks": (over_rows(transformer), ([BLOCK] * 2, struct(ROWS, TOKENS, WIDTH))),
+    "MLP, 3 layers": (stacked(lambda x, w: jnp.tanh(x @ w)), ([struct(WIDTH, WIDTH)] * 3, X)),
+    "transformer, 2 blocks": (stacked(layer), ([block(WIDTH)] * 2, X)),
 }
 
 if __name__ == "__main__":

@@ -2,14 +2,12 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import paraxis as px
 from paraxis.cli import main
 
 RUN = "import sys; from paraxis.cli import main; sys.exit(main())"
@@ -24,15 +22,11 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, s
     return status, captured.out, captured.err
 
 
-def run(*arguments: str, before: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, where JAX has not started; what the tests' own JAX was told is left out."""
     ours = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
-    command = [sys.executable, "-c", before + RUN, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=ours | environment, timeout=300, check=False)
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert said(capsys, "--version") == (0, f"paraxis {px.__version__}\n", "")
+    command = [sys.executable, "-c", RUN, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=ours, timeout=300, check=False)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +36,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["nope"], "nope"),
         (["demo", "--nope"], "--nope"),
         (["demo", "nope"], "the demo has no chapter 'nope'; its chapters are: fedavg, ensemble, logreg, train, stream"),
-        pytest.param(["demo", "--out", "/dev/null/x"], "--out /dev/null/x cannot be made", marks=pytest.mark.slow),
         (["launch", "train.py"], "-n"),
         (["launch", "-n", "0", __file__], "num_processes must be"),
         (["launch", "-n", "2", "--restart", "2", __file__], "--restart"),
@@ -88,21 +81,10 @@ EXAMPLES = {
 
 
 def test_list_names_each_chapter(capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, err = said(capsys, "demo", "--list")
-    assert (status, err) == (0, "")
-    *lines, duration = out.splitlines()
-    assert [line.split()[0] for line in lines] == [*EXAMPLES]
-    assert re.search(r"about \d+\.\d minutes", duration)
-    _, out, _ = said(capsys, "demo", "train", "stream", "--list")
-    assert [line.split()[0] for line in out.splitlines()[:2]] == ["train", "stream"]
-
-
-@pytest.mark.slow
-def test_a_package_that_the_demo_lacks_is_named_before_anything_is_written(tmp_path: Path) -> None:
-    done = run("demo", "--out", str(tmp_path / "out"), before="import sys; sys.modules['mlxtend'] = None\n")
-    assert done.returncode == 2
-    assert done.stderr.startswith("paraxis: demo needs mlxtend, which is not installed; write pip install ")
-    assert not (tmp_path / "out").exists()
+    for names in ([*EXAMPLES], ["train", "stream"]):
+        status, out, err = said(capsys, "demo", *(names if len(names) < 3 else ()), "--list")
+        assert (status, err) == (0, "")
+        assert [line.split()[0] for line in out.splitlines()[:-1]] == names
 
 
 @pytest.mark.slow
@@ -111,7 +93,6 @@ def test_a_chapter_of_the_demo_is_an_example(chapter: str, example: str, tmp_pat
     out = tmp_path / "new" / "out"
     done = run("demo", chapter, "--quick", "--devices", "3", "--out", str(out))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(chapter)  # the list comes first
     assert f"examples/{example}.py" in done.stdout
     assert "on 3 devices" in done.stdout
     assert [path.name for path in out.iterdir()] == [f"{chapter}.png"]

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import pytest
 
 import paraxis as px
-from paraxis.reports import of_program
 from paraxis.testing import Communication, communication
 from tests._support import values
 from tests.ensembles._kinds import DICT, X, Y, mesh_of
@@ -26,7 +25,7 @@ def some(size: int, devices: int, **options: Any) -> px.Ensemble:
 
 
 def of_step(ens: px.Ensemble, step: Any, *args: Any, in_axes: Any = None) -> Communication:
-    return of_program(ens.lower(step, *args, in_axes=in_axes).compile().as_text())
+    return communication(ens.train, step, *args, in_axes=in_axes)
 
 
 @pytest.mark.sampled(1)

@@ -23,12 +23,7 @@ class Clock:
     def takes(self, *seconds: float) -> Callable[..., Any]:
         """A function that takes so long, the last of these from then on."""
         left: Iterator[float] = iter(seconds)
-        last = [seconds[-1]]
-
-        def fn(*args: Any) -> None:
-            self.now += next(left, last[0])
-
-        return fn
+        return self.draws(lambda: next(left, seconds[-1]))
 
     def draws(self, draw: Callable[[], float]) -> Callable[..., Any]:
         def fn(*args: Any) -> None:
@@ -49,13 +44,11 @@ def test_times_are_medians_of_turns_and_compiling_is_apart(clock: Clock) -> None
     found = px.compare({"slow": slow, "fast": fast}, seconds=30)
     assert [timing.median for timing in found.timings] == pytest.approx([2.0, 0.5])
     assert [timing.compile_seconds for timing in found.timings] == pytest.approx([5.0, 1.0])
-    assert found["fast"].quartiles == pytest.approx((0.5, 0.5))
     assert (found.baseline, found["fast"].ratio, found["fast"].verdict) == ("slow", pytest.approx(0.25), "faster")
     other = px.compare({"slow": slow, "fast": fast}, seconds=30, baseline="fast")
     assert (other["slow"].ratio, other["slow"].verdict, other["fast"].verdict) == (4.0, "slower", "baseline")
     assert "4 × as fast" in str(found)
     assert "takes 4 × as long" in str(other)
-    assert "takes 2,500 × as long" in str(px.compare({"a": clock.takes(1.0), "b": clock.takes(2500.0)}, seconds=30000))
 
 
 def test_no_turn_begins_that_would_end_after_the_time(clock: Clock) -> None:
@@ -63,38 +56,34 @@ def test_no_turn_begins_that_would_end_after_the_time(clock: Clock) -> None:
     assert len(found["a"].seconds) == 3  # of 3 s each; the first two calls of each are before
     assert len(px.compare({"a": clock.takes(50.0)}, seconds=10)["a"].seconds) == 1
     assert len(px.compare({"a": clock.takes(1e-3)}, seconds=10)["a"].seconds) == 200
-    assert found["b"].verdict == "too few"
-    assert "too few turns" in str(found)
+    assert (found["b"].verdict, found["b"].interval) == ("uncertain", None)
 
 
 def test_what_is_fast_is_called_several_times_for_a_sample(clock: Clock) -> None:
     calls = []
     tick = clock.takes(1e-5)
-    found = px.compare({"f": lambda: calls.append(tick())}, seconds=10)
-    assert found["f"].median == pytest.approx(1e-5)
+    assert px.compare({"f": lambda: calls.append(tick())}, seconds=10)["f"].median == pytest.approx(1e-5)
     assert len(calls) == pytest.approx(200 * 100, rel=0.02)
 
 
 NOISE = {  # how much a turn varies, how much slower the second is: what can be told of 60 turns
-    "quiet, alike": (0.01, 1.0, {"as fast"}),
-    "quiet, slower": (0.01, 1.2, {"slower"}),
-    "noisy, alike": (0.8, 1.0, {"too noisy"}),
-    "noisy, a little slower": (0.8, 1.1, {"too noisy"}),
-    "noisy, far slower": (0.8, 5.0, {"slower"}),
-    "noisy, far faster": (0.8, 0.2, {"faster"}),
+    "as fast": (0.01, 1.0),
+    "slower": (0.8, 5.0),
+    "faster": (0.8, 0.2),
+    "uncertain": (0.8, 1.1),
 }
 
 
-@pytest.mark.parametrize("case", NOISE)
+@pytest.mark.parametrize("verdict", NOISE)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_it_says_when_the_machine_is_too_noisy_to_tell(clock: Clock, case: str, seed: int) -> None:
-    noise, ratio, verdicts = NOISE[case]
+def test_it_says_when_nothing_is_certain(clock: Clock, verdict: str, seed: int) -> None:
+    noise, ratio = NOISE[verdict]
     draw = random.Random(seed)
     a = clock.draws(lambda: math.exp(draw.gauss(0, noise)))
     b = clock.draws(lambda: ratio * math.exp(draw.gauss(0, noise)))
     found = px.compare({"a": a, "b": b}, seconds=60 * (1 + ratio))
-    assert found["b"].verdict in verdicts
-    assert ("too noisy to tell" in str(found)) == (found["b"].verdict == "too noisy")
+    assert found["b"].verdict == verdict
+    assert ("uncertain: give it more seconds=" in str(found)) == (verdict == "uncertain")
 
 
 def test_the_interval_has_the_median_as_often_as_it_says(clock: Clock) -> None:
@@ -107,7 +96,7 @@ def test_the_interval_has_the_median_as_often_as_it_says(clock: Clock) -> None:
 
 
 def test_numpy_jax_and_jit_agree_or_their_difference_is_told() -> None:
-    x = np.linspace(0, 1, 90_000, dtype=np.float32).reshape(300, 300)
+    x = np.linspace(0, 1, 2_500, dtype=np.float32).reshape(50, 50)
     jitted = jax.jit(lambda x: jnp.sin(x) @ x)
     fns = {"numpy": lambda x: np.sin(x) @ x, "jax": lambda x: jnp.sin(x) @ x, "jit": (jitted, jnp.asarray(x))}
     found = px.compare(fns, x, check=True, seconds=0.1)

@@ -2,10 +2,12 @@
 
 import collections
 import functools
+import html
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import equinox as eqx
 import flax.linen as nn
@@ -19,7 +21,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import paraxis as px
 from paraxis.reports import Report
-from tests.reports._html import Tags
 
 pytestmark = pytest.mark.newest
 
@@ -75,21 +76,6 @@ def data_parallel(w, x, y):
         return w - px.reduce_max(jnp.abs(x), ROWS).max() * jax.grad(mean_loss)(w), None  # maximum
 
     return jax.lax.scan(step, w, length=7)[0]
-
-
-def ring(x):
-    def body(x):
-        around = [(i, (i + 1) % 4) for i in range(4)]
-        return jax.lax.fori_loop(0, 3, lambda _, x: jax.lax.ppermute(x, "m", around), x)  # ring
-
-    return jax.shard_map(body, mesh=mesh(d=2, m=4), in_specs=P("d", "m"), out_specs=P("d", "m"), check_vma=False)(x)
-
-
-def exchange(x):
-    def body(x):
-        return jax.lax.psum(jax.lax.all_to_all(x, "d", 1, 0, tiled=True), ("d", "m"))
-
-    return jax.shard_map(body, mesh=mesh(d=2, m=4), in_specs=P("d"), out_specs=P(), check_vma=False)(x)
 
 
 @px.program(pods=2, clients=4)
@@ -193,12 +179,6 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], list[tuple[Any, ...]]]] = {
         (struct(16, 4, lies=lies(FLAT, "d")), struct(64, 16, lies=lies(FLAT, "d"))),
         [("all_gather", 16 * 4 * 4, 1, ("d",))],
     ),
-    "ring": (ring, (struct(4, 8),), [("collective_permute", 2 * 2 * 4, 3, ("m",))]),
-    "all-to-all, and a sum over all": (
-        exchange,
-        (struct(4, 6),),
-        [("all_to_all", 4 * 3 * 4, 1, ("d",)), ("all_reduce", 4 * 3 * 4, 1, ("d", "m"))],
-    ),
     "pipeline": (
         pipeline,
         (struct(STAGES, WIDTH, WIDTH), struct(BATCHES, 4, WIDTH)),
@@ -251,30 +231,26 @@ def test_each_collective_has_the_line_the_verb_and_the_side() -> None:
     assert (maximum.verb, maximum.is_backward, maximum.operand) == ("px.reduce_max", False, None)
     assert [c.line.number for c in (gradient, maximum) if c.line] == [line_with("map"), line_with("maximum")]
     assert {c.line.file for c in steps if c.line} == {__file__}
-    (permute,) = report_on("ring").collectives
+    (permute, _) = report_on("pipeline").collectives
     assert permute.is_written
     assert permute.line is not None
-    assert (str(permute.line), permute.line.function) == (f"{HERE}:{line_with('ring')}", "<lambda>")
-    assert "ppermute" in permute.line.code
+    assert (str(permute.line), "ppermute" in permute.line.code) == (f"{HERE}:{line_with('hand on')}", True)
     (weights,) = report_on("sharded weights, gathered when used").collectives
     assert (weights.operand, weights.is_written) == ("w", False)
     # Newer compilers give what they gather the name of the argument, and no line.
     assert weights.line is None or weights.line.number == line_with("weights")
-    assert weights.line is not None or "of w" in str(report_on("sharded weights, gathered when used"))
 
 
 def test_a_pipeline_hands_on_once_forward_and_once_backward_and_computes_in_each_turn() -> None:
     w, x = (np.random.default_rng(0).normal(size=x.shape).astype(np.float32) for x in PROGRAMS["pipeline"][1])
     expected = functools.reduce(lambda x, w: np.tanh(x @ w), w, x)
     np.testing.assert_allclose(pipeline(w, x), expected, rtol=1e-4, atol=1e-5)
-    report = report_on("gradient of the pipeline")
+    forward, report = report_on("pipeline").work, report_on("gradient of the pipeline")
     permutes = [c for c in report.collectives if c.kind == "collective_permute"]
     assert sorted(c.is_backward for c in permutes) == [False, True]
     assert {c.line.number for c in permutes if c.line} == {line_with("hand on")}
-    turns = BATCHES + STAGES - 1
-    assert report_on("pipeline").work.flops == turns * 2 * 2 * WIDTH * WIDTH
-    assert report.work.flops == 3 * turns * 2 * 2 * WIDTH * WIDTH
-    assert report.work.factor == 1
+    assert forward.flops == (BATCHES + STAGES - 1) * 2 * 2 * WIDTH * WIDTH
+    assert (report.work.flops, report.work.factor) == (3 * forward.flops, 1)
 
 
 def test_work_is_counted_by_line_with_loops_and_shared_equally() -> None:
@@ -298,7 +274,7 @@ def back(kernels, x, ct):
     return jax.vjp(lambda kernels: strided(kernels, x), kernels)[1](ct)
 
 
-def convolution(strides: Any, padding: Any, *dilations: Any, **groups: int) -> Callable[..., Any]:
+def convolution(strides: Any, padding: Any, *dilations: Any, **groups: Any) -> Callable[..., Any]:
     return lambda x, kernel: jax.lax.conv_general_dilated(x, kernel, strides, padding, *dilations, **groups)
 
 
@@ -311,7 +287,6 @@ CONVOLUTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "dilation": (convolution((1, 2), [(1, -1), (3, 0)], (2, 3), (2, 1)), (ODD, struct(8, 8, 3, 4))),
     "groups of channels": (convolution((1, 2), "SAME", feature_group_count=4), (ODD, struct(16, 2, 3, 4))),
     "groups of a batch": (convolution((1, 2), "SAME", batch_group_count=2), (ODD, struct(16, 8, 3, 4))),
-    "an axis": (convolution((3,), "VALID"), (struct(2, 4, 50), struct(8, 4, 7))),
     "no axis": (convolution((), ()), (struct(2, 4), struct(8, 4))),
 }
 
@@ -328,15 +303,14 @@ def mapped(w, x):
     return px.map_fn(lambda w, x: jnp.tanh(x @ w), (px.broadcast(w, axis := px.Axis("rows", len(x))), x), axis)
 
 
-@pytest.mark.parametrize("rows", [1, 8, 12, 41])
+@pytest.mark.parametrize("rows", [1, 12, 41])
 def test_padding_is_more_than_an_equal_share(rows: int) -> None:
     """By the places that rows take on eight devices; forward, and in the derivative."""
     w, x = np.ones((16, 16), np.float32), np.ones((rows, 16), np.float32)
-    places = -(-rows // 8) * 8
     for call in (mapped, jax.grad(lambda w, x: mapped(w, x).sum())):
-        work = px.explain(call)(w, x).work
-        assert work.factor == pytest.approx(places / rows), call
-        assert "redundant" not in [finding.kind for finding in px.explain(call)(w, x).findings]
+        report = px.explain(call)(w, x)
+        assert report.work.factor == pytest.approx(-(-rows // 8) * 8 / rows), call
+        assert report.found("redundant") == []
 
 
 def ragged(x, w, groups):
@@ -375,27 +349,7 @@ def test_how_arrays_lie_is_told_for_any_rank() -> None:
     assert (b.split, b.bytes, b.bytes_per_device) == ((4, 1), 32 * 4 * 4, 8 * 4 * 4)
     assert (x.split, x.copies, x.dtype) == ((2, 1), 4, "float32")
     cube = px.explain(lambda x: x + 1)(struct(4, 2, 6, lies=lies(mesh(a=2, b=2, c=2), "a", "b", "c"))).arguments[0]
-    assert (cube.split, cube.blocks) == ((2, 2, 2), tuple((i,) for i in range(8)))
-    assert str(cube) == "4/2 × 2/2 × 6/2"
-
-
-def test_a_convolution_for_each_member_is_found_to_be_done_many_times() -> None:
-    def conv(x, w):
-        numbers = ("NHWC", "HWIO", "NHWC")
-        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers)
-
-    gradient = jax.grad(lambda x, w: (conv(x, w) ** 2).sum(), 1)
-    members = px.Axis("members", 16, mesh=FLAT, over="d")
-    args = [struct(*shape, lies=lies(FLAT, "d")) for shape in ((16, 4, 8, 8, 1), (16, 3, 3, 1, 2))]
-    bad, good = px.explain(jax.vmap(gradient))(*args), px.explain(lambda *xs: px.map_fn(gradient, xs, members))(*args)
-    # One convolution forward and one for the kernel's gradient, of 16 members.
-    whole = 16 * 2 * (2 * 4 * (8 * 3 - 2) ** 2 * 2)  # along a dimension, two of 24 meet the padding
-    assert bad.work.share == good.work.share == good.work.flops == whole / 8
-    assert good.findings == ()
-    assert bad.work.factor is not None
-    assert bad.work.factor > 4
-    (finding,) = bad.found("redundant")
-    assert "px.map_fn" in finding.write
+    assert (str(cube), cube.blocks) == ("4/2 × 2/2 × 6/2", tuple((i,) for i in range(8)))
 
 
 # --- whatever can be called -------------------------------------------------------------------------------------------
@@ -406,61 +360,50 @@ def net() -> nnx.Linear:
 
 
 def of_train_step() -> Report:
-    def loss(model, batch):
-        return ((model(batch["x"]) - batch["y"]) ** 2).mean()
-
     state = px.TrainState.create(net(), optax.sgd(0.1))
     batch = {"x": np.ones((20, 4), np.float32), "y": np.ones((20, 2), np.float32)}
-    report = px.explain(px.train_step(loss))(state, batch)
+    report = px.explain(px.train_step(lambda net, batch: ((net(batch["x"]) - batch["y"]) ** 2).mean()))(state, batch)
     assert not state.step.is_deleted()  # nothing was run
     return report
 
 
 def of_ensemble() -> Report:
     ens = px.ensemble(lambda key: jax.random.normal(key, (4, 2)), 8, key=jax.random.key(0))
-    before = np.asarray(ens.stacked())
-    report = px.explain(ens.train)(lambda w, x: w - jax.grad(lambda w: (x @ w).sum())(w), jnp.ones((5, 4)))
-    np.testing.assert_array_equal(ens.stacked(), before)
-    return report
+    return px.explain(ens.train)(lambda w, x: w - jax.grad(lambda w: (x @ w).sum())(w), jnp.ones((5, 4)))
+
+
+def linear() -> eqx.nn.Linear:
+    return eqx.nn.Linear(4, 2, key=jax.random.key(0))
 
 
 LINEN = {"params": {"kernel": struct(4, 2), "bias": struct(2)}}
+SQUARE, BATCH, PRODUCT = struct(4, 4), struct(8, 4), 2 * 8 * 4 * 2
 FORMS: dict[str, tuple[Callable[[], Report], int, int]] = {
-    "function": (lambda: px.explain(lambda x: x @ x)(struct(4, 4)), 1, 2 * 4**3),
-    "partial": (lambda: px.explain(functools.partial(jnp.matmul, jnp.ones((4, 4))))(struct(4, 4)), 1, 2 * 4**3),
-    "constants": (lambda: px.explain(lambda x, how, on: x @ x if on and how else x)(struct(4, 4), "", on=1 > 0), 1, 0),
-    "Jit": (lambda: px.explain(px.Jit(net()))(struct(8, 4)), 1, 2 * 8 * 4 * 2),
-    "Parallel": (lambda: px.explain(px.Parallel(net()))(jnp.ones((16, 4))), 8, 2 * 2 * 4 * 2),
-    "NNX module": (lambda: px.explain(net())(struct(8, 4)), 1, 2 * 8 * 4 * 2),
-    "nnx.jit": (lambda: px.explain(nnx.jit(lambda net, x: net(x)))(net(), jnp.ones((8, 4))), 1, 2 * 8 * 4 * 2),
-    "Equinox module": (
-        lambda: px.explain(eqx.nn.Linear(4, 2, key=jax.random.key(0)))(struct(4)),
-        1,
-        2 * 4 * 2,
-    ),
+    "partial": (lambda: px.explain(functools.partial(jnp.matmul, jnp.ones((4, 4))))(SQUARE), 1, 2 * 4**3),
+    "constants": (lambda: px.explain(lambda x, how, on: x @ x if on and how else x)(SQUARE, "", on=1 > 0), 1, 0),
+    "Jit": (lambda: px.explain(px.Jit(net()))(BATCH), 1, PRODUCT),
+    "Parallel": (lambda: px.explain(px.Parallel(net()))(jnp.ones((16, 4))), 8, PRODUCT // 4),
+    "NNX module": (lambda: px.explain(net())(BATCH), 1, PRODUCT),
+    "nnx.jit": (lambda: px.explain(nnx.jit(lambda net, x: net(x)))(net(), jnp.ones((8, 4))), 1, PRODUCT),
+    "Equinox module": (lambda: px.explain(linear())(struct(4)), 1, PRODUCT // 8),
     "filter_jit": (
-        lambda: px.explain(eqx.filter_jit(lambda m, x: jax.vmap(m)(x)))(
-            eqx.nn.Linear(4, 2, key=jax.random.key(0)), jnp.ones((8, 4))
-        ),
+        lambda: px.explain(eqx.filter_jit(lambda m, x: jax.vmap(m)(x)))(linear(), jnp.ones((8, 4))),
         1,
-        2 * 8 * 4 * 2,
+        PRODUCT,
     ),
-    "Linen": (lambda: px.explain(nn.Dense(2).apply)(LINEN, struct(8, 4)), 1, 2 * 8 * 4 * 2),
-    "jax.pmap": (
-        lambda: px.explain(jax.pmap(lambda x: jax.lax.psum(x @ x, "i"), axis_name="i"))(struct(8, 4, 4)), 8, 2 * 4**3
-    ),
+    "Linen": (lambda: px.explain(nn.Dense(2).apply)(LINEN, BATCH), 1, PRODUCT),
+    "jax.pmap": (lambda: px.explain(jax.pmap(lambda x: x @ x))(struct(8, 4, 4)), 8, 2 * 4**3),
     "pmap": (lambda: px.explain(px.pmap(lambda x: x @ x))(struct(8, 4, 4)), 8, 2 * 4**3),
     "train_step": (of_train_step, 8, 2 * 2 * 3 * 4 * 2),
     "ensemble.train": (of_ensemble, 8, 2 * 5 * 4 * 2),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_whatever_can_be_called_is_explained(form: str) -> None:
     make, devices, flops = FORMS[form]
     report = make()
-    assert report.num_devices == devices
-    assert report.work.flops == flops
+    assert (report.num_devices, report.work.flops) == (devices, flops)
     assert report.arguments
 
 
@@ -469,9 +412,8 @@ def parts_named(report: Report) -> list[str]:
 
 
 def test_arguments_have_the_names_of_the_call_and_of_variables() -> None:
-    assert parts_named(px.explain(net())(struct(8, 4))) == ["self.bias.value", "self.kernel.value", "inputs"]
-    model = px.explain(eqx.nn.Linear(4, 2, key=jax.random.key(0)))(struct(4))
-    assert parts_named(model) == ["self.weight", "self.bias", "x"]
+    assert parts_named(px.explain(net())(BATCH)) == ["self.bias.value", "self.kernel.value", "inputs"]
+    assert parts_named(px.explain(linear())(struct(4))) == ["self.weight", "self.bias", "x"]
     named = px.explain(lambda w, *xs, how, **rest: w["a"] + xs[1] + rest["b"])
     report = named({"a": struct(3)}, 1.0, struct(3), how="text", b=struct(3))
     assert parts_named(report) == ["w['a']", "xs[1]", "rest['b']"]  # what nothing reads is left out
@@ -494,7 +436,7 @@ def test_what_a_library_does_has_the_line_of_the_library() -> None:
     assert Path(total.line.file).is_relative_to(Path(optax.__file__).parent)
 
 
-def test_each_line_of_a_mapped_function_has_its_own_work() -> None:
+def test_each_line_of_a_mapped_function_has_its_own_work_and_what_nothing_needs_is_none() -> None:
     def two(x):
         y = x @ x  # first
         return y @ jnp.ones((4, 4))  # second
@@ -502,12 +444,7 @@ def test_each_line_of_a_mapped_function_has_its_own_work() -> None:
     lines = px.explain(lambda x: px.map_fn(two, x, ROWS))(struct(16, 4, 4)).work.lines
     found = {line.line.number: (line.flops, line.share) for line in lines if line.line}
     assert found == {line_with("first"): (2 * 2 * 64,) * 2, line_with("second"): (2 * 2 * 64,) * 2}
-
-
-def test_what_a_mapped_function_computes_in_vain_is_no_work() -> None:
-    def gradient(x):
-        return jax.grad(lambda w: (x @ w).sum())(jnp.ones((4, 2)))  # nothing needs the product itself
-
+    gradient = lambda x: jax.grad(lambda w: (x @ w).sum())(jnp.ones((4, 2)))  # noqa: E731  # needs no product x @ w
     work = px.explain(lambda x: px.map_fn(gradient, x, ROWS))(struct(16, 5, 4)).work
     assert (work.flops, work.share) == (2 * 2 * 5 * 4 * 2,) * 2
 
@@ -545,7 +482,6 @@ def test_totals_say_what_they_count_of_loops_and_branches() -> None:
     assert "Sends 64 bytes per device in 2 collectives, counting all branches\n" in str(branches)
     assert (loop.is_certain, branches.is_certain) == (False, True)
     assert [c.is_branch for c in (*loop.collectives, *branches.collectives)] == [False, True, True]
-    assert any(counting in word for word in Tags(loop._repr_html_()).words)
     turn = "one turn of a loop without a known end"
     assert loop.summary()[f"all_reduce along d, bytes, {turn}"] == 32
     assert not any(turn in name for name in branches.summary())
@@ -557,27 +493,9 @@ def test_of_a_solver_only_what_it_runs_is_counted() -> None:
     assert [name for name in work.uncounted if "getrf" in name]  # the factorization itself is LAPACK's
 
 
-def test_a_summary_has_the_numbers_of_a_device_by_name() -> None:
-    summary = report_on("data-parallel steps in a loop").summary()
-    assert {name: n for name, n in summary.items() if name.startswith(("devices", "all_reduce", "flops"))} == {
-        "devices": 8,
-        "all_reduce along rows, times": 7 + 1,
-        "all_reduce along rows, bytes": 7 * 128 + 96,
-        "flops": 2 * 2 * 3 * 8 * 4 * 2 * 7,
-    }
-
-
-def test_errors_are_those_of_a_call() -> None:
+def test_what_cannot_be_called_is_refused() -> None:
     with pytest.raises(TypeError, match=r"explain: fn must be a function, got 3"):
         px.explain(3)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match="dot_general requires contracting"):
-        px.explain(lambda x: x @ x)(struct(3, 2))
-    held = jax.new_ref(jnp.zeros(3))
-    with pytest.raises(TypeError, match=r"reads a jax\.Ref or a traced value; make it an argument"):
-        px.explain(lambda x: held[...] + x)(1.0)
-    with pytest.raises(TypeError, match=r"reads a jax\.Ref or a traced value; make it an argument"):
-        jax.jit(lambda x: px.explain(lambda y: y + x)(1.0) and x)(1.0)
-    assert px.explain(lambda ref: ref[...].sum())(held).arguments[0].name == "ref"
 
 
 # --- shown -----------------------------------------------------------------------------------------------------------
@@ -591,20 +509,20 @@ def test_the_text_has_it_all_in_a_few_lines() -> None:
     assert "Sends 992 bytes per device in 2 collectives" in text
     assert "1.00 × an equal share" in text
     assert re.search(r"x +float32 +16/8 × 3 × 8 +192 bytes per device", text)
+    numbers = {"devices": 8, "all_reduce along rows, times": 7 + 1, "all_reduce along rows, bytes": 992}
+    assert report_on("data-parallel steps in a loop").summary().items() >= numbers.items()
 
 
 def test_html_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
-    report = px.explain(jax.jit(lambda **xs: xs["<b>"] + 1))(
-        **{"<b>": struct(4, 8, lies=lies(mesh(d=2, m=4), "d", "m"))}
-    )
+    x = struct(4, 8, lies=lies(mesh(d=2, m=4), "d", "m"))
+    report = px.explain(jax.jit(lambda **xs: xs["<b>"] + 1))(**{"<b>": x})
     report.save(tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text("utf-8")
-    words = Tags(page).words
+    words = [*ElementTree.fromstring(report._repr_html_()).itertext()]
+    assert all(html.escape(word) in page for word in words)
     assert any("<b>" in word for word in words)
     assert any("dimension 1 (8) to the right, dimension 0 (4) down" in word for word in words)
     assert [word for word in words if word.isdigit()][:8] == [str(i) for i in range(8)]
     assert not re.search(r"https?:|<script|@import|url\(", page)
-    assert "prefers-color-scheme: dark" in page
-    assert Tags(report._repr_html_()).words
     with pytest.raises(ValueError, match=r"save: path must end in .html, got 'r.png'; write 'r.html'"):
         report.save("r.png")

@@ -12,9 +12,6 @@ import json, resource, sys
 import jax, jax.numpy as jnp
 import paraxis as px
 
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
 def held():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
 
@@ -25,7 +22,8 @@ told = px.explain(fn)(*args).memory
 fn = jax.jit(fn).lower(*args).compile({options})
 before = held()
 jax.block_until_ready(fn(*args))
-print(json.dumps([told.peak - told.arguments, peak() - before]))
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps([told.peak - told.arguments, peak - before]))
 """
 PROGRAMS = {
     "attention": """

@@ -1,8 +1,8 @@
-"""Tables of models, by hand counts, by XLA's own, and by what Flax's tables say."""
+"""Tables of models, by hand counts."""
 
-import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import equinox as eqx
 import flax.linen as nn
@@ -13,7 +13,6 @@ import pytest
 from flax import nnx
 
 import paraxis as px
-from tests.reports._html import Tags
 from tests.reports.test_explain import struct
 
 pytestmark = pytest.mark.newest
@@ -96,31 +95,14 @@ def test_flops_and_parameters_are_those_counted_by_hand(case: str) -> None:
     assert (table.total.inputs[0], table.total.outputs) == ("float32[4,3]", ("float32[4,2]",))
 
 
-def test_modules_are_those_in_flaxs_tables() -> None:
-    x = jnp.ones((4, 3))
-    net, linen = OfNNX(), Jitted()
-    for ours, theirs in (
-        (px.tabulate(net, x), nnx.tabulate(net, x, console_kwargs={"width": 300})),
-        (px.tabulate(linen, x), linen.tabulate(jax.random.key(0), x, console_kwargs={"width": 300})),
-    ):
-        plain = re.sub(r"\x1b\[[\d;]*m", "", theirs)
-        rows = [line.split("│")[1:4] for line in plain.splitlines() if line.count("│") > 3]
-        listed = {path.strip().replace("/", "."): kind.strip() for path, kind, _ in rows if kind.strip()}
-        assert {".".join(row.path): row.kind for row in ours.rows} == listed
-    (number,) = re.findall(r"([\d,]+) \(", plain.rpartition("Total Parameters: ")[2])
-    total = px.tabulate(linen, x).total
-    assert total.parameters + total.other_bytes // 4 == int(number.replace(",", ""))  # statistics are theirs, too
-
-
 def test_nothing_is_computed_and_the_model_stays_as_it_is() -> None:
-    net = OfNNX()
-    before = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(net, nnx.Not(nnx.RngKey))))
+    net, model = OfNNX(), OfEquinox()
+    state = lambda: nnx.to_pure_dict(nnx.state(net, nnx.Not(nnx.RngKey)))  # noqa: E731
+    before = jax.tree.map(np.asarray, state())
     assert px.tabulate(net, struct(2**40, 3)).total.flops == (FIRST + LOOP + LAST) // 4 * 2**40
-    after = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(net, nnx.Not(nnx.RngKey))))
-    assert all(map(np.array_equal, jax.tree.leaves(before), jax.tree.leaves(after)))
-    assert (type(net), type(net.first)) == (OfNNX, nnx.Linear)
-    model = OfEquinox()
+    jax.tree.map(np.testing.assert_array_equal, state(), before)
     px.tabulate(model, struct(4, 3))
+    assert (type(net), type(net.first)) == (OfNNX, nnx.Linear)
     assert (type(model), type(model.first)) == (OfEquinox, eqx.nn.Linear)
 
 
@@ -142,28 +124,13 @@ def test_a_module_that_is_called_twice_has_a_row() -> None:
     assert [row.path for row in table.rows] == [(), ("a",), ("layers", "0"), ("layers", "1")]
 
 
-@jax.tree_util.register_pytree_node_class
-class Plain:
-    """A callable pytree of nobody's."""
-
-    def __init__(self, w: Any, name: str) -> None:
-        self.w, self.name = w, name
-
-    def __call__(self, x, times=1):
-        return x @ self.w * times
-
-    def tree_flatten(self) -> Any:
-        return (self.w,), self.name
-
-    @classmethod
-    def tree_unflatten(cls, name: str, leaves: Any) -> "Plain":
-        return cls(leaves[0], name)
-
-
 def test_other_callables_have_one_row() -> None:
-    table = px.tabulate(Plain(np.ones((4, 8), np.float32), name="name"), struct(2, 4), times=3)
+    def product(w, x, times=1):
+        return x @ w * times
+
+    table = px.tabulate(jax.tree_util.Partial(product, np.ones((4, 8), np.float32)), struct(2, 4), times=3)
     assert numbers(table) == {"": (32, 2 * 2 * 4 * 8, 2 * 2 * 4 * 8)}
-    assert (table.total.kind, table.total.inputs, table.total.bytes) == ("Plain", ("float32[2,4]", "3"), 128)
+    assert (table.total.kind, table.total.inputs, table.total.bytes) == ("product", ("float32[2,4]", "3"), 128)
     assert numbers(px.tabulate(jnp.dot, struct(4, 4), jnp.ones(4))) == {"": (0, 32, 0)}
     assert px.tabulate(lambda n: n.sum(), struct(3, dtype=jnp.int32)).total.backward_flops == 0
 
@@ -180,22 +147,16 @@ def test_a_method_has_the_modules_that_it_calls_and_leaves_the_model_alone() -> 
 
     net = Net()
     table = px.tabulate(net.encode, struct(4, 4))
-    product = 2 * 4**3
-    assert [(row.path, row.parameters, row.flops) for row in table.rows] == [
-        ((), 20, product),
-        (("layer",), 20, product),
-    ]
-    assert px.explain(net.encode)(struct(4, 4)).work.flops == product
+    assert numbers(table) == dict.fromkeys(["", "layer"], (20, 2 * 4**3, 2 * 4**3))
+    assert px.explain(net.encode)(struct(4, 4)).work.flops == 2 * 4**3
     assert (table.total.kind, net.calls[...]) == ("encode", 0)
 
 
 def test_it_is_shown_and_saved(tmp_path: Path) -> None:
     table = px.tabulate(OfNNX(), struct(4, 3))
     lines = str(table).splitlines()
-    assert lines[0] == "OfNNX: 138 parameters, 552 bytes"
-    assert lines[-1].split()[:2] == ["total", "OfNNX"]
-    assert repr(table) == str(table)
+    assert (lines[0], lines[-1].split()[:2]) == ("OfNNX: 138 parameters, 552 bytes", ["total", "OfNNX"])
     table.save(tmp_path / "x.html")
-    words = Tags((tmp_path / "x.html").read_text("utf-8")).words
-    assert {"first", "Linear", "float32[4,8]", "192 FLOP", "total"} <= set(words)
-    assert Tags(table._repr_html_()).words
+    words = set(ElementTree.fromstring(table._repr_html_()).itertext())
+    assert {"first", "Linear", "float32[4,8]", "192 FLOP", "total"} <= words
+    assert "192 FLOP" in (tmp_path / "x.html").read_text("utf-8")

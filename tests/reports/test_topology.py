@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import paraxis as px
 from tests.reports.test_explain import HANDED_ON, PROGRAMS, lies, mesh, sent, struct
+from tests.reports.test_findings import until
 
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 
@@ -46,11 +47,7 @@ def test_what_tpus_send_is_known_by_hand(name: str) -> None:
 
 @needs_libtpu
 def test_a_condition_that_chips_exchange_is_found() -> None:
-    def until(x):
-        return jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x * 2, x)
-
-    rows = px.Axis("rows", 64)
-    x = struct(64, 4, lies=lies(mesh(d=8), "d"))
+    rows, x = px.Axis("rows", 64), struct(64, 4, lies=lies(mesh(d=8), "d"))
     assert px.explain(jax.vmap(until), on="v5e:2x4")(x).found("condition")
     assert px.explain(lambda x: px.map_fn(until, x, rows), on="v5e:2x4")(x).findings == ()
 

@@ -13,7 +13,6 @@ from paraxis.reports._values import (
     LineWork,
     Memory,
     Work,
-    of_program,
 )
 
 __all__ = [
@@ -32,7 +31,6 @@ __all__ = [
     "Work",
     "compare",
     "explain",
-    "of_program",
     "show",
     "tabulate",
 ]

@@ -13,16 +13,15 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from paraxis._core import check as checks
 from paraxis.reports import units
 from paraxis.reports._page import Page, Section
 
-Verdict = Literal["baseline", "faster", "slower", "as fast", "too noisy", "too few"]
+Verdict = Literal["baseline", "faster", "slower", "as fast", "uncertain"]
 _CERTAIN = 0.99
 _ALIKE = 0.05  # functions are as fast as each other if their ratio is certain to be within this of 1
 _LEAST_SAMPLE, _MOST_CALLS = 1e-3, 1000  # of a function that takes fewer seconds, several calls are one sample
 _MOST_ROUNDS = 200
-_HEAD = ("function", "a call", "half of them", "ratio", "", "first call")
+_HEAD = ("function", "a call", "ratio", "", "first call")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Timing:
         ratio: median of its time divided by the baseline's in the same turn; below 1, it is faster.
         interval: in which the ratio lies with a probability of 99 %; ``None`` if there were too few turns.
         verdict: ``"faster"`` or ``"slower"``: the interval leaves out 1; ``"as fast"``: it lies within 5 % of 1;
-            ``"too noisy"``: neither; ``"too few"``: there were fewer than eight turns; ``"baseline"``.
+            ``"uncertain"``: neither, or there is none; ``"baseline"``.
     """
 
     name: str
@@ -50,12 +49,6 @@ class Timing:
     def median(self) -> float:
         """Seconds of a call: half of them take longer."""
         return statistics.median(self.seconds)
-
-    @property
-    def quartiles(self) -> tuple[float, float]:
-        """Seconds between which the middle half of the calls lies."""
-        low, high = np.quantile(self.seconds, (0.25, 0.75))
-        return float(low), float(high)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -94,7 +87,7 @@ def compare(
     rtol: float = 1e-3,
     atol: float = 1e-6,
 ) -> Comparison:
-    """Run functions in turns, and return how long each takes, with the spread, and whether the difference is certain.
+    """Run functions in turns, and return how long each takes, and whether the difference is certain.
 
     The first call of each is measured apart, since it compiles. Then they take turns, in another order each time, so
     that what slows the machine down slows down all; they are compared turn by turn. A call ends when its result is
@@ -110,11 +103,7 @@ def compare(
         rtol: how far results may differ, relative to the baseline's.
         atol: how far they may differ besides.
 
-    Returns:
-        A :class:`paraxis.reports.Comparison`, which prints as text, and is shown by a notebook.
-
     Raises:
-        TypeError: if there are no functions.
         AssertionError: if results differ with ``check=True``, naming the function and the place.
 
     Example:
@@ -124,17 +113,8 @@ def compare(
         >>> [timing.name for timing in times.timings], times["numpy"].ratio
         (['numpy', 'jit'], 1.0)
     """
-    write = "px.compare({'numpy': f, 'jit': jax.jit(f)}, x)"
-    if not isinstance(fns, Mapping) or not fns:
-        raise TypeError(f"compare: fns must be a dict of functions by name, got {checks.described(fns)}; write {write}")
-    checks.one_of("compare", "baseline", baseline, (None, *fns))
-    checks.number("compare", "seconds", seconds, above=0, most=1e9, write="seconds=5")
-    entries: dict[str, tuple[Any, ...]] = {
-        name: entry if isinstance(entry, tuple) and entry else (entry, *args) for name, entry in fns.items()
-    }
-    for name, (fn, *_) in entries.items():
-        checks.function("compare", f"fns[{name!r}]", fn, write)
-    entrants = {name: _Entrant(fn, tuple(given)) for name, (fn, *given) in entries.items()}
+    entries = {name: entry if isinstance(entry, tuple) else (entry, *args) for name, entry in fns.items()}
+    entrants = {name: _Entrant(*entry) for name, entry in entries.items()}
     first = next(iter(fns)) if baseline is None else baseline
     for name, entrant in entrants.items() if check else ():
         assert_alike(f"compare: {name!r}", "the baseline", entrant.result, entrants[first].result, rtol, atol)
@@ -155,7 +135,7 @@ def compare(
 class _Entrant:
     """A function that takes turns: its first two calls are made here, since the first one compiles."""
 
-    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def __init__(self, fn: Callable[..., Any], *args: Any) -> None:
         self._fn, self._args = fn, args
         self.seconds: list[float] = []
         given = _copied(args)
@@ -197,7 +177,7 @@ def _timing(name: str, entrant: _Entrant, first: _Entrant) -> Timing:
         rank += 1  # so many of the smallest, and of the largest, are left out: half of all are below the median
     interval = (ratios[rank - 1], ratios[n - rank]) if rank else None
     low, high = interval or (0, math.inf)
-    verdict: Verdict = "too few" if interval is None else "too noisy"
+    verdict: Verdict = "uncertain"
     if entrant is first:
         verdict = "baseline"
     elif low >= 1 - _ALIKE and high <= 1 + _ALIKE:
@@ -214,13 +194,11 @@ def _row(timing: Timing) -> list[str]:
         "baseline": "",
         "faster": f"{times} as fast",
         "slower": f"takes {times} as long",
-        "too noisy": "too noisy to tell: give it more seconds=",
-        "too few": "too few turns to tell: give it more seconds=",
+        "uncertain": "uncertain: give it more seconds=",
     }
     return [
         timing.name,
         units.time(timing.median),
-        " to ".join(map(units.time, timing.quartiles)),
         "" if timing.interval is None or timing.verdict == "baseline" else "{:.3g} to {:.3g}".format(*timing.interval),
         words.get(timing.verdict, timing.verdict),
         f"{units.time(timing.compile_seconds)} longer" if timing.compile_seconds else "",

@@ -12,7 +12,7 @@ import jax
 
 from paraxis._core import check, jax_api
 from paraxis.reports import _findings, _flops, _hlo, _lines, _meshes, _topology
-from paraxis.reports._layout import Layout, layout_of
+from paraxis.reports._layout import Layout, is_array, layout_of
 from paraxis.reports._report import Report
 from paraxis.reports._values import Collective, LineWork, Memory, Work
 
@@ -26,8 +26,8 @@ _WHOLE_MEMORY = {"xla_cpu_experimental_ynn_fusion_type": ""}
 def explain(fn: Callable[..., Any], *, on: str | None = None) -> Callable[..., Report]:
     """Return a function of the same arguments that reports what a call sends, computes and holds; nothing is run.
 
-    It compiles the function for its arguments, as a call would, and reads the compiled program. So it tells what runs,
-    with what the compiler has put in, and which line of the source asks for it.
+    The function is compiled for its arguments, as by a call, and the compiled program read, with all that the compiler
+    has put in.
 
     Args:
         fn: any function of arrays; a model that is a pytree; or what has ``trace`` or ``lower``, as ``jax.jit``,
@@ -65,11 +65,6 @@ def explain(fn: Callable[..., Any], *, on: str | None = None) -> Callable[..., R
         with jax_api.lines_kept():
             traced, lower = _topology.traced(functools.partial(_staged, fn, args, kwargs), chips)
             closed = getattr(traced, "jaxpr", None)
-            if closed is not None and (
-                len(closed.in_avals) != len(jax.tree.leaves(traced.args_info))
-                or any(isinstance(x, jax.Ref) for x in closed.consts)
-            ):
-                raise TypeError(f"explain: {_name(fn)} reads a jax.Ref or a traced value; make it an argument")
             if chips and closed is None:
                 raise TypeError(f"explain: {_name(fn)} has no trace, which on= needs; give what jax.jit returns")
             lowered = _topology.lowered(_name(fn), traced, chips) if chips else lower()
@@ -84,33 +79,26 @@ def explain(fn: Callable[..., Any], *, on: str | None = None) -> Callable[..., R
 def _report(name: str, closed: Any, lowered: Any, compiled: Any, seconds: tuple[float, float]) -> Report:
     program = _hlo.Program(compiled.as_text() or "")
     jaxpr = jax_api.dce(closed)[0].jaxpr if closed is not None else None
-    results, shardings = _results(closed, lowered, compiled)
-    read = _read(closed, lowered, compiled)
-    places = jax.tree.leaves((compiled.input_shardings, shardings))
+    names = closed.jaxpr.debug_info.arg_names if closed is not None else ()
+    path = jax.tree_util.keystr
+    of_call = lambda at: f"{'kwargs' if at[0].idx else 'args'}{path(at[1:])}"  # noqa: E731
+    read = _layouts(lowered.args_info, compiled.input_shardings, of_call, names)
+    places = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     meshes = tuple(_meshes.used(jaxpr, places, program.num_devices))
-    sent = (_collective(program, operation, meshes, read) for operation in program.collectives if operation.times)
+    sent = (_collective(program, operation, meshes, read) for operation in program.collectives)
     report = Report(
         name=name,
         num_devices=program.num_devices,
         collectives=tuple(sorted(sent, key=lambda c: -c.total_bytes)),
         work=_work(program, jaxpr),
         memory=_memory(compiled, places),
-        arguments=tuple(read),
-        results=_returned(results, shardings),
+        arguments=read,
+        results=_layouts(lowered.out_info, compiled.output_shardings, lambda at: f"result{path(at)}"),
         callbacks=tuple(_flops.calls_python(jaxpr)) if jaxpr is not None else (),
         seconds=seconds,
     )
     found = _findings.findings(report, jaxpr, closed.consts if closed is not None else ())
     return dataclasses.replace(report, findings=found, unchecked=tuple(_findings.unchecked(report, jaxpr)))
-
-
-def _results(closed: Any, lowered: Any, compiled: Any) -> tuple[Any, Any]:
-    """Return the structs and shardings of a function's results."""
-    try:
-        return lowered.out_info, compiled.output_shardings
-    except ValueError:  # of a function that writes to references, JAX says neither
-        infos = compiled.out_tree.unflatten(closed.out_avals)
-        return infos, jax.tree.map(lambda _: None, infos)
 
 
 # --- lowered and compiled --------------------------------------------------------------------------------------------
@@ -149,12 +137,12 @@ def _traced(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the trace of a plain function, or of a model; what is no array among its arguments is constant."""
     if not jax.tree_util.all_leaves([fn]):  # the arrays of a model are arguments, too
         fn, args = type(fn).__call__, (fn, *args)
-    arrays, constants = partition((args, kwargs), _is_array)
+    arrays, constants = partition((args, kwargs), _is_dynamic)
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = combine((args, kwargs), constants)
-        return partition(fn(*args, **kwargs), _is_array)[0]
+        return partition(fn(*args, **kwargs), _is_dynamic)[0]
 
     args, kwargs = arrays
     return jax.jit(run).trace(*args, **kwargs)
@@ -171,9 +159,8 @@ def combine(*trees: Any) -> Any:
     return jax.tree.map(lambda *xs: next((x for x in xs if x is not None), None), *trees, is_leaf=lambda x: x is None)
 
 
-def _is_array(leaf: Any) -> bool:
-    is_number = isinstance(leaf, (int, float, complex)) and not isinstance(leaf, bool)
-    return is_number or (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))
+def _is_dynamic(leaf: Any) -> bool:
+    return is_array(leaf) or (isinstance(leaf, (int, float, complex)) and not isinstance(leaf, bool))
 
 
 def _memory(compiled: Any, places: Sequence[Any]) -> Memory:
@@ -197,25 +184,15 @@ def _name(fn: Any) -> str:
 # --- read ------------------------------------------------------------------------------------------------------------
 
 
-def _read(closed: Any, lowered: Any, compiled: Any) -> list[Layout]:
-    """Return how the arguments lie that something reads."""
-    infos, structure = jax.tree_util.tree_flatten_with_path(lowered.args_info)
-    sides = structure.flatten_up_to(compiled.input_shardings) if infos else []
-    names = closed.jaxpr.debug_info.arg_names if closed is not None else ()
-    if len(names) != len(infos):
-        names = [f"{'kwargs' if path[0].idx else 'args'}{jax.tree_util.keystr(path[1:])}" for path, _ in infos]
-    return [
-        layout_of(name, info.shape, info.dtype, side, is_donated=info.donated)
+def _layouts(tree: Any, shardings: Any, name: Callable[[Any], str], names: Sequence[str] = ()) -> tuple[Layout, ...]:
+    """Return how the arrays of a tree lie, without those that nothing reads."""
+    infos, structure = jax.tree_util.tree_flatten_with_path(tree)
+    sides = structure.flatten_up_to(shardings) if infos else []
+    names = names if len(names) == len(infos) else [name(path) for path, _ in infos]
+    return tuple(
+        layout_of(name, info.shape, info.dtype, side, is_donated=getattr(info, "donated", False))
         for name, (_, info), side in zip(names, infos, sides, strict=True)
         if side is not None
-    ]
-
-
-def _returned(results: Any, shardings: Any) -> tuple[Layout, ...]:
-    infos, structure = jax.tree_util.tree_flatten_with_path(results)
-    return tuple(
-        layout_of(f"result{jax.tree_util.keystr(path)}", info.shape, info.dtype, side)
-        for (path, info), side in zip(infos, structure.flatten_up_to(shardings), strict=True)
     )
 
 
@@ -230,14 +207,14 @@ def _collective(
         kind=operation.kind,
         shape=_hlo.plain(operation.shape),
         bytes=program.sent_bytes(operation),
-        times=operation.times,
+        times=operation.within.times,
         is_certain=operation.within.is_certain,
         is_branch=operation.within.is_branch,
         axes=_meshes.axes(program.groups(operation), meshes),
         group_size=program.num_devices if is_permutation else program.group_size(operation),
         line=line,
         verb=verb,
-        is_backward=operation.is_backward,
+        is_backward="transpose(" in operation.path,
         is_written=name.removeprefix("unreduced_").removeprefix("ragged_").startswith(_WRITTEN),
         is_ring=is_permutation and operation.is_product,
         is_condition=operation.within.is_in_loop

@@ -77,47 +77,41 @@ def _conditions(report: Report) -> Iterator[Finding]:
 
 def _redundant(report: Report, jaxpr: jax_api.Jaxpr) -> Iterator[Finding]:
     work, devices = report.work, report.num_devices
-    if devices == 1 or not work.share:
-        return
     fair = {line: flops / devices for line, flops in _flops.of_jaxpr(jaxpr, padded=True)[0].items()}
-    excess = {one: one.flops - fair.get(one.line, math.inf) for one in work.lines if one.line}
-    lines = [
-        one for one, more in excess.items() if more >= max((_TWICE - 1) * fair.get(one.line, 0), 0.05 * work.flops)
-    ]
-    rest = LineWork(None, work.flops, work.share)
-    excess[rest] = work.flops - sum(fair.values())
-    if excess[rest] < (_TWICE - 1) * sum(fair.values()):
+    whole = sum(fair.values())
+    if devices == 1 or not work.share or work.flops < _TWICE * whole:
         return
     write = (
         f"let each of the {devices} devices compute its own rows: px.map_fn over them, or jax.shard_map; under "
         "jax.vmap, convolutions with a kernel per row are gathered"
     )
-    for one in lines or [rest]:
+    excess = {one: one.flops - fair[one.line] for one in work.lines if one.line and one.line in fair}
+    least = 0.05 * work.flops
+    lines = [one for one, more in excess.items() if more >= max((_TWICE - 1) * fair[one.line], least)]
+    for one in lines or [LineWork(None, work.flops, work.share)]:
         share = one.share or math.inf
         text = (
             f"the same work is done {one.flops / share:.1f} times: each device computes {units.amount(one.flops)}, an "
             f"equal share is {units.amount(share)}"
         )
-        yield Finding("redundant", text, one.line, write, excess[one] / work.flops)
+        yield Finding("redundant", text, one.line, write, excess.get(one, work.flops - whole) / work.flops)
 
 
 def _padding(jaxpr: jax_api.Jaxpr) -> Iterator[Finding]:
-    told: set[Any] = set()
-    for eqn, *_ in _flops.walk(jaxpr):
-        if (place := _meshes.placement(eqn)) is None:
-            continue
-        name, size, padded = found = place.axis.name, place.size, place.num_padded
-        if padded <= _PADDED * size or found in told:
-            continue
-        told.add(found)
-        part = 1 - size / padded
-        text = (
-            f"the {units.of(size, 'element')} of {name!r} on {units.of(place.num_devices, 'device')} are padded to "
-            f"{padded:,}: {part:.0%} of the places are empty"
-        )
-        line, _ = _lines.behind(jax_api.frames_of(eqn))
-        write = f"take a multiple of {place.num_devices}, such as {padded:,}, which takes as long"
-        yield Finding("padding", text, line, write, part)
+    places = {
+        (place.axis.name, place.size, place.num_padded): (place.num_devices, eqn)
+        for eqn, *_ in _flops.walk(jaxpr)
+        if (place := _meshes.placement(eqn)) is not None
+    }
+    for (name, size, padded), (devices, eqn) in places.items():
+        if padded > _PADDED * size:
+            part = 1 - size / padded
+            text = (
+                f"the {units.of(size, 'element')} of {name!r} on {units.of(devices, 'device')} are padded to "
+                f"{padded:,}: {part:.0%} of the places are empty"
+            )
+            write = f"take a multiple of {devices}, such as {padded:,}, which takes as long"
+            yield Finding("padding", text, _lines.behind(jax_api.frames_of(eqn))[0], write, part)
 
 
 # --- held ------------------------------------------------------------------------------------------------------------

@@ -41,10 +41,10 @@ def of_program(program: _hlo.Program) -> tuple[Lines, bool, tuple[str, ...]]:
     found: Lines = collections.Counter()
     is_certain, unknown = True, set[str]()
     for operation in program.operations:
-        if amount := flops(program, operation) * operation.times:
+        if amount := flops(program, operation) * operation.within.times:
             found[_lines.behind(program.frames(operation))[0]] += amount
             is_certain &= operation.within.is_certain
-        elif operation.times and operation.opcode in (*_OPAQUE, "custom-call"):
+        elif operation.within.times and operation.opcode in (*_OPAQUE, "custom-call"):
             target = _TARGET.search(operation.text) if operation.opcode == "custom-call" else None
             name = target[1] if target else operation.opcode
             unknown |= set() if any(word in name for word in _FREE) else {name}
@@ -181,12 +181,9 @@ def _met(given: int, kernel: int, results: int, stride: int, before: int, apart:
     ``before`` zeros stand before the input, its numbers are ``apart``, and those of the kernel are ``spread``.
     """
     (few, step), (many, stretch) = sorted([(kernel, spread), (results, stride)])
-    places = np.arange(many) * stretch - before
-    return sum(_held(places + step * number, given, apart) for number in range(few))
-
-
-def _held(places: np.ndarray, given: int, apart: int) -> int:
-    return int(np.count_nonzero((places >= 0) & (places <= (given - 1) * apart) & (places % apart == 0)))
+    places = (np.arange(many) * stretch - before + step * number for number in range(few))
+    held = ((at >= 0) & (at <= (given - 1) * apart) & (at % apart == 0) for at in places)
+    return sum(map(int, map(np.count_nonzero, held)))
 
 
 def _shape(variable: Any) -> tuple[int, ...]:

@@ -45,10 +45,6 @@ class Operation:
     within: Computation = dataclasses.field(repr=False)
 
     @property
-    def times(self) -> int:
-        return self.within.times
-
-    @property
     def kind(self) -> str | None:
         """The kind of collective that it is, one of :data:`KINDS`."""
         name = self.opcode.replace("-", "_").removeprefix("ragged_")
@@ -64,11 +60,6 @@ class Operation:
     def is_product(self) -> bool:
         """Return whether JAX's name of it is that of a matrix product."""
         return self.path.partition(";")[0].endswith("/dot_general")
-
-    @property
-    def is_backward(self) -> bool:
-        """True of a derivative's backward pass, in which what a checkpoint did not keep is made again."""
-        return "transpose(" in self.path
 
     @property
     def operands(self) -> list[str]:
@@ -94,7 +85,7 @@ class Program:
         """Return the collectives, each once: a TPU splits one over several fusions, and the first counts."""
         found: dict[str, Operation] = {}
         for operation in self.operations:
-            if operation.kind is not None and self.group_size(operation) > 1:
+            if operation.kind is not None and operation.within.times and self.group_size(operation) > 1:
                 channel = _CHANNEL.search(operation.text) if operation.within.is_fused else None
                 found.setdefault(channel[1] if channel else operation.name, operation)
         return [*found.values()]
@@ -144,12 +135,9 @@ class Program:
         return operation.opcode in _MOVES
 
     def _count(self) -> None:
-        """Note how often each computation runs; of a piece of a program, each once."""
-        computations = [*self._computations.values()]
-        has_entry = any(computation.is_entry for computation in computations)
-        for computation in computations:
-            computation.times = int(computation.is_entry or not has_entry)
-        for caller in reversed(computations if has_entry else ()):
+        """Note how often each computation runs."""
+        for caller in reversed(self._computations.values()):
+            caller.times += caller.is_entry
             for operation in caller.operations:
                 is_loop = operation.opcode == "while"
                 turns = self._turns(operation) if is_loop else 1
@@ -165,27 +153,21 @@ class Program:
 
     def _turns(self, loop: Operation) -> int | None:
         """Return how often a loop runs; ``None``: unknown."""
-        if said := _TRIPS.search(loop.text):
-            return int(said[1])
-        with contextlib.suppress(LookupError):
-            return self._counted(loop)
+        said = _TRIPS.search(loop.text)
+        with contextlib.suppress(LookupError, ValueError):
+            return int(said[1]) if said else self._counted(loop)
         return None
 
     def _counted(self, loop: Operation) -> int:
-        """Return what a loop's counter says; a ``LookupError``: it has none."""
+        """Return what a loop's counter says; a ``LookupError`` or ``ValueError``: it has none."""
         test = self._root(loop, "condition")
-        if test.opcode != "compare" or "direction=LT" not in test.text:
-            raise LookupError
         counter, end = map(self._source, test.operands)
         place = self._place(counter)
         added = self._source(self._root(loop, "body").operands[place])
-        steps = [
-            x for x in map(self._source, added.operands) if not (_INDEX.search(x.text) and self._place(x) == place)
-        ]
-        if added.opcode != "add" or len(steps) != 1:
-            raise LookupError
-        begin, last, step = map(self._number, (self._given(loop, place), end, steps[0]))
-        if step < 1:
+        parts = map(self._source, added.operands)
+        (by,) = (x for x in parts if not (_INDEX.search(x.text) and self._place(x) == place))
+        begin, last, step = map(self._number, (self._given(loop, place), end, by))
+        if test.opcode != "compare" or "direction=LT" not in test.text or added.opcode != "add" or step < 1:
             raise LookupError
         return max(-(-(last - begin) // step), 0)
 
@@ -241,7 +223,7 @@ _DEVICES = re.compile(r"(?:num_partitions|replica_count)=(\d+)")
 
 
 def _computations(text: str) -> list[Computation]:
-    found = [Computation("")]  # a piece of a program need not say which computation it is of
+    found = [Computation("")]
     starts: dict[str, Operation] = {}
     for line in text.splitlines():
         if not line.startswith(" ") and (heading := _COMPUTATION.match(line)):

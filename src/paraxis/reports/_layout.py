@@ -58,6 +58,11 @@ class Layout:
         return f"{cut or 'scalar'}{also}"
 
 
+def is_array(leaf: Any) -> bool:
+    """Return whether a leaf of a tree is an array, or stands for one; a number of Python's is none."""
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
 def layout_of(name: str, shape: Sequence[int], dtype: Any, sharding: Any, *, is_donated: bool = False) -> Layout:
     """Return how an array lies, by its sharding; ``None``: it is on no device, or nobody knows where."""
     shape = tuple(shape)
@@ -69,13 +74,8 @@ def layout_of(name: str, shape: Sequence[int], dtype: Any, sharding: Any, *, is_
 
 def _bytes(shape: Sequence[int], dtype: Any) -> int:
     """Return what an array takes on a device, where numbers of less than a byte lie side by side."""
-    return -(-math.prod(shape) * _bits(dtype) // 8)
-
-
-def _bits(dtype: Any) -> int:
-    if jnp.issubdtype(dtype, np.number):
-        return jax.dtypes.itemsize_bits(dtype)
-    return 0 if dtype == jax.dtypes.float0 else dtype.itemsize * 8
+    is_number = jnp.issubdtype(dtype, np.number)
+    return -(-math.prod(shape) * (jax.dtypes.itemsize_bits(dtype) if is_number else dtype.itemsize * 8) // 8)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -28,12 +28,10 @@ class Line:
     Attributes:
         file: where.
         number: of the line.
-        function: around it; empty if unknown.
     """
 
     file: str
     number: int
-    function: str = ""
 
     @property
     def code(self) -> str:
@@ -52,7 +50,7 @@ def behind(frames: Sequence[tuple[str, int, str]]) -> tuple[Line | None, str | N
         for file, number, function in inside:
             side = _side(file)
             if side == wanted:
-                return Line(file, number, function.rpartition(".")[2]), verb
+                return Line(file, number), verb
             name = function.partition(".<locals>")[0]
             if side == "ours" and not name.startswith("_"):
                 verb = f"px.{name}"

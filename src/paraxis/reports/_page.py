@@ -19,8 +19,6 @@ body { margin: 0 auto; max-width: 75rem; padding: 1rem; color: var(--ink); backg
 section { overflow-x: auto; margin: 1.2rem 0; padding-top: .4rem; border-top: 1px solid var(--faint); }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.05rem; margin: .4rem 0; }
 code { font-family: ui-monospace, monospace; font-size: .92em; }
-td { overflow-wrap: break-word; } section > table { margin-top: .3rem; }
-@media (max-width: 40rem) { td, th { white-space: nowrap; } }
 """
 
 

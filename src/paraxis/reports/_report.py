@@ -7,6 +7,7 @@ from typing import get_args
 
 from paraxis._core import check
 from paraxis.reports import _layout, units
+from paraxis.reports._hlo import KINDS
 from paraxis.reports._layout import Layout
 from paraxis.reports._lines import Line
 from paraxis.reports._page import MOST_ROWS, Page, Section
@@ -54,7 +55,11 @@ class Report(Page):
     @property
     def communication(self) -> Communication:
         """The number and bytes of each kind of collective; one in a loop counts once."""
-        return Communication.of((collective.kind, collective.bytes) for collective in self.collectives)
+        found = Communication(dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0))
+        for collective in self.collectives:
+            found.count[collective.kind] += 1
+            found.bytes[collective.kind] += collective.bytes
+        return found
 
     @property
     def total_bytes(self) -> int:

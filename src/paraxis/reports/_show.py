@@ -2,19 +2,18 @@
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
-from paraxis._core import check, jax_api
+from paraxis._core import jax_api
 from paraxis.reports import _layout, units
-from paraxis.reports._layout import Layout, layout_of
+from paraxis.reports._layout import Layout, is_array, layout_of
 from paraxis.reports._page import Page, Section
 
 LeafState = Literal["device", "host", "deleted", "struct", "traced"]
-_ARRAYS = (jax.Array, jax.Ref, jax.ShapeDtypeStruct, jax_api.ShapedArray)
 _MOST_LINES, _MOST_DRAWINGS = 60, 8
 _HEAD = ("array", "dtype", "shape", "bytes", "", "where")
 
@@ -28,13 +27,11 @@ class Leaf(Layout):
             nothing; ``"struct"``: only a shape; ``"traced"``: a value of a function that JAX traces.
         platform: of its devices, such as ``"gpu"``; empty if it has none.
         memory: of the devices, if it is not their usual one, such as ``"pinned_host"``.
-        is_shared: whether the tree has it before, so that it takes no memory of its own.
     """
 
     state: LeafState = "host"
     platform: str = ""
     memory: str = ""
-    is_shared: bool = False
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -49,55 +46,46 @@ class Arrays(Page):
     It prints as text, and a notebook shows it with drawings; :meth:`save` writes these to a file.
 
     Attributes:
-        leaves: each array; it has ``name``, ``shape``, ``dtype``, ``split``, ``blocks``, ``bytes`` and
-            ``bytes_per_device``.
-        others: what the leaves are that are no arrays.
+        leaves: each array; one that the tree has twice, once.
     """
 
     leaves: tuple[Leaf, ...]
-    others: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> int:
         """Bytes of all arrays: each counts once, however many devices hold it; deleted ones hold nothing."""
-        return sum(leaf.bytes for leaf in self.leaves if leaf.state != "deleted" and not leaf.is_shared)
+        return sum(leaf.bytes for leaf in self.leaves if leaf.state != "deleted")
 
     @property
     def bytes_per_device(self) -> dict[str, int]:
         """Bytes that each device holds, by its name, such as ``"gpu 3"``; of shapes, those that they would take."""
         found: collections.Counter[tuple[str, int]] = collections.Counter()
         for leaf in self.leaves:
-            if leaf.state != "deleted" and not leaf.is_shared and not leaf.memory:
+            if leaf.state != "deleted" and not leaf.memory:
                 for device in leaf.devices:
                     found[leaf.platform, device] += leaf.bytes_per_device
         return {f"{platform} {device}": size for (platform, device), size in sorted(found.items())}
 
     @property
     def _title(self) -> str:
-        held: dict[tuple[str, int], list[int]] = collections.defaultdict(list)  # devices that hold as much
-        for device, size in self.bytes_per_device.items():
-            platform, _, number = device.rpartition(" ")
-            held[platform, size].append(int(number))
-        texts = [
-            f"{platform} {units.runs(numbers)}: {units.size(size)}{' each' if len(numbers) > 1 else ''}"
-            for (platform, size), numbers in held.items()
-        ]
-        total = f", {units.size(self.bytes)}" if self.leaves else ""
-        return "; ".join([units.of(len(self.leaves), "array") + total, *texts[:4], *["…"] * (len(texts) > 4)])
+        parts = [units.of(len(self.leaves), "array"), *[units.size(self.bytes)] * bool(self.leaves)]
+        if held := self.bytes_per_device:
+            parts.append(f"at most {units.size(max(held.values()))} per device on {units.of(len(held), 'device')}")
+        return ", ".join(parts)
 
     def _sections(self) -> Iterator[Section]:
-        notes = [f"No array: {_first(self.others)}"] if self.others else []
         ways: dict[Any, list[Leaf]] = collections.defaultdict(list)  # arrays that lie alike are drawn once
         for leaf in self.leaves:
             if len(leaf.blocks) > 1 and leaf.state != "deleted":
                 parts = tuple((axis, leaf.split[axis], leaf.shape[axis]) for axis in leaf.cut)
                 ways[leaf.platform, parts, leaf.blocks].append(leaf)
-        if len(ways) > _MOST_DRAWINGS:
-            notes.append(f"{units.of(len(ways) - _MOST_DRAWINGS, 'layout')} more than those that are drawn")
-        if self.leaves or notes:
+        more = [f"{units.of(len(ways) - _MOST_DRAWINGS, 'layout')} more than those that are drawn"]
+        notes = more if len(ways) > _MOST_DRAWINGS else []
+        if self.leaves:
             yield Section("", [_row(x) for x in self.leaves], _HEAD, notes=notes, most=_MOST_LINES)
         for alike in [*ways.values()][:_MOST_DRAWINGS]:
-            yield from _layout.drawing(_first([leaf.name or "The array" for leaf in alike]), alike[0])
+            name, more = alike[0].name or "The array", f" and {len(alike) - 1:,} more" * (len(alike) > 1)
+            yield from _layout.drawing(name + more, alike[0])
 
 
 def show(x: Any) -> Arrays:
@@ -109,13 +97,8 @@ def show(x: Any) -> Arrays:
         x: any tree of arrays, such as parameters, a :class:`TrainState`, a module of NNX or Equinox; of JAX or NumPy,
             deleted, or ``jax.ShapeDtypeStruct``.
 
-    Returns:
-        A :class:`paraxis.reports.Arrays`, which prints as text, is drawn by a notebook, and has ``save("x.html")``.
-
     Raises:
         ValueError: if an array has a shape that its sharding does not divide.
-
-    Communicates: nothing.
 
     Example:
         >>> import jax, jax.numpy as jnp, paraxis as px
@@ -123,7 +106,7 @@ def show(x: Any) -> Arrays:
         >>> mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
         >>> w = jax.device_put(jnp.ones((8, 16)), NamedSharding(mesh, P("model", "data")))
         >>> px.show({"w": w, "step": jnp.int32(3)})
-        2 arrays, 516 bytes; cpu 0: 68 bytes; cpu 1–7: 64 bytes each
+        2 arrays, 516 bytes, at most 68 bytes per device on 8 devices
         <BLANKLINE>
           ['step']  int32    scalar      4 bytes                         cpu 0
           ['w']     float32  8/4 × 16/2  512 bytes  64 bytes per device  cpu 0–7
@@ -137,19 +120,14 @@ def show(x: Any) -> Arrays:
     """
     seen: set[int] = set()
     leaves: list[Leaf] = []
-    others: list[str] = []
     for path, value in jax.tree_util.tree_flatten_with_path(x)[0]:
         name = jax.tree_util.keystr(path).removeprefix(".")
         if isinstance(value, (bool, int, float, complex)) and not isinstance(value, np.generic):
             leaves.append(Leaf(name, (), type(value).__name__, (), (), 0, 0))
-        elif isinstance(value, _ARRAYS) or (
-            hasattr(value, "shape") and isinstance(getattr(value, "dtype", None), np.dtype)
-        ):
-            leaves.append(dataclasses.replace(_leaf(name, value), is_shared=id(value) in seen))
+        elif is_array(value) and id(value) not in seen:
+            leaves.append(_leaf(name, value))
             seen.add(id(value))
-        else:
-            others.append(f"{name or 'it'} is {check.described(value)}")
-    return Arrays(tuple(leaves), tuple(others))
+    return Arrays(tuple(leaves))
 
 
 def _leaf(name: str, x: Any) -> Leaf:
@@ -176,12 +154,8 @@ def _row(leaf: Leaf) -> list[str]:
     devices = f"{leaf.platform} {units.runs(leaf.devices)}" if leaf.devices else ""
     if leaf.copies > 1:
         devices += f", {leaf.copies} copies" if len(leaf.blocks) > 1 else ", whole on each"
-    labels = {"struct": f"only a shape{devices and f', for {devices}'}", "traced": "traced, its place is not known"}
-    where = {"deleted": "deleted", "host": "on the host", **labels}.get(leaf.state, devices)
-    shared = "the same array as one above" if leaf.is_shared else ""
-    where = ", ".join(filter(None, [where, leaf.memory, shared]))
-    return [leaf.name, leaf.dtype, str(leaf).partition(",")[0], size, local, where]
-
-
-def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:2]) + (f" and {len(names) - 2:,} more" if len(names) > 2 else "")
+    if leaf.memory:
+        devices += f", {leaf.memory}"
+    shape = f"only a shape{devices and f', for {devices}'}"
+    labels = {"deleted": "deleted", "host": "on the host", "struct": shape, "traced": "traced, its place is not known"}
+    return [leaf.name, leaf.dtype, str(leaf).partition(",")[0], size, local, labels.get(leaf.state, devices)]

@@ -11,15 +11,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from paraxis._core import check, jax_api
 from paraxis.reports import _explain, _flops, units
-from paraxis.reports._layout import Layout, layout_of
+from paraxis.reports._layout import Layout, is_array, layout_of
 from paraxis.reports._page import Page, Section
 
 _HEAD = ("module", "class", "inputs", "outputs", "parameters", "bytes", "other", "forward", "backward")
-_MOST_SHAPES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,20 +76,9 @@ class ModuleTable(Page):
         yield Section("", [*rows, total], _HEAD, has_head=True, most=len(self.rows))
 
 
-@dataclasses.dataclass
-class _Call:
-    """The calls of one module: its class, what the first one is given and returns, and whether one goes on."""
-
-    kind: str
-    given: tuple[Any, ...]
-    result: Any = None
-    is_open: bool = False
-
-
 _Path = tuple[str, ...]
-_Calls = dict[_Path, _Call]
-_Flops = collections.Counter[tuple[_Path, bool]]
-"""By module, and whether they are of the derivative."""
+_Calls = dict[_Path, tuple[str, tuple[str, ...], tuple[str, ...]]]
+"""Of each module, in the order in which calls begin: its class, and what its first call is given and returns."""
 
 
 def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTable:
@@ -105,10 +92,6 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
             row. Linen's is given as it is, without variables; NNX's may be a method of it, as ``net.encode``.
         *args: what the model is called with: arrays, ``jax.ShapeDtypeStruct`` in their place, ``True`` and the like.
         **kwargs: likewise.
-
-    Returns:
-        A :class:`paraxis.reports.ModuleTable`, which prints as text, is shown by a notebook, and has
-        ``save("x.html")``.
 
     Raises:
         TypeError: if ``model`` cannot be called.
@@ -127,44 +110,35 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
           total     Sequential  float32[16,4]  float32[16,2]  58          232 bytes  1.54 kFLOP  2.05 kFLOP
     """
     check.function("tabulate", "model", model, "px.tabulate(net, jax.ShapeDtypeStruct((8, 28, 28, 1), jnp.float32))")
-    params, rest, call = _taken(model, args, kwargs)
-    given, static = _explain.partition((args, kwargs), _is_array)
-    kind = getattr(getattr(model, "func", model), "__name__", type(model).__name__)
     calls: _Calls = {}
+    given, static = _explain.partition((args, kwargs), is_array)
+    params, rest, call = _taken(model, calls, given, static)
+    kind = getattr(getattr(model, "func", model), "__name__", type(model).__name__)
 
     def both(params: Any, rest: Any, given: Any) -> Any:
+        args, kwargs = _explain.combine(given, static)
+
         def forward(params: Any) -> Any:
-            args, kwargs = _explain.combine(given, static)
-            run = functools.partial(call, calls, params, rest)
-            results = [x for x in jax.tree.leaves(_note(calls, (), kind, run, *args, **kwargs)) if _is_array(x)]
+            run = functools.partial(call, params, rest)
+            results = [x for x in jax.tree.leaves(_note(calls, (), kind, run, *args, **kwargs)) if is_array(x)]
             return [x for x in results if jnp.issubdtype(x.dtype, jnp.inexact)], results
 
         floating, pull, results = jax.vjp(forward, params, has_aux=True)
         return results, pull([jnp.ones_like(x) for x in floating])
 
-    program = jax.make_jaxpr(both)(*_structs((params, rest, given)))
-    flops: _Flops = collections.Counter()
-    for eqn, times, _, scope in _flops.walk(jax_api.dce(program)[0].jaxpr):
+    structs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, rest, given))
+    flops: collections.Counter[tuple[_Path, bool]] = collections.Counter()  # by module, and whether of the derivative
+    for eqn, times, _, scope in _flops.walk(jax_api.dce(jax.make_jaxpr(both)(*structs))[0].jaxpr):
         amount = times * _flops.of_product(eqn)
         for path in calls if amount else ():
             if not path or _scope(path) in scope:
                 flops[path, "transpose(" in scope] += amount
-    return ModuleTable(tuple(_row(path, made, params, rest, flops) for path, made in calls.items()))
-
-
-def _row(path: _Path, made: _Call, params: Any, rest: Any, flops: _Flops) -> ModuleRow:
-    trained, others = _inside(params, path), _inside(rest, path)
-    return ModuleRow(
-        path=path,
-        kind=made.kind,
-        inputs=_shown(made.given),
-        outputs=_shown(made.result),
-        parameters=sum(math.prod(layout.shape) for layout in trained),
-        bytes=sum(layout.bytes for layout in trained),
-        other_bytes=sum(layout.bytes for layout in others),
-        flops=flops[path, False],
-        backward_flops=flops[path, True],
-    )
+    rows: list[ModuleRow] = []
+    for path, noted in calls.items():
+        trained, others = _inside(params, path), _inside(rest, path)
+        sizes = sum(math.prod(x.shape) for x in trained), sum(x.bytes for x in trained), sum(x.bytes for x in others)
+        rows.append(ModuleRow(path, *noted, *sizes, flops[path, False], flops[path, True]))
+    return ModuleTable(tuple(rows))
 
 
 def _inside(collections: Any, path: _Path) -> list[Layout]:
@@ -175,17 +149,16 @@ def _inside(collections: Any, path: _Path) -> list[Layout]:
 
 def _shown(tree: Any) -> tuple[str, ...]:
     return tuple(
-        f"{x.dtype}[{','.join(map(str, x.shape))}]" if _is_array(x) else check.described(x)
+        f"{x.dtype}[{','.join(map(str, x.shape))}]" if is_array(x) else check.described(x)
         for x in jax.tree.leaves(tree)
     )
 
 
 def _cells(row: ModuleRow) -> list[str]:
-    shapes = (", ".join(x[:_MOST_SHAPES]) + " …" * (len(x) > _MOST_SHAPES) for x in (row.inputs, row.outputs))
     return [
         ".".join(row.path),
         row.kind,
-        *shapes,
+        *map(", ".join, (row.inputs, row.outputs)),
         f"{row.parameters:,}" if row.parameters else "",
         *(units.size(n) if n else "" for n in (row.bytes, row.other_bytes)),
         *(units.amount(n) if n else "" for n in (row.flops, row.backward_flops)),
@@ -198,15 +171,15 @@ def _cells(row: ModuleRow) -> list[str]:
 # arguments and its result. So nobody else's class is touched. Linen has interceptors for this.
 
 
-def _taken(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Callable[..., Any]]:
+def _taken(model: Any, calls: _Calls, given: Any, static: Any) -> tuple[Any, Any, Callable[..., Any]]:
     """Return a model's parameters, its other variables, and it as a function of both, which notes its calls."""
     nnx, linen = sys.modules.get("flax.nnx"), sys.modules.get("flax.linen")
     owner, method = (model.__self__, model.__name__) if inspect.ismethod(model) else (model, "__call__")
     if nnx is not None and isinstance(owner, nnx.Module):
-        return _of_nnx(owner, method)
+        return _of_nnx(owner, method, calls)
     if linen is not None and isinstance(model, linen.Module):
-        return _of_linen(model, args, kwargs)
-    return _of_tree(model)
+        return _of_linen(model, calls, given, static)
+    return _of_tree(model, calls)
 
 
 def _scope(path: _Path) -> str:
@@ -215,16 +188,13 @@ def _scope(path: _Path) -> str:
 
 
 def _note(calls: _Calls, path: _Path, kind: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a module, and note it by its path, in the order in which calls begin."""
-    noted = calls.setdefault(path, _Call(kind, _structs((*args, *kwargs.values()))))
-    if noted.is_open:  # a method of its own
-        return call(*args, **kwargs)
-    noted.is_open = True
+    """Call a module; note its first call, in which it may call methods of its own."""
+    is_first, given = path not in calls, _shown((args, kwargs))
+    calls.setdefault(path, (kind, given, ()))
     with jax.named_scope(_scope(path)):
         result = call(*args, **kwargs)
-    noted.is_open = False
-    if noted.result is None:
-        noted.result = _structs(result)
+    if is_first:
+        calls[path] = (kind, given, _shown(result))
     return result
 
 
@@ -240,12 +210,12 @@ def _notes(calls: _Calls, path: _Path, module: Any) -> None:
         object.__setattr__(module, "__class__", type(cls)(cls.__name__, (cls,), body | {"__call__": __call__}))
 
 
-def _of_nnx(model: Any, method: str) -> tuple[Any, Any, Callable[..., Any]]:
+def _of_nnx(model: Any, method: str, calls: _Calls) -> tuple[Any, Any, Callable[..., Any]]:
     from flax import nnx
 
     graph, params, rest = nnx.split(model, nnx.Param, ...)
 
-    def call(calls: _Calls, params: Any, rest: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(params: Any, rest: Any, *args: Any, **kwargs: Any) -> Any:
         # Variables can be written in the trace that they are made in: so they are made here.
         copy = nnx.merge(graph, *jax.tree.map(lambda x: x, (params["params"], rest["rest"])))
         for path, module in nnx.iter_modules(copy):
@@ -255,11 +225,10 @@ def _of_nnx(model: Any, method: str) -> tuple[Any, Any, Callable[..., Any]]:
     return {"params": params}, {"rest": rest}, call
 
 
-def _of_linen(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Callable[..., Any]]:
+def _of_linen(model: Any, calls: _Calls, given: Any, static: Any) -> tuple[Any, Any, Callable[..., Any]]:
     from flax import linen
 
     key = jax.random.key(0)
-    given, static = _explain.partition((args, kwargs), _is_array)
 
     def init(given: Any) -> Any:
         args, kwargs = _explain.combine(given, static)
@@ -268,7 +237,7 @@ def _of_linen(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
     rest = linen.unbox(jax.eval_shape(init, given))
     params = {"params": rest.pop("params", {})}
 
-    def call(calls: _Calls, params: Any, rest: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(params: Any, rest: Any, *args: Any, **kwargs: Any) -> Any:
         def interceptor(following: Any, args: Any, kwargs: Any, context: Any) -> Any:
             is_method = hasattr(type(context.module), context.method_name)  # and not what a lifted transform calls
             if not is_method or context.method_name in ("setup", "__post_init__"):
@@ -282,11 +251,11 @@ def _of_linen(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
     return params, rest, call
 
 
-def _of_tree(model: Any) -> tuple[Any, Any, Callable[..., Any]]:
-    arrays, static = _explain.partition(model, _is_array)
+def _of_tree(model: Any, calls: _Calls) -> tuple[Any, Any, Callable[..., Any]]:
+    arrays, static = _explain.partition(model, is_array)
     params, rest = _explain.partition(arrays, lambda x: jnp.issubdtype(x.dtype, jnp.inexact))
 
-    def call(calls: _Calls, params: Any, rest: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(params: Any, rest: Any, *args: Any, **kwargs: Any) -> Any:
         copy = _explain.combine(params["params"], rest["rest"], static)
         for path, module in _equinox_modules(copy, ()):
             _notes(calls, path, module)
@@ -306,17 +275,5 @@ def _equinox_modules(module: Any, path: _Path) -> Iterator[tuple[_Path, Any]]:
         yield from _equinox_modules(part, (*path, *_keys(at)))
 
 
-# --- trees ---------------------------------------------------------------------------------------------------------
-
-
 def _keys(path: Any) -> _Path:
     return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
-
-
-def _structs(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if _is_array(x) else x, tree)
-
-
-def _is_array(x: Any) -> bool:
-    """Return whether a leaf is an array, or stands for one; numbers of Python's are none here."""
-    return isinstance(x, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))

@@ -1,10 +1,8 @@
 """What a report consists of."""
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Literal
 
-from paraxis.reports import _hlo
 from paraxis.reports._lines import Line
 
 FindingKind = Literal["too_large", "gather", "redundant", "condition", "padding", "replicated", "constant", "undonated"]
@@ -66,15 +64,6 @@ class Communication:
     count: dict[str, int]
     bytes: dict[str, int]
 
-    @classmethod
-    def of(cls, sent: Iterable[tuple[str, int]]) -> "Communication":
-        """Return the communication in collectives that are given by kind and bytes."""
-        found = cls(dict.fromkeys(_hlo.KINDS, 0), dict.fromkeys(_hlo.KINDS, 0))
-        for kind, num_bytes in sent:
-            found.count[kind] += 1
-            found.bytes[kind] += num_bytes
-        return found
-
     @property
     def total_count(self) -> int:
         return sum(self.count.values())
@@ -84,21 +73,8 @@ class Communication:
         return sum(self.bytes.values())
 
     def __str__(self) -> str:
-        parts = [f"{self.count[kind]} {kind} ({self.bytes[kind]:,} bytes)" for kind in _hlo.KINDS if self.count[kind]]
+        parts = [f"{self.count[kind]} {kind} ({self.bytes[kind]:,} bytes)" for kind in self.count if self.count[kind]]
         return ", ".join(parts) or "no communication"
-
-
-def of_program(text: str) -> Communication:
-    """Count the collectives in the text of a compiled program (XLA's HLO); :func:`paraxis.explain` tells more.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from paraxis.reports import of_program
-        >>> print(of_program(jax.jit(jnp.sin).lower(jnp.ones(3)).compile().as_text()))
-        no communication
-    """
-    program = _hlo.Program(text)
-    return Communication.of((str(op.kind), program.sent_bytes(op)) for op in program.collectives)
 
 
 @dataclasses.dataclass(frozen=True)

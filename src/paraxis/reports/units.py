@@ -7,20 +7,23 @@ _MOST_RUNS = 4
 
 def size(num_bytes: float) -> str:
     """Return a number of bytes in powers of 1024."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if abs(num_bytes) < 1024:
-            return f"{num_bytes:,.0f} bytes" if unit == "bytes" else f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:,.4g} TiB"
+    return _scaled(num_bytes, 1024, "bytes", "KiB", "MiB", "GiB", "TiB")
 
 
-def amount(number: float, unit: str = "FLOP") -> str:
-    """Return an amount in powers of 1000."""
-    for prefix in ("", "k", "M", "G", "T"):
-        if abs(number) < 1000:
-            return f"{number:.3g} {prefix}{unit}"
-        number /= 1000
-    return f"{number:,.4g} P{unit}"
+def amount(flops: float) -> str:
+    """Return a number of floating-point operations in powers of 1000."""
+    return _scaled(flops, 1000, "FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")
+
+
+def time(seconds: float) -> str:
+    """Return a time in the unit that suits it."""
+    return _scaled(seconds * 1e9, 1000, "ns", "µs", "ms", "s")
+
+
+def _scaled(number: float, step: int, unit: str, *larger: str) -> str:
+    if abs(number) >= step and larger:
+        return _scaled(number / step, step, *larger)
+    return f"{number:.3g} {unit}" if abs(number) < 999.5 else f"{number:,.0f} {unit}"
 
 
 def of(number: int, thing: str) -> str:
@@ -38,11 +41,3 @@ def runs(numbers: Sequence[int]) -> str:
             found.append([number])
     texts = [", ".join(map(str, run)) if len(run) < 3 else f"{run[0]}–{run[-1]}" for run in found[:_MOST_RUNS]]
     return ", ".join(texts) + (" …" if len(found) > _MOST_RUNS else "")
-
-
-def time(seconds: float) -> str:
-    """Return a time in the unit that suits it."""
-    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
-        if abs(seconds) * factor >= 0.9995:
-            return f"{seconds * factor:,.3g} {unit}" if abs(seconds) * factor < 999.5 else f"{seconds:,.0f} s"
-    return f"{seconds * 1e9:.3g} ns"
