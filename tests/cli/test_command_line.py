@@ -33,12 +33,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     ("arguments", "message"),
     [
         ([], "COMMAND"),
-        (["nope"], "nope"),
-        (["demo", "--nope"], "--nope"),
         (["demo", "nope"], "the demo has no chapter 'nope'; its chapters are: fedavg, ensemble, logreg, train, stream"),
         (["launch", "train.py"], "-n"),
         (["launch", "-n", "0", __file__], "num_processes must be"),
-        (["launch", "-n", "2", "--restart", "2", __file__], "--restart"),
         (["launch", "-n", "2", "nowhere.py"], "there is no file nowhere.py"),
     ],
 )

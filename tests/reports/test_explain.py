@@ -1,6 +1,5 @@
-"""Reports on programs whose communication, work and memory are known: by hand, and by a reader of their own text."""
+"""Reports on programs whose communication, work and memory are known by hand."""
 
-import collections
 import functools
 import html
 import re
@@ -25,7 +24,6 @@ from paraxis.reports import Report
 pytestmark = pytest.mark.newest
 
 HERE = Path(__file__).name
-KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast"
 
 
 def struct(*shape: int, dtype: Any = jnp.float32, lies: Any = None) -> jax.ShapeDtypeStruct:
@@ -39,13 +37,6 @@ def mesh(**axes: int) -> Mesh:
 
 def lies(over: Mesh, *spec: Any) -> NamedSharding:
     return NamedSharding(over, P(*spec))
-
-
-def counted(fn: Any, *args: Any) -> collections.Counter[str]:
-    """The collectives of a compiled program, by a regular expression of the test's own."""
-    jitted = fn if hasattr(fn, "lower") else jax.jit(fn)
-    text = str(jitted.lower(*args).compile().as_text())
-    return collections.Counter(name.replace("-", "_") for name in re.findall(rf" ({KINDS})(?:-start)?\(", text))
 
 
 def sent(report: Report) -> list[tuple[Any, ...]]:
@@ -215,12 +206,10 @@ def report_on(name: str) -> Report:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_what_is_sent_is_what_theory_says_and_what_the_text_has(name: str) -> None:
-    fn, args, expected = PROGRAMS[name]
-    report = report_on(name)
+def test_what_is_sent_is_what_theory_says(name: str) -> None:
+    report, expected = report_on(name), PROGRAMS[name][2]
     assert sorted(sent(report)) == sorted(expected)
     assert report.num_devices == 8
-    assert {kind: n for kind, n in report.communication.count.items() if n} == dict(counted(fn, *args))
     assert report.total_bytes == sum(size * times for _, size, times, _ in expected)
 
 

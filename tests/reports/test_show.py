@@ -13,6 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import paraxis as px
+from tests.reports.test_explain import struct
 
 pytestmark = pytest.mark.newest
 
@@ -31,7 +32,6 @@ PLACED = {
     "out of order": ((4, 6, 8), ("c", None, "a")),
     "two in one": ((4, 8), (None, ("c", "b"))),
     "whole": ((3,), ()),
-    "a number": ((), ()),
     "five dimensions": ((2, 1, 4, 1, 6), ("b", None, "a", None, "c")),
 }
 
@@ -72,6 +72,7 @@ LEAVES = {
     "deleted": (gone, "deleted", "float32 3 12 bytes deleted", 0),
     "numpy": (lambda: np.zeros((3, 2)), "host", "float64 3 × 2 48 bytes on the host", 48),
     "number": (lambda: 3, "host", "int scalar on the host", 0),
+    "large": (lambda: struct(1010, 256), "struct", "float32 1010 × 256 1,010 KiB only a shape", 1010 * 1024),
     "key": (lambda: jax.random.key(0), "device", "key<fry> scalar 8 bytes cpu 0", 8),
     "shape": (lambda: jax.ShapeDtypeStruct((8, 2), jnp.bfloat16), "struct", "bfloat16 8 × 2 32 bytes only a shape", 32),
     "shape that is placed": (
@@ -105,22 +106,14 @@ def test_numbers_of_less_than_a_byte_take_what_the_compiler_says(dtype: str, siz
     assert report.arguments[0].bytes == report.memory.arguments == px.show(x).bytes == size
 
 
-class Tied(nnx.Module):
-    def __init__(self) -> None:
-        self.a = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
-        self.b = self.a
-        self.layers = nnx.List([nnx.BatchNorm(3, rngs=nnx.Rngs(0))])
-
-
 def test_each_variable_of_a_module_counts_once() -> None:
-    net = Tied()
-    shown = px.show({"net": net})
-    assert shown.bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(net))) == 4 * (12 + 3 + 4 * 3)
-    names = [leaf.name.removeprefix("['net'].") for leaf in shown.leaves]
-    layer = [f"layers[0].{name}.value" for name in ("bias", "mean", "scale", "var")]
-    assert names == ["a.bias.value", "a.kernel.value", *layer]
-    assert px.show(net.a.kernel).bytes == 48
-    assert px.show(nnx.eval_shape(Tied)).bytes == shown.bytes
+    layer = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+    shown = px.show({"net": nnx.Sequential(layer, nnx.BatchNorm(4, rngs=nnx.Rngs(0)), layer)})
+    assert [leaf.name.removeprefix("['net'].layers") for leaf in shown.leaves] == [
+        *("[0].bias.value", "[0].kernel.value"),
+        *(f"[1].{name}.value" for name in ("bias", "mean", "scale", "var")),
+    ]
+    assert (shown.bytes, px.show(layer.kernel).bytes) == (4 * (16 + 4 + 4 * 4), 64)
 
 
 def test_an_array_that_is_there_twice_counts_once_and_what_is_no_array_is_left_out() -> None:
