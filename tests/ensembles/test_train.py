@@ -186,7 +186,7 @@ def test_equinox_modules_with_state_are_trained_as_alone(lowering: Any) -> None:
 
 def test_members_cannot_change_while_jax_traces() -> None:
     ens = linear()
-    with pytest.raises(px.StateError, match="cannot be called in a function that JAX is tracing"):
+    with pytest.raises(px.StateError, match="so JAX cannot trace it"):
         jax.jit(lambda x: ens.train(step, x, Y))(X)
     assert_close(ens.stacked(), W)
 
@@ -202,7 +202,7 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[px.Ensemble], Any]]] = 
     "rows of three": (px.DataError, r"has shape \(3,\)", lambda ens: ens.train(step, X[:3, 0], in_axes=0)),
     "an axis of one": (px.DataError, "in_axes must be 0 or None", lambda ens: ens.train(step, X, in_axes=1)),
     "too few entries": (ValueError, "axis|prefix|arity|mismatch", lambda ens: ens.train(step, X, Y, in_axes=(0,))),
-    "one number per row": (px.DataError, "one number for each row", lambda ens: ens.predict(X)),
+    "one number per row": (px.DataError, "needs logits", lambda ens: ens.predict(X)),
     "another mask": (
         px.DataError,
         "where must be one boolean",

@@ -17,10 +17,7 @@ NAMES: tuple[str, ...] = get_args(Average)
 def of_each(average: str, prediction: Any, inputs: tuple[Any, ...]) -> Any:
     """Return what is averaged of one member's prediction, at least float32."""
     if average == "mixture" and not (isinstance(prediction, tuple) and len(prediction) == 2):
-        raise DataError(
-            f"ensemble.predict: average='mixture' needs models that give (mean, variance), but the model gives a "
-            f"{type(prediction).__name__}; write average='moments'"
-        )
+        raise DataError("ensemble.predict: average='mixture' needs a model that gives (mean, variance)")
     rows = jnp.shape(next(iter(jax.tree.leaves(inputs)), 0))
     if average == "softmax":
         return jax.tree.map(lambda x: _softmax(x, rows), prediction)
@@ -29,10 +26,7 @@ def of_each(average: str, prediction: Any, inputs: tuple[Any, ...]) -> Any:
 
 
 def combined(average: str, rows: Any, axis: Axis, where: Any) -> Any:
-    """Combine what :func:`of_each` took, ``(size, ...)``.
-
-    Communicates: one all-reduce the size of the result; for ``"moments"`` and ``"mixture"`` one for each part.
-    """
+    """Combine what :func:`of_each` took, ``(size, ...)``. Communicates: one all-reduce for each part of the result."""
     if average not in ("moments", "mixture"):
         return reduce_mean(rows, axis, where=where)
     means, within = rows if average == "mixture" else (rows, None)
@@ -47,10 +41,9 @@ def combined(average: str, rows: Any, axis: Axis, where: Any) -> Any:
 def _softmax(logits: jax.Array, rows: tuple[int, ...]) -> jax.Array:
     one_per_row = len(rows) > 1 and logits.shape == rows[:1]
     if logits.ndim == 0 or logits.shape[-1] < 2 or one_per_row:
-        kind = ", one number for each row of the inputs" if one_per_row else ""
         raise DataError(
-            f"ensemble.predict: average='softmax' needs logits (..., classes), but the model gives {logits.shape}"
-            f"{kind}. Write average='sigmoid' for one logit of a yes or no, average='moments' for a regression"
+            f"ensemble.predict: average='softmax' needs logits (..., classes), but the model gives {logits.shape}. "
+            "Write average='sigmoid' for one logit of a yes or no, average='moments' for a regression"
         )
     return jax.nn.softmax(_wide(logits))
 

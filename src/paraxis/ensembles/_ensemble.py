@@ -1,5 +1,6 @@
 """An ensemble: members stacked along an axis. A step is a map over it, a prediction a map and a mean."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -20,7 +21,6 @@ from paraxis._core.verbs import broadcast, map_fn
 from paraxis._host import interrupts
 from paraxis.ensembles import _averages, _fit, _members
 from paraxis.ensembles._averages import Average
-from paraxis.ensembles._fit import Epoch, History
 from paraxis.ensembles._members import Form, State
 from paraxis.errors import DataError, StateError
 
@@ -29,8 +29,8 @@ from paraxis.errors import DataError, StateError
 class Ensemble:
     """Members on the devices, made by :func:`ensemble`.
 
-    ``len(ens)`` is the number of members. ``ens[3]`` is an ordinary member, as ``make`` returned it, with its own
-    arrays; ``ens[:3]``, ``ens[[0, 2]]`` and ``ens[ens.finite()]`` are ensembles of some of the members.
+    ``ens[3]`` is an ordinary member, as ``make`` returned it, with its own arrays; ``ens[:3]``, ``ens[[0, 2]]`` and
+    ``ens[ens.finite()]`` are ensembles of some of the members.
 
     Example:
         >>> import jax, jax.numpy as jnp, paraxis as px
@@ -66,8 +66,8 @@ class Ensemble:
     def state(self) -> dict[str, jax.Array]:
         """All arrays of the members by name, ``(size, ...)``; of random keys, their numbers.
 
-        Save them by ``checkpoints.save(0, ens.state)``, and give them back, on any devices, by ``ens.state =
-        checkpoints.restore(ens.state).tree``. What is set must have the same names, shapes and dtypes.
+        Save them by ``checkpoints.save(0, ens.state)``, and set them, on any devices, by ``ens.state =
+        checkpoints.restore(ens.state).tree``: the same names, shapes and dtypes.
 
         Communicates: nothing if the sizes divide; else one all-gather per leaf.
         """
@@ -84,10 +84,7 @@ class Ensemble:
             self._members = arrays.laid_out(rows, self._placement)
 
     def stacked(self) -> Any:
-        """Return all members as one tree, with leaves ``(size, ...)``, for ``px.map_fn`` and ``jax.vmap``.
-
-        Communicates: as :attr:`state`.
-        """
+        """Return all members as one tree, with leaves ``(size, ...)``. Communicates: as :attr:`state`."""
         return self._form.member(self.state)
 
     def __getitem__(self, index: Any) -> Any:
@@ -109,8 +106,7 @@ class Ensemble:
         """Return an ensemble with further members at the end, each as ``make`` returns it; this one does not change.
 
         Raises:
-            StateError: if a new member has other variables, shapes or dtypes; or other functions and settings, which
-                all members share.
+            StateError: if it has other variables, shapes, dtypes, functions or settings, which all members share.
         """
         rows = self._rows(np.arange(len(self)))
         one = jax.tree.map(lambda x: x[0], rows)
@@ -127,7 +123,7 @@ class Ensemble:
         Args:
             step: for pytrees, ``step(*parts, *args)`` returns the new member, or ``(member, out)``; a tuple is passed
                 as its parts. For modules, ``step(*modules, *args)`` changes them in place and returns ``out``. It is
-                traced as by ``jax.jit``, so define it once. It may use collectives with the axis's name.
+                traced as by ``jax.jit``, so define it once.
             *args: pytrees of arrays; by default the same for all members, such as a batch.
             in_axes: 0 for arguments with a row per member, ``(size, ...)``: batches, rates, keys. One value for all
                 arguments, or a tuple with a value (or a tree) for each.
@@ -145,7 +141,7 @@ class Ensemble:
             return self._cut(self._advance(*self._prepared("train", step, Form.step, args, in_axes)))
 
     def lower(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
-        """Return the program of :meth:`train` for these arguments, as ``jax.jit(f).lower`` does, without running it."""
+        """Return the program of :meth:`train` for these arguments, as ``jax.jit(f).lower`` does."""
         return self._trace(step, *args, in_axes=in_axes).lower()
 
     def _trace(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
@@ -169,14 +165,14 @@ class Ensemble:
         held_out: tuple[Any, ...] = (),
         stop_early: Any = None,
         checkpoint: Any = None,
-        callbacks: Callable[[Epoch], Any] | None = None,
-    ) -> History:
+        callbacks: Callable[[_fit.Epoch], Any] | None = None,
+    ) -> _fit.History:
         """Train all members for some epochs, on data that is sent to the devices once.
 
         Each epoch shuffles the rows with the key and the epoch's number, cuts them into batches (rows left over are
-        skipped) and calls the step on each batch: ``step(*parts, *batch, *per_member)``, as in :meth:`train`. If it is
-        interrupted, members are as after the last complete step. With ``checkpoint``, a run that was killed resumes
-        from its last save when the same command is started again, and ends with the same bits.
+        skipped) and calls ``step(*parts, *batch, *per_member)`` on each, as in :meth:`train`. If it is interrupted,
+        members are as after the last complete step. With ``checkpoint``, the same command resumes a run that was
+        killed from its last save, and ends with the same bits.
 
         Args:
             step: as in :meth:`train`. Besides the member it returns nothing, one array, the loss, or a dict of arrays.
@@ -184,28 +180,61 @@ class Ensemble:
             batch_size: rows of a step.
             key: one key, or an integer as seed, for the order of the rows.
             epochs: total number of epochs, including those before a resume, as in ``px.fit``.
-            rows: row numbers ``(size, m)`` of each member, as for bagging. By default all members see all rows, in the
-                same order.
+            rows: row numbers ``(size, m)`` of each member, as for bagging. By default all see all, in the same order.
             per_member: further arguments of the step, pytrees of arrays ``(size, ...)``, such as learning rates.
             evaluate: ``evaluate(model, *held_out)`` → likewise, after each epoch, in ``eval()`` mode; its
                 ``{"accuracy": …}`` is the metric ``"test/accuracy"``.
             held_out: further arguments of ``evaluate``; sent to the devices once.
-            stop_early: a ``px.train.StopEarly``. It stops each member by itself, and in the end every member has its
-                best state.
+            stop_early: a ``px.train.StopEarly``, for each member by itself; in the end each has its best state.
             checkpoint: a ``px.Checkpoints``; members are saved there after each epoch, or as its ``every=`` says.
             callbacks: a function that is called with an :class:`Epoch` after each, such as ``print``.
 
-        Returns:
-            A :class:`History`.
-
         Raises:
-            DataError, StateError: if an argument is malformed, the checkpoint is of another run, or as in
-                :meth:`train`.
+            DataError, StateError: if an argument is malformed, or the checkpoint another run's; as in :meth:`train`.
 
         Communicates: as :meth:`train`; a checkpoint as ``Checkpoints.save``.
         """
-        batches = _fit.Batches(self, data, held_out, batch_size, key, rows, per_member)
-        return _fit.fit(self, step, batches, epochs, evaluate, stop_early, checkpoint, callbacks)
+        rows, key = None if rows is None else np.asarray(rows), _members.one_key("ensemble.fit", key)
+        count = _fit.num_rows(data, rows)
+        check.no_cut("ensemble.fit", "data", data)
+        check.count("ensemble.fit", "batch_size", batch_size, most=count, error=DataError)
+        check.count("ensemble.fit", "epochs", epochs, error=DataError)
+        run = {"rows": count, "batch": batch_size, "key": np.ravel(_members.numbers(key)).tolist()}
+        history, best, scanned = _fit.History(len(self), epochs, count // batch_size, stop_early), None, None
+        in_axes = None, 0, None if rows is None else 0, 0
+        prepared = functools.partial(self._prepared, "epoch", step, _fit.steps, in_axes=in_axes)
+        target = arrays.sharding(self._placement, rows=False)
+        data, held_out = arrays.put(jax.tree.map(jnp.asarray, (data, held_out)), target)
+        with checkpoint or contextlib.nullcontext():
+            if checkpoint is not None and checkpoint.latest is not None:
+                names = ["members"] if stop_early is None else ["members", "best"]
+                found = _fit.restored(checkpoint, run, dict.fromkeys(names, self.state), history)
+                with placing.without_context():
+                    self.state, best = found["members"], arrays.laid_out(found.get("best"), self._placement)
+            while not history.is_over:
+                order = _fit.order(key, np.int32(len(history.epochs)), count, batch_size, rows)
+                active = None if stop_early is None else history.stopped < 0
+                with placing.without_context():
+                    orders = np.split(np.asarray(order), history.num_steps, -2)
+                    if scanned is None:
+                        program, args = prepared(args=(data, per_member, orders[0], active))
+                        scanned = _fit.pays_to_scan(program, self._members, args)
+                    given = [(data, per_member, one, active) for one in ([order] if scanned else orders)]
+                    metrics = _fit.mean([self._advance(*prepared(args=args)) for args in given], len(self))
+                if evaluate is not None:
+                    found = _fit.named(self.members(*held_out, apply=evaluate))
+                    metrics |= {f"test/{name}": np.asarray(x) for name, x in found.items()}
+                improved = history.add(metrics)
+                if stop_early is not None:
+                    best = _fit.where(improved, self._members, best)
+                if checkpoint is not None and history.is_due(checkpoint):
+                    tree = {"members": self._members} | ({} if best is None else {"best": best})
+                    with placing.without_context():
+                        checkpoint.save(history.epochs[-1].step, self._cut(tree), history.notes() | {"run": run})
+                if callbacks is not None:
+                    callbacks(history.epochs[-1])
+        self._members = self._members if best is None else best
+        return history
 
     def predict(
         self, *inputs: Any, average: Average = "softmax", where: Any = None, apply: Any = None, in_axes: Any = None
@@ -218,15 +247,12 @@ class Ensemble:
                 of logits entry by entry; ``"mean"``, outputs; ``"moments"``, outputs, with their variance between
                 members (``ddof=0``); ``"mixture"``, of models that return ``(mean, variance)``: mean and variance of
                 the mixture of these normal distributions (Lakshminarayanan et al. 2017, arXiv 1612.01474).
-            where: booleans ``(size,)``; members with ``False`` are left out, even if their outputs are NaN:
-                ``where=ens.finite()``.
+            where: booleans ``(size,)``, such as ``ens.finite()``; members with ``False`` are left out, NaN or not.
             apply, in_axes: as in :func:`ensemble` and :meth:`train`, for this call.
 
-        Under ``jit`` and ``grad``, the members are those at the time when the function was traced. If they should
-        change, pass them as an argument, ``jax.jit(f)(ens.stacked(), x)``, and map over ``ens.axis``.
-
         Returns:
-            The average, ``(...)``, at least float32; two of them for ``"moments"`` and ``"mixture"``.
+            The average, ``(...)``, at least float32; two of them for ``"moments"`` and ``"mixture"``. Under ``jit``,
+            it is that of the members with which the function was traced.
 
         Raises:
             DataError, StateError: if arguments are malformed, or it is not known how to apply the model.
@@ -250,38 +276,30 @@ class Ensemble:
             return self._cut(program(self._members, args))
 
     def finite(self) -> np.ndarray:
-        """Return which members are finite: booleans ``(size,)``, ``False`` for a member with any NaN or infinity.
-
-        ``ens.predict(x, where=ens.finite())`` leaves the others out, ``ens.drop(~ens.finite())`` drops them.
-        """
+        """Return which members are finite: booleans ``(size,)``, ``False`` for a member with any NaN or infinity."""
         floats = [x for x in self._members.values() if jnp.issubdtype(x.dtype, jnp.inexact)]
         with placing.without_context():
             found = [arrays.on_host(jnp.isfinite(x).reshape(len(x), -1).all(1))[: len(self)] for x in floats]
         return np.logical_and.reduce([np.ones(len(self), bool), *found])
 
-    def _prepared(
-        self, kind: str, fn: Callable[..., Any] | None, one: Callable[..., Any], args: tuple[Any, ...], in_axes: Any
-    ) -> tuple[Any, tuple[Any, ...]]:
+    def _prepared(self, kind: str, fn: Any, one: Callable[..., Any], args: Any, in_axes: Any) -> tuple[Any, Any]:
         """Return the program of ``one(form, fn, state, args)`` for all members, and arguments that it takes.
 
         ``kind`` says what is done with the results. As by ``jax.jit``, a program is kept while its function lives.
         """
         fn = _members.called if fn is None else fn
-        check.function(f"ensemble.{kind}", "the function of a member", fn)
         check.no_cut(f"ensemble.{kind}", "args", args)
         leaves, structure = jax.tree.flatten(args)
         axes = [None] * len(leaves) if in_axes is None else tree.entries(in_axes, args)
         if not {*axes} <= {0, None}:
             raise DataError(f"ensemble.{kind}: in_axes must be 0 or None for each argument, got {in_axes}")
         own = tuple([entry == 0 for entry in axes])
-        if self._spans or any(self._is_elsewhere(x) for x in leaves):
+        bound = [x for x in leaves if isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer) and x.committed]
+        if self._spans or {getattr(x.sharding, "mesh", None) for x in bound} - {self._placement.mesh}:
             settled = [arrays.settle(jnp.asarray(x), self._placement, rows=o) for x, o in zip(leaves, own, strict=True)]
             args = jax.tree.unflatten(structure, settled)
         owner, key = (fn.__self__, (fn.__func__, kind, own)) if inspect.ismethod(fn) else (fn, (kind, own))
-        try:
-            programs = self._programs.setdefault(owner, {})
-        except TypeError:  # it has no hash, or cannot be let go: compiled anew
-            return self._compiled(kind, lambda: fn, one, own), args
+        programs = self._programs.setdefault(owner, {})
         if key not in programs:
             held = weakref.WeakMethod(fn) if inspect.ismethod(fn) else weakref.ref(fn)
             programs[key] = self._compiled(kind, held, one, own)
@@ -309,19 +327,14 @@ class Ensemble:
     def _spans(self) -> bool:
         return placing.processes(self._placement) != {jax.process_index()}
 
-    def _is_elsewhere(self, x: Any) -> bool:
-        """Return whether an array is bound to another mesh."""
-        concrete = isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer)
-        return concrete and x.committed and getattr(x.sharding, "mesh", None) != self._placement.mesh
-
     def _advance(self, program: Any, args: tuple[Any, ...]) -> Any:
         """Run a program that returns ``(members, out)``; keep the one, return the other."""
         with interrupts.deferred():  # between giving the memory away and having the new members
             members, out = program(self._members, args)
             if isinstance(next(iter(members.values())), jax_api.Tracer):
                 raise StateError(
-                    "ensemble.train: it changes the members, so it cannot be called in a function that JAX is tracing; "
-                    "there, map the step: px.map_fn(step, (ens.stacked(), …), ens.axis)"
+                    "ensemble.train changes the members, so JAX cannot trace it; there, map the step: "
+                    "px.map_fn(step, (ens.stacked(), …), ens.axis)"
                 )
             self._members = members
         return out
@@ -335,8 +348,7 @@ class Ensemble:
     def _rows(self, chosen: np.ndarray) -> State:
         """Return some members' arrays, ``(...)`` or with a row for each."""
         with placing.without_context():
-            rows = self._cut(self._members)
-            return {name: layout.gathered(x, self.axis)[chosen] for name, x in rows.items()}
+            return jax.tree.map(lambda x: layout.gathered(x, self.axis)[chosen], self._cut(self._members))
 
     def _like(self, rows: State) -> "Ensemble":
         """Return an ensemble of the same form with other members, ``(size, ...)``."""

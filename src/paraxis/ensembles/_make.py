@@ -30,12 +30,12 @@ def ensemble(
     """Make an ensemble of any size on any number of devices from a function that makes one member.
 
     A member is what ``make`` returns: parameters, a Linen ``TrainState``, an NNX module, a callable pytree such as an
-    Equinox module, or a tuple such as ``(net, opt)`` or ``(params, opt_state)``, whose first part is the model. Its key
-    depends only on ``key`` and its index, so neither devices nor the number of members change it.
+    Equinox module, or a tuple such as ``(net, opt)`` or ``(params, opt_state)``, whose first part is the model. Neither
+    devices nor the number of members change its key.
 
     Args:
         make: ``make(key, *args)`` → a member.
-        size: number of members, at least 1.
+        size: number of members.
         key: one key, or an integer as seed; not of a hardware generator (``rbg``).
         *args: further arguments of ``make``, arrays ``(size, ...)`` with one row per member, such as learning rates.
         apply: ``apply(model, *inputs)`` → the model's output. By default, an NNX module is called in ``eval()`` mode,
@@ -43,9 +43,8 @@ def ensemble(
             Equinox are in inference mode, and take one row: ``apply=lambda model, x: jax.vmap(model)(x)``.
         mesh, over, at_once: where the members lie, and how many per device are in flight, as for :class:`Axis`.
         lowering: how a device runs its members, as in :func:`map_fn`.
-        donate: whether a step may overwrite the old state, which saves as much memory as the state takes; by default,
-            unless on CPU, where XLA would copy it first.
-        name: what the members are called, in the plural: the name of the axis, for collectives between members.
+        donate: whether a step may overwrite the old state, which saves its memory; by default, unless on CPU.
+        name: the name of the axis, for collectives between members.
 
     Raises:
         StateError: if ``make`` returns no member, or ignores its key, so that all members would be the same.
@@ -62,8 +61,8 @@ def ensemble(
     """
     if isinstance(make, type):
         raise StateError(
-            f"ensemble: make must be a function of a key that returns a member, got the class {make.__name__}; write "
-            f"px.ensemble(lambda key: {make.__name__}(…), {size}, key), with the key for what it draws"
+            f"ensemble: make must be a function of a key, got the class {make.__name__}; write px.ensemble(lambda key: "
+            f"{make.__name__}(…), {size}, key), with the key for what it draws"
         )
     axis = placing.settled(Axis(name, size, mesh=mesh, over=over, at_once=at_once))
     keys, forms = verbs.keys(_members.one_key("ensemble", key), axis), []

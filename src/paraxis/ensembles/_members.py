@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,32 +17,23 @@ from paraxis.errors import DataError, StateError
 State = dict[str, jax.Array]
 """A member's arrays by name; of random keys, their numbers, which can be padded and saved."""
 
+_nnx: Any = functools.partial(importlib.import_module, "flax.nnx")
+
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """How a member is made of its arrays.
+    """How a member is made of its arrays: all that the members of an ensemble share."""
 
-    Attributes:
-        structure: of the sealed pytree, or of the ``nnx.State``.
-        names: of its leaves.
-        impls: for each leaf with random keys, their implementation.
-        graphdef: of NNX modules; ``None`` for pytrees.
-        is_tuple: whether ``make`` returned a tuple of parts.
-    """
-
-    structure: Any
-    names: tuple[str, ...]
-    impls: tuple[Any, ...]
-    graphdef: Any
-    is_tuple: bool
+    structure: Any  # of the sealed pytree, or of the nnx.State
+    names: tuple[str, ...]  # of its leaves
+    impls: tuple[Any, ...]  # for each leaf with random keys, their implementation
+    graphdef: Any  # of NNX modules; None for pytrees
+    is_tuple: bool  # whether make returned a tuple of parts
 
     def parts(self, state: State) -> tuple[Any, ...]:
         """Return a member's parts, of which the first is the model."""
-        arrays = [state[name] for name in self.names]
-        leaves = [
-            x if impl is None else jax.random.wrap_key_data(x, impl=impl)
-            for x, impl in zip(arrays, self.impls, strict=True)
-        ]
+        found = zip(self.names, self.impls, strict=True)
+        leaves = [jax.random.wrap_key_data(state[name], impl=impl) if impl else state[name] for name, impl in found]
         tree = jax.tree.unflatten(self.structure, leaves)
         return pytrees.opened(tree) if self.graphdef is None else _nnx().merge(self.graphdef, tree)
 
@@ -60,8 +52,8 @@ class Form:
             graphdef, tree = _nnx().split(parts, graph=True)
             if graphdef != self.graphdef or jax.tree.structure(tree) != self.structure:
                 raise StateError(
-                    "ensemble.train: step changed the structure of its member (attributes, submodules, train() or "
-                    "eval()); only values of variables change from step to step. Set the rest in make"
+                    "ensemble.train: step changed more of its member than values of variables, such as an attribute, a "
+                    "submodule or train(); do that in make"
                 )
         new = _arrays(self.names, jax.tree.leaves(tree))
         require_alike("ensemble.train: step changed", state, new)
@@ -75,9 +67,9 @@ class Form:
             if jax.tree.structure(tree) == self.structure:
                 return tree, out
         raise StateError(
-            f"ensemble.train: step must return the new member, with the structure and settings of the old one, or a "
-            f"pair of it and a further result; it returned {jax.tree.structure(pytrees.sealed(result))}. Write return "
-            f"{'(params, opt_state)' if self.is_tuple else 'params'}, loss"
+            f"ensemble.train: step must return the new member, structured as the old one, or a pair of it and more: "
+            f"return {'(params, opt_state)' if self.is_tuple else 'params'}, loss. It returned "
+            f"{jax.tree.structure(pytrees.sealed(result))}"
         )
 
     def apply(self, apply: Callable[..., Any], state: State, inputs: Sequence[Any]) -> Any:
@@ -96,10 +88,7 @@ def called(model: Any, *inputs: Any) -> Any:
         return model.apply_fn({"params": model.params}, *inputs)
     if callable(model):
         return model(*inputs)
-    raise StateError(
-        f"ensemble: a {type(model).__name__} does not say how it is applied; write "
-        f"px.ensemble(make, …, apply=lambda model, x: …), or give apply= to predict"
-    )
+    raise StateError(f"ensemble: a {type(model).__name__} cannot be called; write apply=lambda model, x: …")
 
 
 def split(made: Any) -> tuple[Form, State]:
@@ -108,17 +97,14 @@ def split(made: Any) -> tuple[Form, State]:
     parts = made if is_tuple else (made,)
     modules = [pytrees.is_nnx(part) for part in parts]
     if any(modules) and not all(modules):
+        kind = type(parts[modules.index(False)]).__name__
         raise StateError(
-            f"ensemble: make returned modules and a {type(parts[modules.index(False)]).__name__}, which a step could "
-            f"not change in place; keep it in a variable, nnx.Variable(x)"
+            f"ensemble: no step could change the {kind} beside the modules in place; write nnx.Variable(x)"
         )
     graphdef, tree = _nnx().split(parts, graph=True) if any(modules) else (None, pytrees.sealed(parts))
     found, structure = jax.tree_util.tree_flatten_with_path(tree)
     if not found:
-        raise StateError(
-            f"ensemble: make returned a {type(made).__name__} without arrays; it must return the parameters, a train "
-            f"state or a module: lambda key: model.init(key, x)['params']"
-        )
+        raise StateError(f"ensemble: make returned no arrays, but a {type(made).__name__}; it must return a member")
     keystr = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
     names = tuple(keystr(path if is_tuple else path[1:]).removesuffix(".value") or "value" for path, _ in found)
     leaves = [leaf for _, leaf in found]
@@ -138,56 +124,52 @@ def require_alike(what: str, old: State, new: State) -> None:
 
 def require_same_form(what: str, ours: Form, theirs: Form) -> None:
     """Raise unless two members differ in their arrays only: those of one ensemble share all else."""
-    if odd := sorted({*ours.names} ^ {*theirs.names}):
-        raise StateError(f"{what} is not like the others; they differ in {odd[0]}")
-    if not _alike(ours, theirs, {}):
+    if not _equal(ours, theirs, {}):
+        odd = ", ".join(sorted({*ours.names} ^ {*theirs.names})) or "functions or settings: an activation, a rate"
         raise StateError(
-            f"{what} has other functions or settings than the others, and all members share these: an activation, an "
-            f"optimiser's rate. Make it by the same function, or keep what differs in an array of the member"
+            f"{what} differs from the others in {odd}. All members share these; make it by the same function, or keep "
+            f"what differs in an array of the member"
         )
 
 
-def _alike(a: Any, b: Any, seen: dict[tuple[int, int], Any]) -> bool:
+def _equal(a: Any, b: Any, seen: dict[tuple[int, int], Any]) -> bool:
     """Return whether two things are equal; functions are if their code and what it closes over are."""
     if a is b or (id(a), id(b)) in seen:
         return True
     if type(a) is not type(b):
         return False
-    if isinstance(a, (np.ndarray, jax.Array)):
-        return np.array_equal(a, b)
     seen[id(a), id(b)] = a, b  # kept, so that their ids stay theirs
-    ours, theirs = _inside(a), _inside(b)
+    ours, theirs = _parts(a), _parts(b)
     if ours is None or theirs is None:
-        return bool(a == b)
-    return len(ours) == len(theirs) and all(_alike(x, y, seen) for x, y in zip(ours, theirs, strict=True))
+        return np.array_equal(a, b)
+    return len(ours) == len(theirs) and all(_equal(x, y, seen) for x, y in zip(ours, theirs, strict=True))
 
 
-def _inside(x: Any) -> Sequence[Any] | None:
+def _parts(x: Any) -> Sequence[Any] | None:
     """Return what a thing is made of; ``None`` where only ``==`` can tell."""
     match x:
-        case types.FunctionType():
-            return x.__code__, x.__defaults__, x.__kwdefaults__, *(cell.cell_contents for cell in x.__closure__ or ())
-        case types.MethodType():
-            return x.__func__, x.__self__
-        case functools.partial():
-            return x.func, x.args, x.keywords
-        case jax.tree_util.PyTreeDef():
-            return x.node_data(), x.children()
         case tuple() | list():
             return x
         case dict():
             return sorted(x.items(), key=lambda item: str(item[0]))
+        case types.FunctionType():
+            return x.__code__, x.__defaults__, x.__kwdefaults__, *(cell.cell_contents for cell in x.__closure__ or ())
+        case types.MethodType() | functools.partial():
+            return x.__reduce__()
+        case jax.tree_util.PyTreeDef():
+            return x.node_data(), x.children()
+        case np.ndarray() | jax.Array() | type():
+            return None
     if hasattr(x, "__wrapped__"):  # jitted, say
         return [x.__wrapped__]
-    if dataclasses.is_dataclass(x):
-        return [getattr(x, field.name) for field in dataclasses.fields(x)]
-    return [*vars(x).values()] if hasattr(x, "__dict__") else None
+    names = getattr(x, "__dataclass_fields__", getattr(x, "__dict__", None))
+    return None if names is None else [getattr(x, name) for name in names]
 
 
 def _arrays(names: Sequence[str], leaves: Sequence[Any]) -> State:
     """Return leaves by their names, strongly typed: else a step would be compiled again for its own results."""
-    arrays = [numbers(x) for x in leaves]
-    return {name: jax.lax.convert_element_type(x, x.dtype) for name, x in zip(names, arrays, strict=True)}
+    found = zip(names, map(numbers, leaves), strict=True)
+    return {name: jax.lax.convert_element_type(x, x.dtype) for name, x in found}
 
 
 def numbers(leaf: Any) -> jax.Array:
@@ -206,14 +188,5 @@ def one_key(who: str, key: Any) -> jax.Array:
     if not isinstance(key, (jax.Array, np.ndarray)):
         return jax.random.key(check.count(who, "key", key, least=0, write="key=0"), impl="threefry2x32")
     if "rbg" in str(jax.random.key_impl(key)):
-        raise DataError(
-            f"{who}: with a key of the hardware generator rbg, members would depend on the devices; write "
-            f"jax.random.key(0, impl='threefry2x32')"
-        )
+        raise DataError(f"{who}: draws of an rbg key depend on the devices; write key=0, or a key of threefry2x32")
     return jnp.asarray(key)
-
-
-def _nnx() -> Any:
-    from flax import nnx
-
-    return nnx

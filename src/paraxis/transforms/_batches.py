@@ -18,24 +18,16 @@ Axes = int | None | Sequence[Any]
 
 
 class Batch(NamedTuple):
-    """The leaves of arguments, and the axis along which each is split; ``None``: it is given whole.
-
-    ``size`` is the number of rows; ``None`` if nothing is split. ``structure`` is that of arguments and keywords.
-    """
+    """Arguments, and how they are split."""
 
     leaves: list[Any]
-    axes: list[int | None]
-    size: int | None
-    structure: Any
+    axes: list[int | None]  # None: it is given whole
+    size: int | None  # number of rows; None if nothing is split
+    structure: Any  # of arguments and keywords
 
 
 def split(transform: str, batch_axis: Axes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Batch:
-    """Split arguments. Leaves without dimensions are given whole, whatever their axis, and so are keywords.
-
-    Raises:
-        DataError: if sizes disagree, or an argument is one random key for all rows, which would be the same noise on
-            each, unless batch_axis says None for it.
-    """
+    """Split arguments. Leaves without dimensions are given whole, whatever their axis, and so are keywords."""
     refuse_modules(transform, (args, kwargs))
     args = tuple(args)
     given = tuple(batch_axis)[: len(args)] if isinstance(batch_axis, Sequence) else (batch_axis,) * len(args)
@@ -48,9 +40,8 @@ def split(transform: str, batch_axis: Axes, args: Sequence[Any], kwargs: Mapping
         name, shape = tree.name("args" if path[0].idx == 0 else "kwargs", path[1:]), np.shape(x)
         if at is not None and _is_key(x):
             raise DataError(
-                f"{transform}: {name} is one random key, which would be the same noise everywhere. Give a key per row, "
-                f"jax.random.split(key, rows), or bind nnx.Rngs; if one for all is meant, give it by position and "
-                f"write batch_axis=(0, None)"
+                f"{transform}: {name} is one random key, the same noise everywhere. Give jax.random.split(key, rows), "
+                f"or bind nnx.Rngs; if one for all is meant, give it by position and write batch_axis=(0, None)"
             )
         axes.append(None if at is None or not shape else range(len(shape))[at])
         if (at := axes[-1]) is not None:
@@ -78,26 +69,24 @@ Sync = Mapping[type, Rule | None]
 
 def combined(rule: Rule, x: jax.Array, axis: Axis | None = None, *, differs: bool = True) -> Any:
     """Combine ``(size, ...)`` over the devices of an axis, or over rows. What is alike everywhere is not sent."""
-    if rule == "stack" or (rule == "concat" and x.ndim == 1):
-        return x
-    if rule == "concat":
-        return x.reshape(-1, *x.shape[2:])
+    if rule in ("stack", "concat"):
+        return x.reshape(-1, *x.shape[2:]) if rule == "concat" and x.ndim > 1 else x
     if axis is not None:
         keeps = rule in ("first", "same", "max", "min") or (rule == "mean" and jnp.issubdtype(x.dtype, jnp.inexact))
         if keeps and not differs:
             return layout.agreed(x, axis)
-        x = layout.gathered(x, axis) if callable(rule) or rule in ("first", "same") else x
+        if rule in ("mean", "sum", "max", "min"):
+            return getattr(reductions, f"reduce_{rule}")(x, axis)
+        x = layout.gathered(x, axis)
     if callable(rule):
         return rule(x)
-    if rule in ("first", "same"):
-        return x[0]
-    return getattr(jnp, rule)(x, axis=0) if axis is None else getattr(reductions, f"reduce_{rule}")(x, axis)
+    return x[0] if rule in ("first", "same") else getattr(jnp, rule)(x, axis=0)
 
 
-def combined_variable(rule: Rule | None, x: jax.Array, axis: Axis | None = None, *, differs: bool) -> Any:
-    """Combine a variable's values. Integers and booleans keep their dtype: means are rounded."""
-    if rule is None or (rule == "mean" and not differs):
-        rule = "first"
+def combined_variable(axis: Axis | None, rule: Rule | None, x: jax.Array, differs: bool) -> Any:
+    """Combine a variable's values. Integers and booleans keep their dtype: means are rounded. No rule: any will do."""
+    differs &= rule is not None
+    rule = "first" if rule is None or (rule == "mean" and not differs) else rule
     if callable(rule):
         return combined(rule, x, axis)
     y = combined(rule, x.astype(jnp.int32) if x.dtype == bool else x, axis, differs=differs)

@@ -17,10 +17,8 @@ _R = TypeVar("_R", covariant=True)
 class GradValues(Wrapped[_R], Generic[_R]):
     """Compute gradients and values of a loss of modules: ``gradients, values = px.GradValues(loss, net)(x, y)``.
 
-    This order is that of Objax's ``GradValues``, whose place it takes; ``nnx.value_and_grad`` has JAX's order.
-
-    State that the loss writes (BatchNorm's statistics, counters, random streams) is written back once, after the loss
-    has succeeded; gradients are taken at the values before.
+    This order is that of Objax's ``GradValues``; ``nnx.value_and_grad`` has JAX's order. State that the loss writes
+    (statistics, counters, random streams) is written back once, after the loss has succeeded.
 
     Args:
         f: a function of modules and further arguments that returns a float scalar, or a tuple that begins with one.
@@ -35,8 +33,8 @@ class GradValues(Wrapped[_R], Generic[_R]):
         what ``f`` returned.
 
     Raises:
-        TypeError: if the loss is not a float scalar.
-        StateError: as in :class:`Jit`; and if a chosen variable does not hold floats, or none was chosen.
+        TypeError: if the loss is not a float scalar, or a chosen variable does not hold floats.
+        StateError: as in :class:`Jit`; and if no variable was chosen.
 
     Communicates: what ``f`` does, and its derivative.
 
@@ -70,32 +68,28 @@ class GradValues(Wrapped[_R], Generic[_R]):
         """Return gradients and values of ``f(*modules, *args, **kwargs)``."""
         check.no_cut("GradValues", "args", (args, kwargs))
         args, kwargs = pytrees.sealed((args, kwargs))
-        binding, (wrt, argnums) = self.binding(), self._body.options
-        graph, values = binding.graph, binding.graph.values()
+        graph, (wrt, argnums) = self.binding().graph, self._body.options
+        values = graph.values()
         picked = [i for i, name in enumerate(graph.names) if is_chosen(wrt, name, graph.variables[i])]
         positions = [argnums] if isinstance(argnums, int) else list(argnums or ())
         if not picked and not positions:
             raise StateError(
-                f"GradValues: nothing to differentiate with respect to: wrt picks no variable of {self!r}; write "
-                f"wrt=nnx.Param, argnums=0, or, of a model that is a pytree, eqx.filter_value_and_grad(f)(model, …)"
+                f"GradValues: wrt picks no variable of {self!r}; write wrt=nnx.Param or argnums=0, or, of a model that "
+                f"is a pytree, eqx.filter_value_and_grad(f)(model, …)"
             )
-        parts = [pytrees.split(args[p]) for p in positions]
 
-        def loss(ours: Sequence[Any], theirs: Sequence[Any]) -> tuple[Any, Any]:
-            here, given = list(values), list(args)
-            for i, value in zip(picked, ours, strict=True):
-                here[i] = value
-            for p, params, (_, others, rest) in zip(positions, theirs, parts, strict=True):
-                given[p] = rest.joined(params, others)
+        def loss(ours: dict[int, Any], theirs: dict[int, Any]) -> tuple[Any, Any]:
+            here = [ours.get(i, x) for i, x in enumerate(values)]
+            given = [theirs.get(i, x) for i, x in enumerate(args)]
             result, new = run(self._body, graph, (here, graph.arrays), given, kwargs)
             value: Any = result[0] if isinstance(result, (tuple, list)) and result else result
             return value, (result, new)
 
-        differentiable = [values[i] for i in picked], [params for params, _, _ in parts]
+        differentiable = {i: values[i] for i in picked}, {p: args[p] for p in positions}
         (gradients, of_args), (result, new) = jax.grad(loss, argnums=(0, 1), has_aux=True)(*differentiable)
         graph.write(new)
-        found = Gradients({graph.names[i]: g for i, g in zip(picked, gradients, strict=True)})
+        found = Gradients({graph.names[i]: gradients[i] for i in picked})
         if argnums is None:
             return found, pytrees.opened(result)
-        inputs = of_args[0] if isinstance(argnums, int) else tuple(of_args)
+        inputs = pytrees.opened(of_args[argnums] if isinstance(argnums, int) else tuple(of_args[p] for p in positions))
         return (found, inputs) if picked else inputs, pytrees.opened(result)

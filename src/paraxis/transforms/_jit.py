@@ -1,4 +1,4 @@
-"""``Jit``: a function of modules, compiled, with their variables threaded through; what ``Parallel`` shares of it."""
+"""``Jit``: a function of modules, compiled, with their variables threaded through."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -15,87 +15,7 @@ from paraxis.transforms._wrapped import Binding, Body, Wrapped
 _R = TypeVar("_R", covariant=True)
 
 
-class Compiled(Wrapped[_R], Generic[_R]):
-    """Base of the wrapped functions that are compiled: one ``jax.jit`` for each structure of the modules.
-
-    ``nnx.jit_partial`` binds modules likewise, but to one structure, and reads each variable in Python.
-    """
-
-    def __init__(
-        self,
-        f: Any,
-        modules: tuple[Any, ...],
-        run: Callable[..., tuple[Any, dict[int, Any]]],
-        static_argnums: int | Sequence[int],
-        static_argnames: str | Sequence[str],
-        donate: bool,
-    ) -> None:
-        super().__init__(f, modules)
-        _wrapped.refuse_outside(self._body)
-        positions = [static_argnums] if isinstance(static_argnums, int) else static_argnums
-        self._body.run, self._body.donate = run, donate
-        self._body.static = [p if p < 0 else p + 2 for p in positions] or None, static_argnames or None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> _R:
-        """Call the function; write back what it wrote."""
-        binding, program, values, args, kwargs = self._ready(args, kwargs)
-        new, result = program(values, binding.graph.arrays, *args, **kwargs)
-        return self._finished(binding, values, new, result)
-
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the program for these arguments, as ``jax.jit(f).lower`` gives it; nothing is run or written."""
-        return self.trace(*args, **kwargs).lower()
-
-    def trace(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the trace for these arguments, as ``jax.jit(f).trace`` gives it; nothing is run or written."""
-        binding, program, values, args, kwargs = self._ready(args, kwargs)
-        return program.trace(values, binding.graph.arrays, *args, **kwargs)
-
-    def _ready(self, args: Any, kwargs: dict[str, Any]) -> Any:
-        binding = self.binding()
-        kinds = set(map(type, jax.tree.leaves((args, kwargs))))
-        if not all(issubclass(kind, jax.Array) for kind in kinds):
-            check.no_cut(self._body.transform, "args", (args, kwargs))
-            args, kwargs = pytrees.sealed((args, kwargs))
-        return binding, binding.program or self._compile(binding), binding.graph.values(), args, kwargs
-
-    def _finished(self, binding: Binding, values: Sequence[Any], new: dict[int, Any], result: Any) -> Any:
-        """Write the new values, and return what the caller gets."""
-        if new:
-            binding.graph.write(new)
-        return pytrees.opened(result)
-
-    def _compile(self, binding: Binding) -> Any:
-        programs, graph = self._body.programs, binding.graph.without_values()
-        try:
-            binding.program = programs.get(binding.key) or _jitted(self._body, graph)
-            programs[binding.key] = binding.program
-        except TypeError:  # a static attribute that cannot be hashed: nothing to remember it by
-            binding.program = _jitted(self._body, graph)
-        return binding.program
-
-
-def _jitted(body: Body, graph: Graph) -> Any:
-    # A closure over what all copies share, not over self, whose modules may be those of another run.
-    def run(values: Sequence[Any], arrays: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = jax.tree.map(_static_fixed, (args, kwargs))
-        result, new = body.run(body, graph, (values, arrays), args, kwargs)
-        # What is not written goes through if its memory was given away.
-        return dict(enumerate(values)) | new if body.donate else new, result
-
-    own = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in ("values", "arrays")]
-    free = body.signature.parameters.values()
-    vars(run)["__signature__"] = inspect.Signature([*own, *free])
-    run.__name__ = body.name
-    positions, names = body.static
-    return jax.jit(run, static_argnums=positions, static_argnames=names, donate_argnums=(0,) if body.donate else ())
-
-
-def _static_fixed(x: Any) -> Any:
-    return x if isinstance(x, (jax.Array, np.ndarray)) else pytrees.Fixed(x)
-
-
-class Jit(Compiled[_R], Generic[_R]):
+class Jit(Wrapped[_R], Generic[_R]):
     """Compile a function that works on modules: ``jax.jit`` with their variables threaded through.
 
     The modules are bound once and passed first: ``px.Jit(f, net, opt)(x)`` calls ``f(net, opt, x)``;
@@ -103,6 +23,7 @@ class Jit(Compiled[_R], Generic[_R]):
     compiling again, and ``eval()``, ``train()``, replaced variables and submodules; each structure is compiled once.
     Values that the function writes are written back once, after it has succeeded; after an exception, all variables
     are unchanged. Everything else that the function reads is read when it is traced, as by ``jax.jit``.
+    ``nnx.jit_partial`` binds modules likewise, but to one structure, and reads each variable in Python.
 
     Args:
         f: a function of modules and further arguments; or a module, or a method of one.
@@ -140,4 +61,68 @@ class Jit(Compiled[_R], Generic[_R]):
         static_argnames: str | Sequence[str] = (),
         donate: bool = False,
     ) -> None:
-        super().__init__(f, modules, _wrapped.run, static_argnums, static_argnames, donate)
+        super().__init__(f, modules)
+        _wrapped.refuse_outside(self._body)
+        positions = [static_argnums] if isinstance(static_argnums, int) else static_argnums
+        self._body.run, self._body.donate = self._run, donate
+        self._body.static = [p if p < 0 else p + 2 for p in positions] or None, static_argnames or None
+
+    _run: Any = staticmethod(_wrapped.run)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> _R:
+        """Call the function; write back what it wrote."""
+        binding, program, values, args, kwargs = self._ready(args, kwargs)
+        new, result = program(values, binding.graph.arrays, *args, **kwargs)
+        return self._finished(binding, values, new, result)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the program for these arguments, as ``jax.jit(f).lower`` gives it; nothing is run or written."""
+        return self.trace(*args, **kwargs).lower()
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the trace for these arguments, as ``jax.jit(f).trace`` gives it; nothing is run or written."""
+        binding, program, values, args, kwargs = self._ready(args, kwargs)
+        return program.trace(values, binding.graph.arrays, *args, **kwargs)
+
+    def _ready(self, args: Any, kwargs: dict[str, Any]) -> Any:
+        binding = self.binding()
+        kinds = set(map(type, jax.tree.leaves((args, kwargs))))
+        if not all(issubclass(kind, jax.Array) for kind in kinds):
+            check.no_cut(self._body.transform, "args", (args, kwargs))
+            args, kwargs = pytrees.sealed((args, kwargs))
+        return binding, binding.program or self._compile(binding), binding.graph.values(), args, kwargs
+
+    def _finished(self, binding: Binding, values: Sequence[Any], new: dict[int, Any], result: Any) -> Any:
+        """Write the new values, and return what the caller gets."""
+        if new:
+            binding.graph.write(new)
+        return pytrees.opened(result)
+
+    def _compile(self, binding: Binding) -> Any:
+        """Return the program for a structure of the modules: by ``==``, since a static attribute may have no hash."""
+        programs = self._body.programs
+        binding.program = next((program for key, program in programs if key == binding.key), None)
+        if binding.program is None:
+            binding.program = _jitted(self._body, binding.graph.without_values())
+            programs.append((binding.key, binding.program))
+        return binding.program
+
+
+def _jitted(body: Body, graph: Graph) -> Any:
+    # A closure over what all copies share, not over self, whose modules may be those of another run.
+    def run(values: Sequence[Any], arrays: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = jax.tree.map(_static_fixed, (args, kwargs))
+        result, new = body.run(body, graph, (values, arrays), args, kwargs)
+        # What is not written goes through if its memory was given away.
+        return dict(enumerate(values)) | new if body.donate else new, result
+
+    own = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in ("values", "arrays")]
+    free = body.signature.parameters.values()
+    vars(run)["__signature__"] = inspect.Signature([*own, *free])
+    run.__name__ = body.name
+    positions, names = body.static
+    return jax.jit(run, static_argnums=positions, static_argnames=names, donate_argnums=(0,) if body.donate else ())
+
+
+def _static_fixed(x: Any) -> Any:
+    return x if isinstance(x, (jax.Array, np.ndarray)) else pytrees.Fixed(x)

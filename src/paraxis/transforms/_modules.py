@@ -7,7 +7,7 @@ mode is set outside.
 import dataclasses
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,6 @@ from paraxis.errors import StateError
 
 Path = tuple[Any, ...]
 """Attribute names and positions that lead to a variable, as NNX gives them."""
-
-
-class Holder:
-    """A pytree of modules that is no container to its users, such as a function that was wrapped with them."""
-
-    modules: tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +51,8 @@ class Graph:
     def write(self, new: Mapping[int, Any]) -> None:
         """Let variables hold other values, by their number.
 
-        Values are read and written where NNX keeps them, as ``nnx.jit_partial`` does. NNX's own check, that the trace
-        at hand is the variable's, costs more per variable than a small step; only a value of a trace needs it.
+        NNX's own check, that the trace at hand is the variable's, costs more per variable than a small step; only a
+        value of a trace needs it.
         """
         kinds = set(map(type, jax.tree.leaves(list(new.values()))))
         traced = any(issubclass(kind, jax_api.Tracer) for kind in kinds)
@@ -117,7 +111,7 @@ def _place_and_name(nodes: Sequence[Any], path: Path) -> tuple[str, str]:
     """Return where a module is, and its variable's name, from the nodes that lead there."""
     place = name = ""
     for parent, key, node in zip(nodes, path, nodes[1:], strict=False):
-        if not name and isinstance(parent, (tuple, Holder)):
+        if not name and isinstance(key, int) and not is_module(parent):
             place += f"[{key}]"
             name = f"({type(node).__name__})" if is_module(node) else ""
         else:
@@ -130,23 +124,14 @@ def _place_and_name(nodes: Sequence[Any], path: Path) -> tuple[str, str]:
 # --- random streams --------------------------------------------------------------------------------------------------
 
 
-class Stream(NamedTuple):
-    """The numbers of the variables that hold a stream's key and how often it was drawn from.
-
-    ``steps`` is ``None`` for a key that stands alone, and is split by whoever draws.
-    """
-
-    key: int
-    steps: int | None
+Stream = tuple[int, int | None]
+"""The numbers of the variables with a stream's key and with its count of draws; a key alone is split by who draws."""
 
 
 def streams(graph: Graph, values: Sequence[Any]) -> list[Stream]:
     counts = {p[:-1]: i for i, p in enumerate(graph.paths) if isinstance(graph.variables[i], nnx.RngCount)}
-    return [
-        Stream(i, counts.get(graph.paths[i][:-1]))
-        for i, x in enumerate(values)
-        if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    ]
+    keys = [i for i, x in enumerate(values) if jnp.issubdtype(getattr(x, "dtype", int), jax.dtypes.prng_key)]
+    return [(i, counts.get(graph.paths[i][:-1])) for i in keys]
 
 
 def with_own(values: Sequence[Any], of: Sequence[Stream], index: Any) -> list[Any]:

@@ -21,9 +21,8 @@ class OptimizerState(nnx.Variable[Any]):
 class Optimizer(nnx.Pytree):
     """An optax optimiser for a module's variables: ``opt(lr, gradients)`` updates them.
 
-    The learning rate is an argument of the step and may be traced, so a schedule does not compile again. The state
-    (momenta, counts) is in variables of the optimiser, which you bind to a transform like a module. ``nnx.Optimizer``
-    works in the transforms as well.
+    The learning rate is an argument of the step and may be traced, so a schedule does not compile again. The state is
+    in variables of the optimiser, which you bind to a transform like a module. ``nnx.Optimizer`` works there as well.
 
     Args:
         module: the module to train, or a tree of them.
@@ -33,9 +32,8 @@ class Optimizer(nnx.Pytree):
         **options: further arguments of the factory: ``momentum=0.9``.
 
     Raises:
-        StateError: if ``factory`` is not such a function, or there is nothing to train; or if the optimiser keeps the
-            rate in its state (``optax.rprop``, ``optax.inject_hyperparams``), where those of later steps would have no
-            effect.
+        StateError: if there is nothing to train; or if the optimiser keeps the rate in its state (``optax.rprop``,
+            ``optax.inject_hyperparams``), where those of later steps would have no effect.
 
     Communicates: nothing. On several devices, average the gradients first: ``opt(lr, px.pmean(g, "device"))``.
 
@@ -78,18 +76,13 @@ class Optimizer(nnx.Pytree):
         leaves = list(gradients) if isinstance(gradients, (list, tuple)) else jax.tree.leaves(gradients)
         shapes = [[jax.tree.map(jnp.shape, x) for x in tree] for tree in (leaves, values.values())]
         if shapes[0] != shapes[1] or jnp.ndim(lr):
-            raise DataError(
-                f"Optimizer: gradients must be one for each of the {len(values)} variables, of its shape, as "
-                f"px.GradValues gives them, and lr a scalar"
-            )
-        state = jax.tree.map(lambda v: v.get_raw_value(), self.state, is_leaf=_is_variable)
+            raise DataError(f"Optimizer: gradients must be one for each of {len(values)} variables, lr a scalar")
+        state = jax.tree.map(nnx.Variable.get_raw_value, self.state, is_leaf=_is_variable)
         step = optax.with_extra_args_support(self.factory(lr))
         updates, after = step.update(dict(zip(values, leaves, strict=True)), state, values, **extra)
         new: Any = optax.apply_updates(values, updates)
-        for name, variable in parameters.items():
-            variable.set_value(new[name])
-        for variable, leaf in zip(own, jax.tree.leaves(after), strict=True):
-            variable.set_value(leaf)
+        for variable, x in zip([*parameters, *own], [*map(new.get, values), *jax.tree.leaves(after)], strict=True):
+            variable.set_value(x)
 
 
 def _is_variable(x: Any) -> bool:
@@ -108,6 +101,5 @@ def _refuse_kept_rate(factory: Callable[[float], Any], values: dict[str, Any]) -
     if not all(map(np.array_equal, one, other)):
         raise StateError(
             "Optimizer: the optimiser keeps the learning rate in its state, so the rates of later steps would have no "
-            "effect; give the function that takes the rate itself, px.Optimizer(net, optax.adam), or fix the rate: "
-            "px.Optimizer(net, lambda lr: optax.rprop(0.01))"
+            "effect; give optax.adam itself, not injected, or fix the rate: lambda lr: optax.rprop(0.01)"
         )

@@ -4,9 +4,9 @@ The function is traced inside a map over the devices. Before the trace becomes p
 results differ between devices. If rows do not divide, the function is traced for the shorter last share as well.
 """
 
-import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -17,17 +17,16 @@ from paraxis._core import arrays, collectives, jax_api, layout, placing, tree, v
 from paraxis._core.axis import Axis
 from paraxis.errors import DataError, StateError
 from paraxis.transforms import _batches, _modules, _wrapped
-from paraxis.transforms._jit import Compiled
+from paraxis.transforms._jit import Jit
 from paraxis.transforms._modules import Graph
 from paraxis.transforms._wrapped import Binding, Body
 
 _R = TypeVar("_R", covariant=True)
 
 
-class Parallel(Compiled[_R], Generic[_R]):
+class Parallel(Jit[_R], Generic[_R]):
     """Split a batch over the devices, and run a compiled function of modules on each share.
 
-    The axis is *mapped*: an element is a device's share of the rows, and sees the others only through collectives.
     Every device has all variables and its share: ``(rows, ...)`` becomes ``(rows / devices, ...)``. In the function,
     ``px.pmean(x, "device")`` and the other collectives, including those of ``jax.lax``, combine all devices. A value
     that the function writes must be the same on all devices, which is checked before anything runs, or have a rule.
@@ -41,9 +40,8 @@ class Parallel(Compiled[_R], Generic[_R]):
             stacked), ``"stack"`` (``(devices, ...)``), ``"first"``, ``"mean"``, ``"sum"``, ``"max"``, ``"min"``,
             ``"same"`` (checked to be equal), or a function of the stacked results. Or a tree of these that is a
             prefix of the result.
-        batch_axis: for each argument after the modules, the axis to split, or ``None`` to pass it whole; or a tree of
-            these that is a prefix of the argument. One integer applies to all arguments. Numbers, 0-d arrays and
-            keyword arguments are always passed whole.
+        batch_axis: the axis to split, or ``None`` to pass an argument whole: for all arguments after the modules, or a
+            tuple with one, or a prefix tree, for each. Numbers, 0-d arrays and keyword arguments are passed whole.
         axis_name: the name of the devices in collectives.
         static_argnums, static_argnames, donate: as in :class:`Jit`.
         sync: for a variable type, how to combine the devices' values: ``"mean"`` (that of ``nnx.BatchStat``),
@@ -51,8 +49,7 @@ class Parallel(Compiled[_R], Generic[_R]):
             A variable's own rule, ``nnx.Variable(x, sync="sum")``, takes precedence. Integers keep their dtype. Each
             device starts from the whole old value, so a ``"sum"`` counts it once per device.
         sync_batch_norm: whether the modules' ``nnx.BatchNorm`` layers that name no axis use the statistics of the whole
-            batch, as on one device, instead of those of each device's share. A layer that takes statistics itself,
-            such as ``x.mean(0)``, is not changed; write ``px.pmean(x.mean(0), "device")`` there.
+            batch, as on one device, instead of those of each device's share.
         check: whether to require that values written without a rule are the same on all devices. Write ``False`` for
             functions that the check misjudges; shares that are too small are then filled with the last row.
         mesh: the devices, a ``jax.sharding.Mesh``; default: those of ``jax.set_mesh``, or all.
@@ -66,8 +63,7 @@ class Parallel(Compiled[_R], Generic[_R]):
         AxisError: when called, if the mesh has no such axis.
 
     Communicates: what ``f`` does; one all-reduce for each variable that has a rule and was written, and for each
-    result that is reduced. With several processes, each passes the whole batch, and results that lie over the devices
-    of all processes are gathered, so that each process can read them.
+    result that is reduced. With several processes, each passes the whole batch, and results are gathered for all.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -98,18 +94,20 @@ class Parallel(Compiled[_R], Generic[_R]):
         mesh: Any = None,
         over: str | tuple[str, ...] | None = None,
     ) -> None:
-        super().__init__(f, modules, _run_call, static_argnums, static_argnames, donate)
+        super().__init__(f, *modules, static_argnums=static_argnums, static_argnames=static_argnames, donate=donate)
         axis = Axis(axis_name, 1, mesh=mesh, over=over)
         self._body.options = axis, reduce, batch_axis, dict(sync or {}), sync_batch_norm, check
+
+    @staticmethod
+    def _run(body: Body, graph: Graph, state: Any, args: Any, kwargs: Any) -> tuple[Any, dict[int, Any]]:
+        return Call(body, graph, args, kwargs).run(state)
 
     def _ready(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Bring to all devices what is not there yet: otherwise it would be sent at every call."""
         binding, program, values, args, kwargs = super()._ready(args, kwargs)
         placement = placing.place(self._body.options[0])
         target = arrays.sharding(placement, rows=False)
-        if target is None:
-            return binding, program, values, args, kwargs
-        args, kwargs = jax.tree.map(functools.partial(_sent, placement=placement), (args, kwargs))
+        args, kwargs = jax.tree.map(partial(_sent, placement=placement), (args, kwargs))
         is_placed = len(values) == len(self._placed) and all(map(operator.is_, values, self._placed))
         if target != self._target or not is_placed:
             self._target, self._placed = target, []  # until the call has succeeded
@@ -117,12 +115,9 @@ class Parallel(Compiled[_R], Generic[_R]):
         return binding, program, values, args, kwargs
 
     def _finished(self, binding: Binding, values: Sequence[Any], new: dict[int, Any], result: Any) -> Any:
-        if self._target is not None and not self._placed:
-            # They stay there, unless this is a part of another program, whose values only it may use.
+        if not self._placed:  # they stay there, unless this is a part of another program, whose values only it may use
             new = {i: x for i, x in enumerate(values) if not isinstance(x, jax_api.Tracer)} | new
         result = super()._finished(binding, values, new, result)
-        if self._target is None:
-            return result
         self._placed = binding.graph.values()
         return arrays.whole(result)
 
@@ -131,17 +126,7 @@ def _sent(x: Any, placement: placing.Placement) -> Any:
     """Bring an argument that is bound to another mesh to this one. One that is bound to none goes by itself."""
     if not isinstance(x, jax.Array) or isinstance(x, jax_api.Tracer) or not x.committed:
         return x
-    if x.ndim == 0:
-        return arrays.settle(x, placement, rows=False)
-    return arrays.settle(x, placement.holding(max(x.shape[0], 1)), rows=True)
-
-
-def _run_call(body: Body, graph: Graph, state: Any, args: Any, kwargs: Any) -> tuple[Any, dict[int, Any]]:
-    return Call(body, graph, args, kwargs).run(state)
-
-
-def _resized(aval: Any, at: int, rows: int) -> tuple[int, ...]:
-    return (*aval.shape[:at], rows, *aval.shape[at + 1 :])
+    return arrays.settle(x, placement.holding(x.shape[0] or 1) if x.ndim else placement, rows=x.ndim > 0)
 
 
 class Call:
@@ -153,8 +138,8 @@ class Call:
         self._batch = batch = _batches.split("Parallel", axes, args, kwargs)
         if batch.size is None and axes is not None and any(map(jnp.ndim, jax.tree.leaves(kwargs))):
             raise DataError(
-                "Parallel: no argument is split: those by keyword are given whole to every device. Give what is a "
-                "batch by position; or write batch_axis=None if that is meant"
+                "Parallel: no argument is split, since those by keyword are given whole. Give what is a batch by "
+                "position; or write batch_axis=None if that is meant"
             )
         place = placing.place(axis)
         self._axis = place.holding(place.num_devices).axis
@@ -170,18 +155,14 @@ class Call:
         ]
         operands = (jnp.arange(self._axis.size), verbs.broadcast(state, self._axis), leaves)
         stacked, result = verbs.map_sealed(self._on_device, operands, self._axis)
-        new = {
-            i: jax.tree.map(functools.partial(self._combined, self._rule(i)), x, self._differs[0][i])
-            for i, x in stacked.items()
-        }
+        combined = partial(_batches.combined_variable, self._axis)
+        new = {i: jax.tree.map(partial(combined, self._rule(i)), x, self._differs[0][i]) for i, x in stacked.items()}
         return self._reduced(result), new | _modules.advanced(state[0], self._drawn)
 
     def _shares(self, x: Any, at: int) -> jax.Array:
         """``(..., rows, ...)`` → ``(devices, ..., share, ...)``; padded."""
         x = layout.repeat_last(jnp.moveaxis(jnp.asarray(x), at, 0), self._rows.num_padded)
         return jnp.moveaxis(x.reshape(self._axis.size, self._rows.num_local, *x.shape[1:]), 1, at + 1)
-
-    # --- on a device ---------------------------------------------------------------------------------------------
 
     def _on_device(self, index: jax.Array, state: Any, leaves: list[Any]) -> Any:
         given, structure = jax.tree.flatten((index, state))
@@ -195,17 +176,14 @@ class Call:
             return new, result
 
         operands, row_dims = [*given, *leaves], [*[None] * len(given), *self._batch.axes]
-        avals = [jax_api.struct(x) for x in operands]
-        body, out_tree = traced = jax_api.trace(one, avals, {})
+        body, out_tree = traced = jax_api.trace(one, [jax_api.struct(x) for x in operands], {})
         run, differs = jax_api.jaxpr_as_fun(body), [True] * out_tree.num_leaves
-        if self._check:
-            if self._rows.is_padded:
-                run = self._uneven(one, traced, avals, row_dims)
-            if not _asks(body.jaxpr):  # else it asks the outside world
-                axes = [0, *(None if at is None else 0 for at in row_dims[1:])]
-                differs = varying.batched(body, axes, self._axis.size, self._axis.name, {})
+        if self._check and not jax_api.holds(body.jaxpr, "io_callback"):  # which may differ for the same arguments
+            axes = [0, *(None if at is None else 0 for at in row_dims[1:])]
+            differs = varying.batched(body, axes, self._axis.size, self._axis.name, {})
         self._differs = jax.tree.unflatten(out_tree, differs)
         if self._check:
+            run = self._uneven(one, traced, row_dims) if self._rows.is_padded else run
             self._require_agreement()
         return jax.tree.unflatten(out_tree, run(*operands))
 
@@ -215,69 +193,54 @@ class Call:
             if isinstance(node, nnx.BatchNorm) and node.axis_name is None:
                 node.axis_name = self._axis.name
 
-    def _uneven(self, one: Any, traced: Any, avals: Sequence[Any], row_dims: Sequence[int | None]) -> Any:
+    def _uneven(self, one: Any, traced: Any, row_dims: Sequence[int | None]) -> Any:
         """Return the function of a share where the last one that has rows has fewer, and those after it have none.
 
         Rows that fill shares up leave nothing when the results are cut.
         """
-        share, size = self._rows.num_local, self._batch.size or 0
+        (body, out_tree), share, size = traced, self._rows.num_local, self._batch.size or 0
         rows = size % share or share + 1  # if no share is shorter, another number still tells what is rows
-        shapes = [a.shape if at is None else _resized(a, at, rows) for a, at in zip(avals, row_dims, strict=True)]
-        short = jax_api.trace(one, [a.update(shape=s) for a, s in zip(avals, shapes, strict=True)], {})
-        if (why := self._why_even(traced, short, rows)) is not None:
+        avals = [
+            a if at is None else a.update(shape=(*a.shape[:at], rows, *a.shape[at + 1 :]))
+            for a, at in zip(body.in_avals, row_dims, strict=True)
+        ]
+        short, short_tree = jax_api.trace(one, avals, {})
+        new, result = jax.tree.unflatten(out_tree, body.out_avals)
+        kinds, shapes = tree.entries(self._reduce, result), [a.shape for a in body.out_avals]
+        are_rows = {*kinds} <= {"concat"} and all(shape[:1] == (share,) for shape in shapes) and out_tree == short_tree
+        are_rows &= [a.shape for a in short.out_avals] == [(rows, *shape[1:]) for shape in shapes]
+        if new or not are_rows or collectives.mentions(body.jaxpr, self._axis):
             count = self._axis.size
             raise DataError(
-                f"Parallel: {size} rows do not divide over {count} devices, and {why}. Give a multiple of {count} "
-                f"rows; or return one value per row and reduce outside; or train with px.train_step, which takes any "
-                f"number; or write check=False, and copies of the last row fill the shares"
+                f"Parallel: {size} rows do not divide over {count} devices, and the function exchanges values, writes "
+                f"a variable, or returns more than rows with reduce='concat'. Give a multiple of {count} rows; return "
+                f"rows and reduce outside; train with px.train_step, which takes any number; or write check=False, and "
+                f"copies of the last row fill the shares"
             )
+        whole = jax_api.jaxpr_as_fun(body)
 
         def shorter(*xs: jax.Array) -> list[jax.Array]:
             own = [
-                x if at is None else x[(slice(None),) * at + (slice(rows),)] for x, at in zip(xs, row_dims, strict=True)
+                x if at is None else jax.lax.slice_in_dim(x, 0, rows, axis=at)
+                for x, at in zip(xs, row_dims, strict=True)
             ]
-            return [layout.repeat_last(y, share) for y in jax_api.jaxpr_as_fun(short[0])(*own)]
+            return [layout.repeat_last(y, share) for y in jax_api.jaxpr_as_fun(short)(*own)]
 
-        whole = jax_api.jaxpr_as_fun(traced[0])
-        if size % share == 0:
-            return whole
-        return lambda index, *xs: jax.lax.cond(index == size // share, shorter, whole, index, *xs)
-
-    def _why_even(self, whole: Any, short: Any, rows: int) -> str | None:
-        """Return why shares must be of one size; ``None`` if results are rows, and nothing else is done."""
-        (body, structure), share = whole, self._rows.num_local
-        if collectives.mentions(body.jaxpr, self._axis):
-            return "the devices exchange values"
-        new, result = jax.tree.unflatten(structure, body.out_avals)
-        if new:
-            return f"variable {self._graph.names[min(new)]} is written"
-        leaves, kinds = jax.tree_util.tree_leaves_with_path(result), tree.entries(self._reduce, result)
-        shapes = [a.shape for a in short[0].out_avals] if short[1] == structure else [()] * len(leaves)
-        for (path, a), shape, kind in zip(leaves, shapes, kinds, strict=True):
-            if (kind, a.shape[:1], shape) != ("concat", (share,), (rows, *a.shape[1:])):
-                return f"{tree.name('result', path)} is not rows, with reduce='concat'"
-        return None
+        return whole if size % share == 0 else lambda i, *xs: jax.lax.cond(i == size // share, shorter, whole, i, *xs)
 
     def _require_agreement(self) -> None:
-        new, _ = self._differs
-        for i, flags in new.items():
+        for i, flags in self._differs[0].items():
             if self._rule(i) is None and any(jax.tree.leaves(flags)):
-                kind, name, axis = type(self._graph.variables[i]), self._graph.names[i], self._axis.name
+                kind, axis = type(self._graph.variables[i]), self._axis.name
                 written = f"{'nnx.' * kind.__module__.startswith('flax.')}{kind.__name__}"
                 raise StateError(
-                    f"Parallel: variable {name} could be left with different values on different devices: what is "
-                    f"written to it depends on the device's share. Is a mean forgotten? Write opt(lr, px.pmean(g, "
-                    f"{axis!r})) for gradients; or give a rule, sync={{{written}: 'mean'}}; or write check=False if "
-                    f"the values are the same anyway"
+                    f"Parallel: variable {self._graph.names[i]} could be left with different values on different "
+                    f"devices. Is a mean forgotten? Write opt(lr, px.pmean(g, {axis!r})) for gradients; or a rule, "
+                    f"sync={{{written}: 'mean'}}; or check=False if the values are the same anyway"
                 )
-
-    # --- after the map -------------------------------------------------------------------------------------------
 
     def _rule(self, number: int) -> _batches.Rule | None:
         return _batches.rule_of(self._graph, number, self._sync)
-
-    def _combined(self, rule: _batches.Rule | None, x: jax.Array, differs: bool) -> Any:
-        return _batches.combined_variable(rule, x, self._axis, differs=differs and rule is not None)
 
     def _reduced(self, result: Any) -> Any:
         leaves, structure = jax.tree_util.tree_flatten_with_path(result)
@@ -286,18 +249,10 @@ class Call:
         for (path, x), kind, differ in zip(leaves, kinds, differs, strict=True):
             if kind == "same" and differ and self._check:
                 raise StateError(
-                    f"Parallel: {tree.name('result', path)} is to be the same on all devices (reduce='same'), but "
-                    f"depends on the device's share; average it, px.pmean(x, {self._axis.name!r}), or reduce it: "
-                    f"reduce='mean'"
+                    f"Parallel: {tree.name('result', path)} is to be the same on all devices, but depends on the "
+                    f"device's share; average it, px.pmean(x, {self._axis.name!r}), or write reduce='mean'"
                 )
             y = _batches.combined(kind, x, self._axis, differs=differ)
             has_rows = kind == "concat" and x.shape[1:2] == (self._rows.num_local,)
             made.append(layout.unpad(y, self._rows) if has_rows else y)
         return jax.tree.unflatten(structure, made)
-
-
-def _asks(jaxpr: jax_api.Jaxpr) -> bool:
-    """Return whether the outside world gives a program values, which may differ for the same arguments."""
-    found = [(eqn.primitive.name, len(eqn.outvars)) for eqn in jaxpr.eqns]
-    bodies = [body for eqn in jaxpr.eqns for body in jax_api.subjaxprs(eqn)]
-    return any(name == "io_callback" and number > 0 for name, number in found) or any(map(_asks, bodies))

@@ -40,7 +40,7 @@ class _Collection:
         return list(self._items.items())
 
     def __repr__(self) -> str:
-        found = [(name, [np.shape(x) for x in jax.tree.leaves(_value(x))]) for name, x in self._items.items()]
+        found = [(name, [*map(np.shape, jax.tree.leaves(x))]) for name, x in self._items.items()]
         sizes = [sum(map(math.prod, shapes)) for _, shapes in found]
         rows = [(n, str(size), str(s[0] if len(s) == 1 else s)) for (n, s), size in zip(found, sizes, strict=True)]
         rows.append((f"+Total({len(rows)})", str(sum(sizes)), ""))
@@ -77,10 +77,7 @@ class Variables(_Collection):
         seen = {id(v) for v in self}
         new = {name: v for name, v in other._items.items() if id(v) not in seen}
         if clash := new.keys() & self._items:
-            raise StateError(
-                f"variables: two different variables are called {min(clash)}; put their modules into one, "
-                f"px.variables(nnx.Dict(a=…, b=…)), which gives them different names"
-            )
+            raise StateError(f"variables: two are called {min(clash)}; write px.variables((one_net, other_net))")
         return Variables(self._items | new)
 
 
@@ -91,8 +88,6 @@ Choice = type | tuple[type, ...] | Callable[[str, Variable[Any]], bool] | Variab
 @jax.tree_util.register_pytree_with_keys_class
 class Gradients(_Collection):
     """Gradients by the names of their variables, in the order of ``px.variables``; a pytree of arrays.
-
-    Iteration is over the arrays, so ``[g.shape for g in gradients]`` works.
 
     Example:
         >>> import jax, jax.numpy as jnp, paraxis as px
@@ -122,8 +117,6 @@ def variables(module: Any) -> Variables:
         A collection that prints names, sizes, shapes and a total. It iterates over the variables (each once, even if
         it is shared), can be indexed by name or position, merges with ``+`` and has ``subset(nnx.Param)``.
 
-    Communicates: nothing.
-
     Example:
         >>> import jax, paraxis as px
         >>> from flax import nnx
@@ -149,7 +142,3 @@ def is_chosen(wrt: Any, name: str, variable: Variable[Any]) -> bool:
     if isinstance(wrt, (type, tuple)):
         return isinstance(variable, wrt)
     return wrt is not None and wrt(name, variable)
-
-
-def _value(x: Any) -> Any:
-    return x.get_raw_value() if isinstance(x, Variable) else x

@@ -1,6 +1,7 @@
 """``Vectorize``: the function of one row, run on all rows of a batch."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -18,9 +19,8 @@ class Vectorize(Wrapped[_R], Generic[_R]):
     """Apply a function of one row to a batch: ``jax.vmap`` with modules' variables and randomness threaded through.
 
     All rows see the same variables. Each row has its own random streams, made from its index; the modules' streams
-    advance once per call if the function draws from them. A value that a row writes must be the same for all rows, or
-    have a rule (``sync``). ``Vectorize`` neither compiles nor moves anything: use it inside :class:`Jit` or
-    :class:`Parallel`. When called, it returns results with every leaf ``(rows, ...)``.
+    advance once per call if the function draws from them. ``Vectorize`` neither compiles nor moves anything: use it
+    inside :class:`Jit` or :class:`Parallel`. Results have leaves ``(rows, ...)``.
 
     Args:
         f: a function of modules and one row of each argument.
@@ -84,9 +84,7 @@ class Vectorize(Wrapped[_R], Generic[_R]):
                     f"Vectorize: rows leave variable {graph.names[i]} with different values. Write a value that is the "
                     f"same for all rows, or give a rule: sync={{{type(graph.variables[i]).__name__}: 'mean'}}"
                 )
-        kept = {
-            i: jax.tree.map(lambda x, i=i: _batches.combined_variable(rules[i], x, differs=True), stacked)
-            for i, stacked in new.items()
-        }
+        combined = partial(_batches.combined_variable, None)
+        kept = {i: jax.tree.map(partial(combined, rules[i], differs=True), stacked) for i, stacked in new.items()}
         graph.write(kept | _modules.advanced(values, drawn))
         return pytrees.opened(result)

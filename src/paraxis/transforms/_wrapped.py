@@ -34,16 +34,13 @@ class Body:
 
     def __init__(self, transform: str, fn: Callable[..., Any], name: str, signature: inspect.Signature) -> None:
         self.transform, self.fn, self.name, self.signature = transform, fn, name, signature
-        self.programs = dict[Any, Any]()
-
-    def __deepcopy__(self, memo: Any) -> Self:
-        return self
+        self.programs: list[Any] = []
 
     def __getstate__(self) -> Any:
-        return vars(self) | {"programs": {}}
+        return vars(self) | {"programs": []}
 
 
-class Wrapped(_modules.Holder, Generic[_R]):
+class Wrapped(Generic[_R]):
     """Base of the wrapped functions: pytrees of their modules. Values stay where they are, in the modules."""
 
     _binding: "Binding | None" = None
@@ -76,17 +73,20 @@ class Wrapped(_modules.Holder, Generic[_R]):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        jax.tree_util.register_pytree_with_keys(cls, _keys_and_modules, cls._of, lambda x: (x.modules, x._body))
+        jax.tree_util.register_pytree_with_keys_class(cls)
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], Body]:
+        return [(jax.tree_util.SequenceKey(i), m) for i, m in enumerate(self.modules)], self._body
 
     @classmethod
-    def _of(cls, body: Body, modules: Iterable[Any]) -> Self:
+    def tree_unflatten(cls, body: Body, modules: Iterable[Any]) -> Self:
         return object.__new__(cls)._set(body, tuple(modules))
 
     def __deepcopy__(self, memo: Any) -> Self:
         return nnx.clone(self, graph=True)
 
     def __reduce__(self) -> Any:
-        return type(self)._of, (self._body, self.modules)
+        return self.tree_unflatten, (self._body, self.modules)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join([self.__name__, *(type(m).__name__ for m in self.modules)])})"
@@ -102,18 +102,11 @@ def _call(module: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return module(*args, **kwargs)
 
 
-def _keys_and_modules(wrapped: Wrapped[Any]) -> tuple[list[tuple[Any, Any]], Body]:
-    return [(jax.tree_util.SequenceKey(i), m) for i, m in enumerate(wrapped.modules)], wrapped._body
-
-
 # --- modules from outside --------------------------------------------------------------------------------------------
 
 
 def refuse_outside(body: Body, code: types.CodeType | None = None) -> None:
-    """Refuse a module that a function takes from its closure or globals: its values would be constants, in silence.
-
-    The names that ``inspect.getclosurevars`` gives are those of attributes as well, and ``net.bias.shape`` may be read.
-    """
+    """Refuse a module from a function's closure or globals: a constant, in silence. ``net.bias.shape`` may be read."""
     fn = getattr(body.fn, "__func__", body.fn)
     if not inspect.isfunction(fn):
         return
@@ -143,48 +136,34 @@ def _is_module(x: Any) -> bool:
 
 
 class Binding:
-    """Modules split, and what tells whether one of their attributes was replaced since.
+    """Modules split, and what tells whether one of their attributes was replaced since: compared by identity, in C.
 
-    A call compares attributes by identity, in C, and reads each variable. So it sees ``eval()`` and ``train()``,
-    replaced variables, submodules and arrays, and attributes added and deleted. It cannot see a change within an
-    attribute that NNX takes for static, such as a mutable object of the user's. NNX's own notes, which ``nnx.jit``
-    writes anew at each call, are not compared.
+    It sees ``eval()`` and ``train()``, replaced variables, submodules and arrays, attributes added and deleted. It
+    cannot see a change within an attribute that is static to NNX.
     """
 
     program: Any = None
     """What was compiled for this structure."""
 
     def __init__(self, modules: tuple[Any, ...]) -> None:
-        self.graph, nodes = _modules.split(modules), list(_modules.nodes(modules))
-        dicts = [n if isinstance(n, dict) else vars(n) for n in nodes if isinstance(n, (dict, nnx.Pytree))]
-        keys = [[k for k in d if k not in _NOTES] for d in dicts]
-        self._dicts = [d for d, names in zip(dicts, keys, strict=True) if names]
-        self._look = [operator.itemgetter(*names, names[0]) for names in keys if names]  # of two: a tuple
+        self.graph, nodes = _modules.split(modules), [*_modules.nodes(modules)]
+        held = [n for n in nodes if hasattr(n, "__dict__") and not isinstance(n, (nnx.Variable, Wrapped))]
+        self._dicts = [*map(vars, held), *(n for n in nodes if isinstance(n, dict))]
         self._lists = [n for n in nodes if isinstance(n, list)]
-        self._others = [n for n in nodes if not (_modules.is_module(n) or isinstance(n, (list, tuple, dict)))]
-        self._sized = [*dicts, *self._lists]
-        self._sizes, self._attributes = [*map(len, self._sized)], self._now()
-        self.key = (self.graph.definition, self.graph.paths, tuple(map(type, self._attributes)))
+        self._watched = [name not in _NOTES for d in self._dicts for name in d]
+        self._sizes, self._attributes = self._now()
+        types = sorted(type(x).__name__ for x in self._attributes)  # 1 is equal to True
+        self.key = self.graph.definition, self.graph.paths, types
 
     def is_fresh(self) -> bool:
         """Return whether the modules still have the attributes that they had when they were split."""
-        try:
-            return [*map(len, self._sized)] == self._sizes and all(map(operator.is_, self._now(), self._attributes))
-        except KeyError:  # one is gone
-            return False
+        sizes, attributes = self._now()
+        return sizes == self._sizes and all(map(operator.is_, attributes, self._attributes))
 
-    def _now(self) -> list[Any]:
-        look: Any = map(_call_each, self._look, self._dicts)
-        return [*itertools.chain.from_iterable(look), *itertools.chain(*self._lists, *map(_parts, self._others))]
-
-
-_call_each: Any = operator.call  # in C
-
-
-def _parts(container: Any) -> list[Any]:
-    """Return what a pytree that NNX does not know holds now, and what is static in it."""
-    children, static = jax.tree_util.default_registry.flatten_one_level(container)
-    return [*children, *(static if isinstance(static, tuple) else (static,))]
+    def _now(self) -> tuple[list[int], list[Any]]:
+        values = itertools.chain.from_iterable(map(dict.values, self._dicts))
+        attributes = [*itertools.compress(values, self._watched), *itertools.chain(*self._lists)]
+        return [*map(len, [*self._dicts, *self._lists])], attributes
 
 
 def run(
@@ -197,12 +176,7 @@ def run(
 ) -> tuple[Any, dict[int, Any]]:
     """Call a function of modules that hold the values at hand, and of further arguments, sealed.
 
-    Returns:
-        What it returned, sealed, and the new values of the variables that it wrote, by their number.
-
-    Raises:
-        StateError: if it changed anything but values of variables, was given a module among its arguments, or returned
-            a part of those that it was given.
+    Returns what it returned, sealed, and the new values of the variables that it wrote, by their number.
     """
     refuse_modules(body.transform, (args, kwargs))
     values, arrays = jax.tree.map(lambda x: x, state)  # containers of our own: a variable may hold a dict
@@ -215,9 +189,8 @@ def run(
     ours = {*map(id, nodes)}
     if any(id(x) in ours for x in jax.tree.leaves(returned, is_leaf=lambda x: isinstance(x, _WHOLE))):
         raise StateError(
-            f"{body.transform}: the function returned a module that it was given, or a part of one; that would be a "
-            f"copy, apart from the one outside. Use that one, to which writes are carried, or return values: "
-            f"variable[...], nnx.state(module)"
+            f"{body.transform}: the function returned a module that it was given, or a part of one, which would be a "
+            f"copy. Use the one outside, which is written to, or return values: variable[...], nnx.state(module)"
         )
     after = _modules.split(modules)
     same = after.definition == before.definition and after.paths == before.paths
@@ -225,9 +198,8 @@ def run(
         changed = {k for n, old in attributes for k in old | vars(n) if vars(n).get(k, n) is not old.get(k, n)}
         raise StateError(
             f"{body.transform}: the function set attribute {', '.join(sorted(changed - _NOTES)) or 'metadata'}; only "
-            f"values of variables are written back. Add and replace attributes, call eval() or train(), outside, "
-            f"before the call; keep values that change in an nnx.Variable: self.count = nnx.Variable(jnp.array(0)), "
-            f"self.count[...] += 1"
+            f"values of variables are written back. Set attributes, call eval() or train() before the call; keep "
+            f"values that change in variables: self.count = nnx.Variable(jnp.array(0)), self.count[...] += 1"
         )
     now = before.values()
     new = {i: x for i, x in enumerate(now) if not _is(jax.tree.leaves(x), jax.tree.leaves(values[i]))}
@@ -239,7 +211,7 @@ def refuse_modules(transform: str, args: Any) -> None:
     if _modules.holds_modules(args):
         raise StateError(
             f"{transform}: an argument is or holds a module; what is written to it would be lost. Bind modules when "
-            f"wrapping, and leave them out when calling: px.{transform}(f, net)(x)"
+            f"wrapping: px.{transform}(f, net)(x)"
         )
 
 
