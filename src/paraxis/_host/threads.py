@@ -47,8 +47,8 @@ def not_simulating(variables: Mapping[str, str]) -> str:
 
 @contextlib.contextmanager
 def spare(num_devices: int) -> Iterator[None]:
-    """While JAX starts so many simulated devices, ask for the advised number of threads, unless one was asked for."""
-    if asked_for(os.environ) is not None:
+    """While JAX starts simulated devices, ask for the advised number of threads, unless one was asked for."""
+    if num_devices == 1 or asked_for(os.environ) is not None:
         yield
         return
     before, os.environ[VARIABLE] = os.environ.get(VARIABLE), str(advised(num_devices))

@@ -1,7 +1,7 @@
 """Losses of a prediction: what a row costs, given what the linear model says of it.
 
 Predictions ``z`` are ``(n,)``, or ``(k, n)`` with the outputs first: then a row's outputs lie far apart in memory and
-neighbouring rows side by side, which is what vector units want. Slopes are JAX's own derivatives.
+neighbouring rows side by side, which is what vector units want. Slopes are JAX's own derivatives, but for softmax.
 """
 
 import dataclasses
@@ -25,6 +25,8 @@ class Loss:
     curvature: Callable[[Any, Any], Any]  # predictions, xp → about the mean second derivative by a row's outputs, (n,)
     # Predictions, weights (n,), xp → the weighted sum of a row's second derivatives by two outputs, (k, k)
     coupling: Callable[[Any, Any, Any], Any] | None = None
+    # Predictions, targets → derivatives of the costs, as the predictions; None: JAX's
+    slope: Callable[[jax.Array, jax.Array], jax.Array] | None = None
     classes: bool = False  # whether targets are class numbers (n,) and there is an output for each
     single: bool = False  # whether there is one output only
     flat: bool = False  # whether the curvature is the same wherever predictions are
@@ -49,12 +51,24 @@ def _over_outputs(combine: Callable[[Any, Any], Any], terms: Callable[[Any, Any]
     return reduce(terms(jnp.arange(z.shape[0])[:, None], z), 0)
 
 
-def _softmax_rows(z: jax.Array, labels: jax.Array) -> jax.Array:
+def _top_and_total(z: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return each row's largest prediction, and its sum of exponentials beside that one."""
     top = jax.lax.stop_gradient(_over_outputs(jnp.maximum, lambda i, x: x, z))
-    total = _over_outputs(operator.add, lambda i, x: jnp.exp(x - top), z)
+    return top, _over_outputs(operator.add, lambda i, x: jnp.exp(x - top), z)
+
+
+def _softmax_rows(z: jax.Array, labels: jax.Array) -> jax.Array:
+    top, total = _top_and_total(z)
     # A gather would be slower than a sum of mostly zeros.
     own = _over_outputs(operator.add, lambda i, x: jnp.where(i == labels, x, 0), z)
     return jnp.log(total) + (top - own)
+
+
+def _softmax_slope(z: jax.Array, labels: jax.Array) -> jax.Array:
+    """Return probabilities, less 1 for the right class: one loop on CPUs, where JAX's derivative has one an output."""
+    top, total = _top_and_total(z)
+    is_own = jnp.arange(z.shape[0])[:, None] == labels
+    return jnp.exp((z - top) - jnp.log(total)) - is_own.astype(z.dtype)
 
 
 def _softmax(z: Any, xp: Any) -> Any:
@@ -113,6 +127,7 @@ SOFTMAX = Loss(
     _softmax_rows,
     _softmax_curvature,
     _softmax_coupling,
+    _softmax_slope,
     classes=True,
     accepts=lambda y, k: (y >= 0) & (y < k) & (y == np.floor(y)),
     targets="class numbers from 0 to k - 1; write y = np.unique(labels, return_inverse=True)[1]",

@@ -215,7 +215,9 @@ class Linear:
 
     def grad(self, z: jax.Array, shares: Any, params: Any) -> Any:
         """Return their part of its gradient; ``params`` tell shapes only. Reads the rows once."""
-        coef, r = self.coef(params), jax.grad(self.cost)(z, shares)
+        coef, slope = self.coef(params), self.loss.slope
+        share = 1 / len(self.targets) if shares is None else shares
+        r = jax.grad(self.cost)(z, shares) if slope is None else share * slope(z, self.targets)
         pieces = _num_pieces(self.design) if coef.ndim == 1 else 1
         if pieces == 1:
             return jax.linear_transpose(self.predict, params)(r)[0]
