@@ -1,17 +1,15 @@
 """The loader: how busy the device is while batches are read, when reading takes half as long as computing.
 
 The loss of each step is awaited before the next batch is asked for, so that nothing hides the reading but the reading
-ahead. Busy is the share of the time in which there is a batch to compute with; at least 95 % is wanted. ``waits`` reads
-as from a disk or a network: for half of a step's time, nothing is done. ``computes`` takes rows out of a file mapped
-into memory and makes numbers of them, in NumPy, for as long; on a CPU that takes cores from the device, whose steps are
-then longer, which no reading ahead gives back.
+ahead. Busy is the share of the time in which there is a batch to compute with. ``waits`` reads as from a disk or a
+network: for half of a step's time, nothing is done. ``computes`` works on the rows in NumPy for as long; on a CPU that
+takes cores from the device, whose steps are then longer, which no reading ahead gives back.
 """
 
 import statistics
-import tempfile
 import time
+import timeit
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import grain
@@ -38,58 +36,45 @@ def step(weights: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def run(devices: int, repeats: int) -> harness.Tables:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rows.npy"
-        np.save(path, np.random.default_rng(0).integers(0, 256, (ROWS, WIDTH), np.uint8))
-        rows = np.load(path, mmap_mode="r")
-        batch = next(px.loader(rows, BATCH, transform=scaled).batches())
-        seconds = min(steps([batch] * STEPS)[0] for _ in range(repeats + 1)) / (STEPS - 1)
-        transforms = {"waits": waiting(seconds / 2), "computes": computing(seconds / 2, rows[:BATCH])}
-        return {
-            f"a transform that {name} half as long as a step computes": measure(rows, transform, batch, repeats)
-            for name, transform in transforms.items()
-        }
+    rows = np.random.default_rng(0).integers(0, 256, (ROWS, WIDTH), np.uint8)
+    batch = next(px.loader(rows, BATCH, transform=scaled).batches())
+    seconds = min(steps([batch] * STEPS)[0] for _ in range(repeats + 1)) / (STEPS - 1)
+
+    def waits(rows: np.ndarray) -> np.ndarray:
+        time.sleep(seconds / 2)
+        return scaled(rows)
+
+    one = min(timeit.repeat(lambda: np.tanh(scaled(rows[:BATCH])), number=1, repeat=20))
+
+    def computes(rows: np.ndarray) -> np.ndarray:
+        for _ in range(max(1, round(seconds / 2 / one)) - 1):
+            np.tanh(scaled(rows))
+        return scaled(rows)
+
+    return {
+        f"a transform that {transform.__name__} half as long as a step": measure(rows, transform, batch, repeats)
+        for transform in (waits, computes)
+    }
 
 
 def scaled(rows: np.ndarray) -> np.ndarray:
     return rows.astype(np.float32) / 255
 
 
-def waiting(seconds: float) -> Callable[[np.ndarray], np.ndarray]:
-    def transform(rows: np.ndarray) -> np.ndarray:
-        time.sleep(seconds)
-        return scaled(rows)
-
-    return transform
-
-
-def computing(seconds: float, example: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    one = fastest(lambda: np.tanh(scaled(example)))
-    turns = max(1, round(seconds / one))
-
-    def transform(rows: np.ndarray) -> np.ndarray:
-        for _ in range(turns - 1):
-            np.tanh(scaled(rows))
-        return scaled(rows)
-
-    return transform
-
-
 def measure(rows: np.ndarray, transform: Any, ready: Any, repeats: int) -> dict[str, dict[str, float]]:
-    """Rivals take turns."""
-    sharding = ready.sharding
+    """Rivals take turns; the first turn is not counted."""
 
     def by_hand() -> Iterator[Any]:
         order = np.random.default_rng(0).permutation(ROWS)
         for k in range(STEPS):
             at = k % (ROWS // BATCH) * BATCH
-            yield jax.device_put(transform(rows[order[at : at + BATCH]]), sharding)
+            yield jax.device_put(transform(rows[order[at : at + BATCH]]), ready.sharding)
 
     def by_grain() -> Iterator[Any]:
         source = grain.MapDataset.source(cast(Any, rows)).seed(0).shuffle().repeat().batch(BATCH).map(transform)
         found = iter(source.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)))
         for _ in range(STEPS):
-            yield jax.device_put(next(found), sharding)
+            yield jax.device_put(next(found), ready.sharding)
 
     def loaded(read_ahead: int) -> Iterator[Any]:
         found = px.loader(rows, BATCH, transform=transform, read_ahead=read_ahead).batches()
@@ -119,7 +104,7 @@ def measure(rows: np.ndarray, transform: Any, ready: Any, repeats: int) -> dict[
 
 
 def steps(batches: Any) -> tuple[float, float]:
-    """Seconds from the second batch on, and those of them with a batch at hand."""
+    """Return the seconds from the second batch on, and those of them with a batch at hand."""
     weights = jnp.eye(WIDTH)[None].repeat(3, axis=0)
     start, computing = 0.0, 0.0
     for k, rows in enumerate(batches):
@@ -129,15 +114,6 @@ def steps(batches: Any) -> tuple[float, float]:
         done = time.perf_counter()
         start, computing = (start, computing + done - asked) if k else (done, 0.0)
     return time.perf_counter() - start, computing
-
-
-def fastest(call: Callable[[], Any]) -> float:
-    times = []
-    for _ in range(20):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,8 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from typing import Any
 
-import jax.numpy as jnp
-import optax
 import pytest
 
-import paraxis as px
 from paraxis.train import History, Record
 
 pytestmark = pytest.mark.newest
@@ -67,15 +64,9 @@ def history(name: str = "loss") -> History:
     return History(steps, 1, (Record(8, 0, {name: 0.25}),), evaluations)
 
 
-def fitted() -> px.train.Fitted:
-    state = px.TrainState.create({"w": jnp.zeros(3)}, optax.sgd(0.1))
-    return px.train.Fitted(state, history(), HOSTILE, Record(4, 0, {HOSTILE: 0.5}))
-
-
 # A value, and what its form has to say besides its name.
 VALUES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "History": (lambda: history(f"{HOSTILE}/loss"), ["History(8 steps, 1 epochs, 2 evaluations)", "0.25", "nan"]),
-    "Fitted": (fitted, ["params=3 float32", "step 4: ", "History(8 steps"]),
 }
 
 
@@ -99,18 +90,6 @@ def test_what_is_large_is_shown_in_part() -> None:
     records = tuple(Record(k, k, {"loss": 1.0 / (k + 1)}) for k in range(20_000))
     assert len(History((), 1, records, records)._repr_html_()) < 30_000
     assert "19,960 more" in form(History((), 1, records, ())).text
-
-
-def test_curves_leave_out_what_is_not_finite() -> None:
-    def lines(*losses: float) -> list[int]:
-        seen = form(History(tuple(Record(k, 0, {"loss": x}) for k, x in enumerate(losses)), 1, (), ()))
-        return [len((a["points"] or "").split()) for tag, a in seen.seen if tag == "polyline"]
-
-    assert lines(3.0, float("nan"), 2.0, float("inf"), 1.0) == [3]
-    assert lines(1.0, 1.0) == [2]
-    assert lines(1.0) == []
-    assert lines(float("nan"), float("nan")) == []
-    assert lines() == []
 
 
 def test_the_checker_finds_what_is_wrong() -> None:

@@ -38,9 +38,7 @@ def test_the_step_the_batch_and_the_rows_are_named_and_the_state_before_is_kept(
     assert (int(found.step), bool(found.ok), px.Checkpoints(tmp_path / "runs").steps) == (3, True, (3,))
     np.testing.assert_allclose(found.params["w"], expected[0]["w"], rtol=1e-5)
     assert bits(px.Checkpoints(tmp_path / "runs").restore(start()).tree) == bits(found)
-    with np.load(tmp_path / "runs" / "nonfinite-step-4.npz") as saved:
-        np.testing.assert_array_equal(saved["x"], spoilt(rows[0])["x"][rows])
-        np.testing.assert_array_equal(saved["row numbers"], rows)
+    np.testing.assert_array_equal(caught.value.batch["x"], spoilt(rows[0])["x"][rows])
     better = px.loader(arrays(), 16, axis=axis, seed=1)
     whole = px.fit(start(), own, better, steps=9, progress=False)
     assert bits(px.fit(start(), own, better, steps=9, **paths).state) == bits(whole.state)
@@ -60,8 +58,6 @@ def test_a_gradient_that_is_not_finite_is_caught_where_the_loss_is(tmp_path: Pat
     # d/dw sqrt(12 w²) is sqrt(12) in the direction of w, three times 2 / sqrt(3): 0.01 of that, twice.
     np.testing.assert_allclose(caught.value.state.params["w"], 1 - 0.01 * 2 * np.full(3, 2 / np.sqrt(3)), rtol=1e-5)
     assert caught.value.batch is zeros
-    with np.load(tmp_path / "nonfinite-step-3.npz") as saved:
-        np.testing.assert_array_equal(saved["x"], zeros["x"])
 
 
 def test_the_rows_are_named_that_have_values_which_are_not_finite() -> None:

@@ -8,9 +8,8 @@ from typing import Any, Literal
 from paraxis._core import check
 from paraxis._host import processes
 from paraxis.errors import DataError
-from paraxis.train._history import added, fetched, means_of, send
+from paraxis.train._history import Sums, add, fetch, means_of, send
 from paraxis.train._loader import data_of
-from paraxis.train._loss import Metrics
 from paraxis.train._step import TrainStep
 
 AHEAD = 4
@@ -65,7 +64,7 @@ class Evaluate:
 
     def until(self, asked: Callable[[], Any], state: Any) -> dict[str, float] | None:
         """Return the averages; ``None`` if it was ``asked``, before a batch, to give up."""
-        sums: Metrics = {}
+        sums: Sums = {}
         pending: collections.deque[Any] = collections.deque()
         with contextlib.closing(self._data.epoch(0)) as batches:
             for batch in batches:
@@ -73,10 +72,10 @@ class Evaluate:
                     return None
                 pending.append(send(self._step(state, batch)))
                 if len(pending) > AHEAD:
-                    sums = added(sums, fetched(pending.popleft()))
+                    sums = add(sums, fetch(pending.popleft()))
                 processes.note_progress()
         for metrics in pending:
-            sums = added(sums, fetched(metrics))
+            sums = add(sums, fetch(metrics))
         if not sums:
             raise DataError(f"px.fit: evaluation {self.name!r} has no batches, or no metrics")
         return {f"{self.name}/{name}": value for name, value in means_of(sums).items()}

@@ -8,19 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax
+import numpy as np
 
-from paraxis import _html as html
 from paraxis._host import processes
 from paraxis._host.progress import print_line
 from paraxis.errors import DataError, StateError
 from paraxis.train import _resume
 from paraxis.train._callbacks import Callbacks, Reporter
-from paraxis.train._display import RunDisplay
 from paraxis.train._early_stopping import StopEarly
 from paraxis.train._evaluate import evaluations_of
 from paraxis.train._history import History, Record
 from paraxis.train._loader import data_of
-from paraxis.train._logs import Log, TensorBoard
+from paraxis.train._logs import Log, RunDisplay, TensorBoard
 from paraxis.train._loop import Loop
 from paraxis.train._state import TrainState, require_arrays
 
@@ -46,14 +45,6 @@ class Fitted(Generic[_State]):
     history: History
     stopped: str | None
     best: Record | None
-
-    def _repr_html_(self) -> str:
-        """Return the state, why the run ended, and its history, for notebooks."""
-        best = self.best and f"step {self.best.step}: " + ", ".join(
-            f"{k} {v:.4g}" for k, v in self.best.metrics.items()
-        )
-        told = {"state": repr(self.state), "stopped": self.stopped, "best": best}
-        return html.titled("Fitted", html.facts(told), self.history._repr_html_())
 
 
 class TrainingStopped(SystemExit):
@@ -146,10 +137,9 @@ def fit(
             the arrays of ``state``; or if ``paraxis launch`` started this process, and it did not join the others.
         OSError: if ``log`` or ``tensorboard`` cannot be written to; a DeviceError in the other processes.
         CheckpointError: if ``checkpoint`` cannot be written to when the run begins, or with several processes later.
-        NonFiniteError: if a loss or a gradient is not finite. The message names the step, the batch, its rows, and the
-            rows whose own values are not finite. The batch is saved beside the checkpoint, or else beside the log.
-            ``error.state`` is the state of the step before, which is saved. With several processes, each names and
-            saves its own rows.
+        NonFiniteError: if a loss or a gradient is not finite. The message names the step, its rows, and those whose
+            own values are not finite, as far as this process has them. ``error.batch`` is the batch, and
+            ``error.state`` the state of the step before, which is saved.
         TrainingStopped: after a signal; it has the state and the history.
         Exception: anything that the step, the data, an evaluation or a callback raises, with a note that names the
             step.
@@ -182,22 +172,20 @@ def fit(
 
         checkpoint = Checkpoints(checkpoint)
     found, heard, evaluations = data_of("px.fit: data", data), Callbacks(callbacks), evaluations_of(evaluate)
-    beside = checkpoint.path if checkpoint is not None else None if log is None else Path(log).expanduser().parent
-    processes.require_same("px.fit", found.arrays(), "give each process the same data: px.fit divides them")
+    arrays = {name: x for name, x in found.leaves.items() if isinstance(x, np.ndarray)}
+    processes.require_same("px.fit", arrays, "give each process the same data: px.fit divides them")
     is_first, reporters = processes.is_first(), list[Reporter]()
     with contextlib.ExitStack() as stack:
         if checkpoint is not None:
             stack.enter_context(checkpoint).claim()
-        run, said = _resume.begin(state, found, checkpoint, evaluations)
-        loop = Loop(
-            run, step, found, epochs, steps, evaluations, stop_early, checkpoint, beside, heard, reporters, print_line
-        )
+        run, said = _resume.begin(state, found, checkpoint)
+        loop = Loop(run, step, found, epochs, steps, evaluations, stop_early, checkpoint, heard, reporters, print_line)
         before = run.next.number
         total = steps if steps is not None or found.length is None else found.length * (epochs or 0)
-        if progress and is_first:
-            reporters.append(display := RunDisplay(before, total, epochs))
-            loop.say = display.say
         with processes.together("px.fit"):
+            if is_first and progress:
+                reporters.append(display := RunDisplay(total, epochs))
+                loop.say = display.say
             if is_first and tensorboard is not None:
                 reporters.append(TensorBoard(Path(tensorboard).expanduser(), before))
             if is_first and log is not None:
@@ -213,7 +201,7 @@ def fit(
                 reporters.append(Log(Path(log).expanduser(), before, facts))
         for reporter in reporters:
             stack.enter_context(contextlib.closing(reporter))
-        is_idle = loop.is_over and not run.due
+        is_idle = loop.is_over and not (run.is_resumed and loop.due)
         if is_idle:
             of = "" if total is None else f" of {total}"
             reached = "it was ended before" if loop.reason else f"step {before}{of} was reached before"

@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -15,9 +15,12 @@ from paraxis._core import check
 from paraxis._core.check import needed
 from paraxis._host import files
 from paraxis.errors import DataError
-from paraxis.train._loss import Mean, Metrics
+from paraxis.train._loss import Mean
 
 MOST_POINTS = 512
+
+Sums = dict[str, tuple[float, float]]
+"""Totals and weights by name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,11 +116,9 @@ class History:
         return "\n".join(map("  ".join, zip(*padded, strict=True)))
 
     def _repr_html_(self) -> str:
-        """Return the same table, and the curves of the losses, for notebooks."""
+        """Return the same table for notebooks."""
         header, *rows = self._cells()
-        names = {name: None for r in (*self.steps[-1:], *self.evaluations) for name in r.metrics if _is_loss(name)}
-        curves = {name: (x.tolist(), y.tolist()) for name in names for x, y in [self.curve(name)]}
-        return html.card(self, html.table(header, rows), html.curves(curves))
+        return html.card(self, html.table(header, rows))
 
     def _cells(self) -> list[list[str]]:
         records = sorted((*self.epochs, *self.evaluations), key=lambda r: r.step) or self.steps[-1:]
@@ -145,9 +146,9 @@ def send(metrics: Any) -> Any:
     return metrics
 
 
-def fetched(metrics: Mapping[str, Any]) -> Metrics:
-    """Return metrics of one batch as sums in float64. What is no ``Mean`` counts once."""
-    found = {}
+def fetch(metrics: Mapping[str, Any]) -> Sums:
+    """Return metrics of one batch as sums in float64. A metric that is no ``Mean`` counts once."""
+    sums = {}
     for name, x in metrics.items():
         mean = x if isinstance(x, Mean) else Mean(x, 1.0)
         try:
@@ -159,8 +160,8 @@ def fetched(metrics: Mapping[str, Any]) -> Metrics:
                 f"px.fit: metric {name!r} is {check.described(x)}, not a number; let the step return a scalar, or "
                 "px.Mean(total, weight)"
             ) from error
-        found[name] = Mean(total, weight)
-    return found
+        sums[name] = total, weight
+    return sums
 
 
 def _number(value: Any) -> float:
@@ -168,73 +169,73 @@ def _number(value: Any) -> float:
     return np.asarray(value).item() if isinstance(value, jax.Array) else float(value)
 
 
-def means_of(sums: Metrics) -> dict[str, float]:
+def means_of(sums: Sums) -> dict[str, float]:
     """Return the averages; NaN of what has no weight."""
-    return {name: mean.total / mean.weight if mean.weight else math.nan for name, mean in sums.items()}
+    return {name: total / weight if weight else math.nan for name, (total, weight) in sums.items()}
 
 
-def added(before: Metrics, more: Metrics) -> Metrics:
+def add(before: Sums, more: Sums) -> Sums:
     """Add both."""
-    return before | {name: before[name] + mean if name in before else mean for name, mean in more.items()}
+    added = {name: (x + before[name][0], w + before[name][1]) for name, (x, w) in more.items() if name in before}
+    return before | more | added
 
 
+@dataclasses.dataclass
 class Recorder:
-    """The averages of a run under way. Its values are JSON's, but for means; floats come back bit for bit."""
+    """The averages of a run under way; floats come back from JSON bit for bit.
 
-    def __init__(self, saved: Mapping[str, Any] | None = None) -> None:
-        saved = saved or {"points": [], "in window": 0, "stride": 1, "epochs": [], "evaluations": []}
-        self._running, self._window = (_from_json(saved.get(name, {})) for name in ("running", "window"))
-        self._in_window, self._stride = saved["in window"], saved["stride"]
-        self._points = [(step, epoch, _from_json(sums)) for step, epoch, sums in saved["points"]]
-        self.epochs = [Record(*record) for record in saved["epochs"]]
-        self.evaluations = [Record(*record) for record in saved["evaluations"]]
+    Attributes:
+        sums: of the epoch under way.
+        points: step, epoch and sums of ``stride`` steps each; of fewer, for the last one.
+        count: number of steps that were added.
+    """
+
+    sums: Sums = dataclasses.field(default_factory=dict)
+    points: list[tuple[int, int, Sums]] = dataclasses.field(default_factory=list)
+    count: int = 0
+    stride: int = 1
+    epochs: list[Record] = dataclasses.field(default_factory=list)
+    evaluations: list[Record] = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> Self:
+        """Return the one that was saved."""
+        return cls(**{**saved, **{name: [Record(**record) for record in saved[name]] for name in _RECORDS}})
 
     def saved(self) -> dict[str, Any]:
-        """Return all of it, as JSON values."""
-        return {
-            "running": _to_json(self._running),
-            "window": _to_json(self._window),
-            "in window": self._in_window,
-            "points": [(step, epoch, _to_json(sums)) for step, epoch, sums in self._points],
-            "stride": self._stride,
-            "epochs": [dataclasses.astuple(record) for record in self.epochs],
-            "evaluations": [dataclasses.astuple(record) for record in self.evaluations],
-        }
+        """Return JSON values."""
+        return vars(self) | {name: [vars(record) for record in getattr(self, name)] for name in _RECORDS}
 
     def history(self) -> History:
         """Return the history so far."""
-        points = tuple(Record(step, epoch, means_of(sums)) for step, epoch, sums in self._points)
-        return History(points, self._stride, tuple(self.epochs), tuple(self.evaluations))
+        whole = self.points[: self.count // self.stride]
+        points = tuple(Record(step, epoch, means_of(sums)) for step, epoch, sums in whole)
+        return History(points, self.stride, tuple(self.epochs), tuple(self.evaluations))
 
-    def add_step(self, step: int, epoch: int, sums: Metrics) -> None:
+    def add_step(self, step: int, epoch: int, sums: Sums) -> None:
         """Add a step that was done."""
-        self._running, self._window = added(self._running, sums), added(self._window, sums)
-        self._in_window += 1
-        if self._in_window == self._stride:
-            self._points.append((step, epoch, self._window))
-            self._window, self._in_window = {}, 0
-        if len(self._points) == MOST_POINTS:
-            pairs = zip(self._points[::2], self._points[1::2], strict=True)
-            self._points = [(step, epoch, added(first, second)) for (_, _, first), (step, epoch, second) in pairs]
-            self._stride *= 2
+        self.sums = add(self.sums, sums)
+        before = self.points.pop()[2] if self.count % self.stride else {}
+        self.points.append((step, epoch, add(before, sums)))
+        self.count += 1
+        if self.count == MOST_POINTS * self.stride:
+            pairs = zip(self.points[::2], self.points[1::2], strict=True)
+            self.points = [(step, epoch, add(first, second)) for (_, _, first), (step, epoch, second) in pairs]
+            self.stride *= 2
 
     def end_epoch(self, step: int, epoch: int) -> Record:
         """Return the averages of the epoch, which is over."""
-        record, self._running = Record(step, epoch, means_of(self._running)), {}
+        record, self.sums = Record(step, epoch, means_of(self.sums)), {}
         self.epochs.append(record)
         return record
 
+    def evaluated(self, step: int) -> dict[str, float]:
+        """Return the metrics of the evaluations after a step."""
+        return {k: v for record in self.evaluations if record.step == step for k, v in record.metrics.items()}
+
     def latest(self, step: int) -> dict[str, float]:
-        """Metrics after a step: of training, averages over the epoch under way, or else the last; evaluations of it."""
-        found = (self.epochs[-1].metrics if self.epochs else {}) | means_of(self._running)
-        for record in self.evaluations:
-            found |= record.metrics if record.step == step else {}
-        return found
+        """Return metrics after a step: averages over the epoch under way, or else the last one, and evaluations."""
+        return (self.epochs[-1].metrics if self.epochs else {}) | means_of(self.sums) | self.evaluated(step)
 
 
-def _to_json(sums: Metrics) -> dict[str, tuple[float, float]]:
-    return {name: (mean.total, mean.weight) for name, mean in sums.items()}
-
-
-def _from_json(sums: Mapping[str, Any]) -> Metrics:
-    return {name: Mean(*both) for name, both in sums.items()}
+_RECORDS = "epochs", "evaluations"

@@ -1,6 +1,5 @@
 """Batches out of a source: in an order that the seed decides, read ahead, and laid out over the devices."""
 
-import contextlib
 import inspect
 import itertools
 from collections.abc import Callable, Generator, Iterator
@@ -16,7 +15,7 @@ from paraxis._host import reading
 from paraxis.errors import DataError
 from paraxis.train import _batches
 from paraxis.train._order import Order, Position, RowGenerators
-from paraxis.train._sources import Arrays, Batches, Dataset, naming, source_of, to_host
+from paraxis.train._sources import Batches, Rows, naming, source_of, to_host
 
 _Part = tuple[Position, np.ndarray, Callable[[np.ndarray], Any]]
 """A batch to be made: its position, what the randomness of each row is keyed by, and a reader of some of its rows."""
@@ -70,9 +69,8 @@ def loader(
         do not divide by the devices, on the host, where the step pads them.
 
     Raises:
-        DataError: if the source cannot be read, or an argument does not fit it. While reading, errors name the batch
-            and, if possible, the row.
-        DataError: likewise, if leaves or rows do not fit together.
+        DataError: if the source cannot be read, an argument does not fit it, or leaves or rows do not fit together.
+            While reading, errors name the batch and, if possible, the row.
 
     Communicates: sends each device its rows; nothing between devices or processes.
 
@@ -105,7 +103,7 @@ class Loader:
 
     def __init__(
         self,
-        source: Arrays | Dataset | Batches,
+        source: Rows | Batches,
         order: Order | None,
         axis: Axis,
         seed: int,
@@ -147,7 +145,7 @@ class Loader:
         The thread ends with ``close()``, when the iterator is no longer used, and with the program.
         """
         epoch, within = divmod(start, self.length) if self.length else (0, start)
-        return _only_batches(self.steps(Position(start, epoch, within)))
+        return (batch for _, batch in self.steps(Position(start, epoch, within)))
 
     def epoch(self, number: int) -> Generator[Any, None, None]:
         """Return the batches of one epoch; for a source of batches that has no epochs, those of its next pass."""
@@ -156,7 +154,7 @@ class Loader:
             parts = (_part(Position(k, number, k), batch) for k, batch in enumerate(source.epoch(number)))
         else:
             parts = itertools.islice(self._parts(Position(number * len(self), number, 0)), len(self))
-        return _only_batches(self._laid_out(parts))
+        return (batch for _, batch in self._laid_out(parts))
 
     def steps(self, start: Position) -> Generator[tuple[Position, Any], None, None]:
         """Yield batches without end with their positions, from one on."""
@@ -180,9 +178,10 @@ class Loader:
         order = {"order": "given", "seed": self._seed} if self._order is None else self._order.describe()
         return {**order, **self._source.describe()}
 
-    def arrays(self) -> dict[str, Any]:
-        """Return the arrays on the host that batches are made of, by their places in the source."""
-        return self._source.arrays()
+    @property
+    def leaves(self) -> dict[str, Any]:
+        """The arrays that batches are made of, by name, as far as they are known."""
+        return self._source.leaves
 
     def _parts(self, start: Position) -> Iterator[_Part]:
         source, order = self._source, self._order
@@ -213,27 +212,18 @@ class Loader:
             del batch, found, read  # no more of them stays in memory than asked for
 
     def _transformed(self, rows: Any, epoch: int, ids: np.ndarray) -> Any:
-        """Apply the user's transform; with several processes, try on the first rows whether it takes each alone."""
+        """Apply the user's transform; with several processes, try on the first row whether it takes each alone."""
         if self._transform is None:
             return rows
-        is_tried = self._is_tried or len(ids) < 2
-        self._is_tried = self._is_tried or not is_tried
-        first = None if is_tried else jax.tree.map(lambda x: to_host(x)[:1].copy(), rows)  # it may write into its rows
-
-        def call(rows: Any, ids: np.ndarray) -> Any:
-            assert self._transform is not None
-            made = self._transform(rows, **({"random": RowGenerators(self._seed, epoch, ids)} if self._draws else {}))
-            if made is None:
-                raise DataError("transform returned None; end it with the line `return batch`")
-            return made
-
-        made = call(rows, ids)
-        for (path, x), one in (
-            ()
-            if is_tried
-            else zip(jax.tree_util.tree_leaves_with_path(made), jax.tree.leaves(call(first, ids[:1])), strict=True)
-        ):
-            x, one = to_host(x)[:1], to_host(one)
+        given = [{"random": RowGenerators(self._seed, epoch, at)} if self._draws else {} for at in (ids, ids[:1])]
+        if self._is_tried or len(ids) < 2:
+            return self._transform(rows, **given[0])
+        self._is_tried = True
+        first = jax.tree.map(lambda x: to_host(x)[:1].copy(), rows)  # the transform may write into its rows
+        made = self._transform(rows, **given[0])
+        alone = jax.tree.leaves(self._transform(first, **given[1]))
+        for (path, x), one in zip(jax.tree_util.tree_leaves_with_path(made), map(to_host, alone), strict=True):
+            x = to_host(x)[:1]
             if not (np.allclose(x, one, 1e-3, 1e-5, equal_nan=True) if x.dtype.kind in "fc" else np.all(x == one)):
                 raise DataError(
                     f"transform gives another {tree.name('batch', path)} for a row alone than for the same row among "
@@ -273,10 +263,3 @@ def _numbers(batch: Any, num_rows: int, *, copy: bool) -> Any:
         return np.array(array, jax.dtypes.canonicalize_dtype(array.dtype), copy=copy or None)
 
     return jax.tree_util.tree_map_with_path(one, batch)
-
-
-def _only_batches(steps: Generator[tuple[Position, Any], None, None]) -> Generator[Any, None, None]:
-    with contextlib.closing(steps):
-        for _, batch in steps:
-            yield batch
-            del batch

@@ -1,18 +1,61 @@
-"""Write JSON lines and TensorBoard events. A run that resumes removes the entries of later steps."""
+"""The line of a run, its log of JSON lines, and TensorBoard events. A resume removes the entries of later steps."""
 
 import contextlib
+import datetime
 import json
 import math
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from paraxis._core.check import needed
+from paraxis._host import progress
 from paraxis.errors import DataError
 from paraxis.train._callbacks import Event, Reporter
+
+
+class RunDisplay(Reporter):
+    """Shows the steps of a run as they are done, and each evaluation in a line that stays."""
+
+    def __init__(self, total: int | None, epochs: int | None) -> None:
+        self._display = progress.Display()
+        self.say, self.close = self._display.say, self._display.close
+        self._total, self._epochs = total, epochs
+        self._metrics, self._rows = dict[str, float](), 0
+        self._first: tuple[float, int] | None = None  # when the first step, which compiles, was done
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "step":
+            self._metrics, self._rows = event.metrics, self._rows + event.rows
+            if self._first is None:
+                self._first, self._rows = (time.monotonic(), event.step), 0
+            self._display.show(lambda: self._line(event, self._rate(event)), event.step, self._total)
+        if event.kind == "evaluate":
+            self._display.say(self._line(event, _numbers(event.metrics)), instead=True)
+
+    def _line(self, event: Event, rest: str) -> str:
+        step = f"step {event.step:,}" + (f" of {self._total:,}" if self._total else "")
+        epoch = f"epoch {event.epoch + 1}" + (f" of {self._epochs}" if self._epochs else "")
+        return "  ".join(filter(None, [f"{step}, {epoch}", _numbers(self._metrics), rest]))
+
+    def _rate(self, event: Event) -> str:
+        """Return rows and steps in a second, and the time that is left."""
+        begin, first = self._first or (0.0, event.step)
+        if event.step == first:
+            return ""
+        seconds, steps = time.monotonic() - begin, event.step - first
+        left = datetime.timedelta(seconds=int(((self._total or 0) - event.step) * seconds / steps))
+        rate = f"{self._rows / seconds:,.4g} rows/s  {steps / seconds:,.4g} steps/s"
+        return f"{rate}  {left} left" if self._total else rate
+
+
+def _numbers(metrics: Mapping[str, float]) -> str:
+    names = sorted(metrics.keys() - {"grad_norm"}, key=lambda name: (name != "loss", name))
+    return "  ".join(f"{name} {metrics[name]:.4g}" for name in names)
+
 
 _MARK = b'{"event": "start"'
 """The beginning of each log."""

@@ -3,25 +3,24 @@
 import collections
 import contextlib
 import dataclasses
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
-from paraxis._host import processes
+from paraxis._host import digests, processes
 from paraxis.errors import CheckpointError, DataError, NonFiniteError, StateError
 from paraxis.train import _nonfinite
 from paraxis.train._callbacks import Callbacks, Event, Kind, Reporter
 from paraxis.train._early_stopping import StopEarly, source_of
 from paraxis.train._evaluate import AHEAD, Evaluate
-from paraxis.train._history import Record, fetched, means_of, send
+from paraxis.train._history import Record, Sums, fetch, means_of, send
 from paraxis.train._loader import Loader
-from paraxis.train._loss import Metrics
 from paraxis.train._order import Position
-from paraxis.train._resume import Run, num_rows
+from paraxis.train._resume import Run
 from paraxis.train._sources import Batches
 from paraxis.train._state import TrainState
 
@@ -40,7 +39,6 @@ class Loop:
         evaluations: by their names, on their schedules.
         rule: when the run ends before.
         checkpoints: where the run is saved.
-        beside: where a batch is put that made a loss not finite.
         say: shows a line.
         reason: why the run stops early; ``None``: it goes on.
         best: the record with the best value of the rule's metric so far.
@@ -54,7 +52,6 @@ class Loop:
     evaluations: dict[str, Evaluate]
     rule: StopEarly | None
     checkpoints: "Checkpoints | None"
-    beside: Path | None
     callbacks: Callbacks
     reporters: list[Reporter]
     say: Callable[[str], None]
@@ -65,7 +62,6 @@ class Loop:
         self._pending: collections.deque[tuple[Position, Any, Any]] = collections.deque()
         self._saved: int | None = None
         self._noted: set[int] = set()  # numbers of rows for which the step's program is noted
-        self._is_told = False
         self._best_by = None if self.checkpoints is None else self.checkpoints.best_by
         named = {"stop_early": self.rule and self.rule.metric, "best= of checkpoint": self._best_by}
         self._named = {argument: metric for argument, metric in named.items() if metric}
@@ -97,26 +93,34 @@ class Loop:
         return self._saved == self.num_steps
 
     @property
+    def due(self) -> list[str]:
+        """The evaluations that are due after the last step and not done; at the end, all of them are due."""
+        ends, at_epoch = self.is_over, self.run.next.within == 0
+        due = [name for name, one in self.evaluations.items() if ends or one.is_due(self.num_steps, at_epoch)]
+        done = self.run.recorder.evaluated(self.num_steps) if due else {}
+        return [name for name in due if not any(metric.startswith(f"{name}/") for metric in done)]
+
+    @property
     def _epoch(self) -> int:
         """Return the epoch of the last step."""
-        return self.run.next.epoch - (self.run.next.within == 0 and self.run.next.number > 0)
+        return self.run.next.epoch - (self.run.next.within == 0 and self.num_steps > 0)
 
     def until(self, stop: processes.StopSignal) -> str | None:
         """Run all steps, or until a signal. The signal is returned; the run is saved in any case."""
         processes.begin_progress()
         self._tell("start")
         signal = None
-        if self.run.due:
+        if self.run.is_resumed and self.due:  # a signal has left them out
             self._finish(stop, saves=True)
             signal = stop.asked()
         if signal is None and not self.is_over:
             processes.begin_progress()  # what came before was no step
-            if not self.run.is_owned:
-                copied = jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, self.run.state)
-                self.run.state, self.run.is_owned = copied, True
+            if not self.run.is_resumed:  # the arrays are the user's
+                self.run.state = jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, self.run.state)
             with contextlib.closing(self.data.steps(self.run.next)) as batches:
                 while signal is None and not self.is_over:
-                    self._between(self._advance(batches), stop)
+                    self._advance(*next(batches))
+                    self._between(stop)
                     signal = stop.asked()
         self._drain()
         if signal is not None:
@@ -125,9 +129,9 @@ class Loop:
         self._wait_for_checkpoint()
         return signal or stop.asked()
 
-    def _advance(self, batches: Iterator[tuple[Position, Any]]) -> Position:
-        """Make one step; the metrics of an earlier one are fetched."""
-        run, (position, batch) = self.run, next(batches)
+    def _advance(self, position: Position, batch: Any) -> None:
+        """Take one step; the metrics of an earlier one are fetched."""
+        run = self.run
         try:
             if self.checkpoints is not None:
                 self._note_program(batch)
@@ -140,47 +144,47 @@ class Loop:
             self._take()
         following = (position.epoch + 1, 0) if position.is_last else (position.epoch, position.within + 1)
         run.next = Position(position.number + 1, *following)
-        return position
 
     def _note_program(self, batch: Any) -> None:
-        """Say so, once, if the step is another program than when the run was saved."""
-        size = num_rows(batch)
-        if size in self._noted:
+        """Say so if the step is another program than when the run was saved, for batches of this size.
+
+        A program is known by a digest of its jaxpr and constants: learning rate, clip, dropout and all code that
+        matters. It holds no text of the user's. A step that is not compiled as a whole has none.
+        """
+        size, trace = num_rows(batch), getattr(self.step, "trace", None)
+        if trace is None or size in self._noted:
             return
         self._noted.add(size)
-        if self.run.is_other_program(self.step, batch) and not self._is_told and processes.is_first():
-            self._is_told = True
-            self.say(
-                "px.fit: the training step is another program than the one that was saved: an option, the optimiser, "
-                "the model or the loss has changed"
-            )
+        jaxpr = trace(self.run.state, batch).jaxpr
+        text = re.sub(r"0x[0-9a-f]+", "", str(jaxpr))  # the addresses of functions
+        digest = digests.of_bytes("\n".join([text, *map(digests.of_array, jaxpr.consts)]).encode())
+        devices = getattr(self.step, "num_devices", jax.device_count())
+        key = f"{size} rows, {devices} devices, jax {jax.__version__}"
+        if self.run.programs.setdefault(key, digest) != digest:
+            self.run.programs = {key: digest}
+            if processes.is_first():
+                self.say(
+                    "px.fit: the training step is another program than the one that was saved: an option, the "
+                    "optimiser, the model or the loss has changed"
+                )
 
-    def _between(self, position: Position, stop: processes.StopSignal) -> None:
+    def _between(self, stop: processes.StopSignal) -> None:
         """Do what is due after a step. The devices are waited for only if something is."""
-        ends, checkpoints, at_epochs = self.is_over, self.checkpoints, position.is_last
-        due = [name for name, one in self.evaluations.items() if ends or one.is_due(self.num_steps, at_epochs)]
+        due, checkpoints, at_epoch = self.due, self.checkpoints, self.run.next.within == 0
         saves = source_of(self._best_by or "") in due  # the best is saved, though none is due
         if checkpoints is not None:
-            saves |= at_epochs if checkpoints.every is None else checkpoints.is_due(self.num_steps)
-        sees_epochs = self.rule is not None and not source_of(self.rule.metric)
-        if ends or due or saves or (at_epochs and (sees_epochs or self.callbacks.hear("epoch"))):
+            saves |= at_epoch if checkpoints.every is None else checkpoints.is_due(self.num_steps)
+        sees_epochs = self.callbacks.hear("epoch") or (self.rule is not None and not source_of(self.rule.metric))
+        if due or saves or self.is_over or (at_epoch and sees_epochs):
             self._drain()
-            self.run.due = due
             self._finish(stop, saves=saves)
             processes.note_progress()
 
     def _finish(self, stop: processes.StopSignal, *, saves: bool) -> None:
         """Do evaluations that are due, and a checkpoint. What a signal leaves of them is done when the run goes on."""
-        due = self.run.due
-        while due or self.is_over:
-            if not due:  # the run is over: what else there is to evaluate is due too
-                done = {source_of(name) for name in self.run.recorder.latest(self.num_steps)}
-                due += [name for name in self.evaluations if name not in done]
-                if not due:
-                    break
+        while due := self.due:
             if not self._evaluate(due[0], stop):
                 return
-            del due[0]
         if saves or self.is_over:
             self._save()
 
@@ -219,7 +223,7 @@ class Loop:
     def _take(self) -> None:
         """Fetch the metrics of the step that was done longest ago."""
         position, batch, waiting = self._pending.popleft()
-        sums = fetched(waiting)
+        sums = fetch(waiting)
         processes.note_progress()  # not when the step is only under way: others may still be compiling theirs
         if _nonfinite.is_nonfinite(sums):
             raise self._failed(position, batch, sums)
@@ -233,26 +237,20 @@ class Loop:
             state = None if self._pending else self.run.state
             self._report(Event("epoch", step, position.epoch, record.metrics, 0, state))
 
-    def _failed(self, position: Position, batch: Any, metrics: Metrics) -> NonFiniteError:
-        """Save what there is to save of a step that met what is not finite: nothing after it counts."""
+    def _failed(self, position: Position, batch: Any, sums: Sums) -> NonFiniteError:
+        """Return the error of a step that met what is not finite; nothing after it counts."""
         self._pending.clear()
+        run, state, done = self.run, None, ""
         rows = self.data.rows(position.number) if isinstance(self.data, Loader) and self.data.has_rows else None
-        done, state, checkpoints = "", None, self.checkpoints
-        if self.beside is not None:
-            done = _nonfinite.save_batch(self.beside, position.number + 1, batch, rows)
-        ok = getattr(self.run.state, "ok", None)
+        ok = getattr(run.state, "ok", None)
         if ok is not None and not bool(ok):  # steps have left the state as it was, and it may go on
-            state = self.run.state.replace(ok=ok | True)
-            which = f"after step {position.number}" if position.number else "with which the run began"
-            where = ""
-            if checkpoints is not None:
-                self.run.state, self.run.next = state, position._replace(is_last=False)
-                self._save()
-                self._wait_for_checkpoint()
-                place = checkpoints.path / str(position.number)
-                where = f", and saved in {place}" if self.is_saved else ", and not saved"
-            done += f"The state {which} is error.state{where}. "
-        return _nonfinite.error_of(position, metrics, batch, rows, state, done)
+            state = run.state = run.state.replace(ok=ok | True)
+            run.next = position._replace(is_last=False)
+            self._save()
+            self._wait_for_checkpoint()
+            where = f", and saved in {self.checkpoints.path}" if self.checkpoints and self.is_saved else ""
+            done = f"The state after step {position.number} is error.state{where}. "
+        return _nonfinite.error_of(position, sums, batch, rows, state, done)
 
     def _save(self) -> None:
         """Save the run as it is, once."""
@@ -293,6 +291,11 @@ class Loop:
     def _report(self, event: Event) -> None:
         for reporter in (*self.reporters, self.callbacks):
             reporter(event)
+
+
+def num_rows(batch: Any) -> int:
+    """Return the rows of a batch, of which nothing is checked: the step does."""
+    return next((int(leaf.shape[0]) for leaf in jax.tree.leaves(batch) if getattr(leaf, "ndim", 0)), 0)
 
 
 def _checked(result: Any, before: Any) -> tuple[Any, Mapping[str, Any]]:

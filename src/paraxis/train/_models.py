@@ -1,6 +1,6 @@
 """Models of which states are made: NNX, Linen and Equinox modules, and plain parameters, split into values and form."""
 
-import functools
+import dataclasses
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,33 +16,8 @@ _Parts = tuple["Form", Any, Any]
 """A model's form, its parameters, and what else changes."""
 
 
-class Static:
-    """A value in a state's structure, which JAX compares and hashes at each step: the same object is equal at once.
-
-    Attributes:
-        identity: what equal ones have in common.
-    """
-
-    identity: Any
-
-    @functools.cached_property
-    def _hash(self) -> int:
-        try:
-            return hash((type(self), self.identity))
-        except TypeError:  # a module with attributes that cannot be hashed is equal to none but itself
-            return id(self)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return isinstance(other, Static) and hash(self) == hash(other) and bool(self.identity == other.identity)
-
-
-class Form(Static):
-    """The fixed part of a model.
+class Form:
+    """The fixed part of a model, in a state's structure, which JAX compares and hashes at each step.
 
     Attributes:
         kind: what it is a form of, for people.
@@ -51,15 +26,28 @@ class Form(Static):
     """
 
     def __init__(self, kind: str, identity: Any, make: Callable[..., tuple[Any, Callable[[], Any]]]) -> None:
-        self.kind, self.identity, self.make = kind, (kind, identity), make
+        self.kind, self.make, self._identity = kind, make, (kind, identity)
+        try:
+            self._hash = hash(self._identity)
+        except TypeError:  # a module with attributes that cannot be hashed is equal to none but itself
+            self._hash = id(self)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other or not isinstance(other, Form):
+            return self is other
+        return self._hash == other._hash and bool(self._identity == other._identity)
 
 
-class Recipe(Static):
+@dataclasses.dataclass(frozen=True)
+class Recipe:
     """The fixed part of a state: the form of its model, its optimiser, the decay of its average."""
 
-    def __init__(self, form: Form, optimizer: Any, ema_decay: float | None) -> None:
-        self.form, self.optimizer, self.ema_decay = form, optimizer, ema_decay
-        self.identity = form, optimizer, ema_decay
+    form: Form
+    optimizer: Any
+    ema_decay: float | None
 
 
 def split(model: Any, key: Any, sample: Any) -> _Parts:

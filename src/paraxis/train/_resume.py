@@ -4,13 +4,10 @@ import dataclasses
 import importlib.metadata
 import json
 import math
-import re
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import jax
 
-from paraxis._host import digests
 from paraxis.errors import DataError, StateError
 from paraxis.train._history import Recorder
 from paraxis.train._loader import Loader
@@ -32,23 +29,20 @@ class Run:
         state: after the steps that were done.
         next: the position of the next batch.
         recorder: the metrics so far.
-        due: evaluations after the last step that are still to be done.
         programs: digests of the step's programs, by what else they depend on.
-        is_owned: whether the state's arrays are nobody else's.
+        is_resumed: whether the run began from a checkpoint.
     """
 
     state: Any
     next: Position
     recorder: Recorder = dataclasses.field(default_factory=Recorder)
-    due: list[str] = dataclasses.field(default_factory=list)
-    programs: dict[str, Any] = dataclasses.field(default_factory=dict)
-    is_owned: bool = False
+    programs: dict[str, str] = dataclasses.field(default_factory=dict)
+    is_resumed: bool = False
 
     def notes(self, data: Loader | Batches, best_by: str | None) -> dict[str, Any]:
         """Return what is saved: JSON values, the metrics after this step by their names among them."""
         note = {
             "next": self.next,
-            "due": self.due,
             "data": data.describe(),
             "metrics": self.recorder.saved(),
             "on": environment(),
@@ -57,28 +51,11 @@ class Run:
         unknown = {} if best_by is None else {best_by: math.nan}  # unless it was evaluated after this step
         return unknown | self.recorder.latest(self.next.number) | {_NAME: note}
 
-    def is_other_program(self, step: Any, batch: Any) -> bool:
-        """Return whether the step is another program than before, for batches of this size; note which it is now.
 
-        A program is known by a digest of its jaxpr and constants: learning rate, clip, dropout and all code that
-        matters. It holds no text of the user's. A step that is not compiled as a whole has none.
-        """
-        devices = getattr(step, "num_devices", jax.device_count())
-        key = f"{num_rows(batch)} rows, {devices} devices, jax {jax.__version__}"
-        before = self.programs.get(key)
-        if (trace := getattr(step, "trace", None)) is not None:
-            jaxpr = trace(self.state, batch).jaxpr
-            text = re.sub(r"0x[0-9a-f]+", "", str(jaxpr))  # the addresses of functions
-            self.programs[key] = digests.of_bytes("\n".join([text, *map(digests.of_array, jaxpr.consts)]).encode())
-        return before not in (None, self.programs.get(key))
-
-
-def begin(
-    state: Any, data: Loader | Batches, checkpoints: "Checkpoints | None", evaluations: Collection[str]
-) -> tuple[Run, list[str]]:
+def begin(state: Any, data: Loader | Batches, checkpoints: "Checkpoints | None") -> tuple[Run, list[str]]:
     """Begin from the last checkpoint, if there is one, else from the state. Return lines about it, too."""
     if checkpoints is None or checkpoints.latest is None:
-        return Run(state, _start_of(data, _steps_of(state) or 0)), []
+        return Run(state, _start_of(data, _steps_of(state, 0))), []
     try:
         restored = checkpoints.restore(state)
     except StateError as error:
@@ -94,8 +71,7 @@ def begin(
     said = [f"resumes from {checkpoints.path / str(restored.step)}"]
     note = restored.notes.get(_NAME)
     if note is None:  # saved by hand
-        steps = _steps_of(restored.tree)
-        return Run(restored.tree, _start_of(data, restored.step if steps is None else steps), is_owned=True), said
+        return Run(restored.tree, _start_of(data, _steps_of(restored.tree, restored.step)), is_resumed=True), said
     saved, given = note["data"], json.loads(json.dumps(data.describe()))
     if changed := [name for name in {**saved, **given} if saved.get(name) != given.get(name)]:
         differences = "; ".join(f"{name} was {saved.get(name)!r} and is {given.get(name)!r}" for name in changed)
@@ -107,9 +83,7 @@ def begin(
     said += [
         f"{name}: {was} when it was saved, {now[name]} now" for name, was in note["on"].items() if was != now[name]
     ]
-    due = [name for name in note["due"] if name in evaluations]
-    recorder = Recorder(note["metrics"])
-    return Run(restored.tree, Position(*note["next"]), recorder, due, note["programs"], is_owned=True), said
+    return Run(restored.tree, Position(*note["next"]), Recorder.of(note["metrics"]), note["programs"], True), said
 
 
 def environment() -> dict[str, Any]:
@@ -123,15 +97,10 @@ def environment() -> dict[str, Any]:
     }
 
 
-def num_rows(batch: Any) -> int:
-    """Return the rows of a batch, of which nothing is checked: the step does."""
-    return next((int(leaf.shape[0]) for leaf in jax.tree.leaves(batch) if getattr(leaf, "ndim", 0)), 0)
-
-
-def _steps_of(state: Any) -> int | None:
-    """Return the steps that a state says it has done; ``None`` if it does not say."""
+def _steps_of(state: Any, otherwise: int) -> int:
+    """Return the steps that a state says it has done."""
     step = getattr(state, "step", None)
-    return None if step is None or callable(step) else int(step)
+    return otherwise if step is None or callable(step) else int(step)
 
 
 def _start_of(data: Loader | Batches, number: int) -> Position:

@@ -8,7 +8,7 @@ import dataclasses
 import inspect
 import itertools
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -21,51 +21,61 @@ from paraxis.train._order import Position
 
 
 @dataclasses.dataclass(frozen=True)
-class Arrays:
-    """A tree of arrays ``(num_rows, ...)``; of those that lie in files, only the rows that are asked for are read."""
+class Rows:
+    """A source of rows by number.
 
-    tree: Any
+    Attributes:
+        num_rows: how many there are.
+        read: ``read(rows, epoch)`` → a tree of arrays ``(len(rows), ...)``.
+        leaves: the arrays that are read, by name; empty if they are not known.
+    """
+
     num_rows: int
+    read: Callable[[np.ndarray, int], Any]
+    leaves: dict[str, Any]
 
-    def read(self, rows: np.ndarray, epoch: int) -> Any:
+    def describe(self) -> dict[str, Any]:
+        kinds = {name: [str(leaf.dtype), *map(int, leaf.shape[1:])] for name, leaf in self.leaves.items()}
+        return {"num_rows": self.num_rows, "leaves": kinds}
+
+
+def _arrays(source: Any) -> Rows:
+    """Return the rows of a tree of arrays; of those that lie in files, only the rows that are asked for are read."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(source):
+        if not _is_array(leaf):
+            raise DataError(
+                f"px.loader: {tree.name('source', path)} is a {type(leaf).__name__}, not an array (num_rows, ...); "
+                "in a tree each leaf has all rows: px.loader((np.stack(images), np.array(labels)), 32)"
+            )
+    on_host = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, source)  # once for all
+
+    def read(rows: np.ndarray, epoch: int) -> Any:
         def taken(leaf: Any) -> np.ndarray:
             if type(leaf) is np.ndarray:
                 return leaf[rows]
             order = np.argsort(rows)  # a file is read forwards, and HDF5 takes no other order
             return to_host(leaf[rows[order]])[np.argsort(order)]
 
-        return jax.tree.map(taken, self.tree)
+        return jax.tree.map(taken, on_host)
 
-    def arrays(self) -> dict[str, Any]:
-        return host_arrays(self.tree)
-
-    def describe(self) -> dict[str, Any]:
-        leaves = jax.tree_util.tree_leaves_with_path(self.tree)
-        shapes = {tree.name("rows", path): [str(leaf.dtype), *map(int, leaf.shape[1:])] for path, leaf in leaves}
-        return {"num_rows": self.num_rows, "leaves": shapes}
+    return Rows(num_rows("px.loader", "source", source), read, _by_name("rows", on_host))
 
 
-@dataclasses.dataclass(frozen=True)
-class Dataset:
-    """An object that gives one row per number: ``__len__`` and ``__getitem__``.
+def _dataset(data: Any, num_rows: int) -> Rows:
+    """Return the rows of an object that gives one by its number: ``__len__`` and ``__getitem__``.
 
     In epoch ``k``, a Grain dataset is asked for ``k * len + row``: so its own random steps draw anew in each epoch.
     """
 
-    data: Any
-    num_rows: int
-
-    def read(self, rows: np.ndarray, epoch: int) -> Any:
-        shift = epoch * self.num_rows if hasattr(self.data, "to_iter_dataset") else 0  # a Grain MapDataset
+    def read(rows: np.ndarray, epoch: int) -> Any:
+        shift = epoch * num_rows if hasattr(data, "to_iter_dataset") else 0  # a Grain MapDataset
 
         def one(row: int) -> Any:
             try:
-                return self.data[row + shift]
+                return data[row + shift]
             except Exception as error:
                 error.add_note(f"px.loader: raised by row {row} of the source")
                 raise
-
-        several = getattr(self.data, "__getitems__", lambda rows: map(one, rows))
 
         def column(*values: Any) -> np.ndarray:
             if isinstance(values[0], (str, bytes)):  # for a transform to make numbers of
@@ -80,13 +90,10 @@ class Dataset:
                     )
             return np.stack(arrays)
 
+        several = getattr(data, "__getitems__", lambda rows: map(one, rows))
         return jax.tree.map(column, *several(rows.tolist()))
 
-    def arrays(self) -> dict[str, Any]:
-        return {}
-
-    def describe(self) -> dict[str, Any]:
-        return {"num_rows": self.num_rows}
+    return Rows(num_rows, read, {})
 
 
 class Batches:
@@ -94,6 +101,7 @@ class Batches:
 
     Attributes:
         length: number of batches of an epoch, if it is known.
+        leaves: the arrays of a list of batches, by name.
     """
 
     def __init__(self, what: str, data: Any) -> None:
@@ -103,16 +111,14 @@ class Batches:
                 f"{what} is a {type(data).__name__}, which does not give batches anew for each epoch; pass arrays, "
                 "px.loader({'x': x, 'y': y}, 32), or a function that makes them: lambda epoch: read_batches(epoch)"
             )
+        is_listed, takes_epoch = isinstance(data, (list, tuple)), not is_iterable and _takes_epoch(data)
+        found: Any = data
         self._what = what
-        self._data: Any = data
-        self._is_function = not is_iterable
-        self._takes_epoch = self._is_function and _takes_epoch(data)
+        self._pass: Callable[[int], Any] = found if takes_epoch else lambda _: found if is_iterable else found()
         # An epoch's batches depend on its number only, so that it need not be reached through those before.
-        self._by_epoch = self._takes_epoch or isinstance(data, (list, tuple))
-        self.length = _length(self._data(0) if self._takes_epoch else data)
-
-    def arrays(self) -> dict[str, Any]:
-        return host_arrays(list(self._data)) if isinstance(self._data, (list, tuple)) else {}
+        self._by_epoch = takes_epoch or is_listed
+        self.length = _length(found(0) if takes_epoch else data)
+        self.leaves = _by_name("batches", data) if is_listed else {}
 
     def describe(self) -> dict[str, Any]:
         return {"num_batches": self.length}
@@ -120,31 +126,28 @@ class Batches:
     def epoch(self, number: int) -> Generator[Any, None, None]:
         """Yield the batches of one pass, as the source gives them. Errors name them."""
         with naming(self._what, Position(0, number, 0)):
-            arguments = (number,) if self._takes_epoch else ()
-            found = iter(self._data(*arguments) if self._is_function else self._data)
-        try:
-            for within in itertools.count():
-                with naming(self._what, Position(0, number, within)):
-                    batch = next(found, _END)
-                if batch is _END:
-                    return
-                yield batch
-                del batch  # it may be large
-        finally:
-            getattr(found, "close", lambda: None)()
+            found = iter(self._pass(number))
+        for within in itertools.count():
+            with naming(self._what, Position(0, number, within)):
+                batch = next(found, _END)
+            if batch is _END:
+                return
+            yield batch
+            del batch  # it may be large
 
     def steps(self, start: Position) -> Generator[tuple[Position, Any], None, None]:
         """Yield batches without end from a position on; those before are read where there is no other way."""
         number, skip = start.number, start.within
         for epoch in itertools.count(start.epoch if self._by_epoch else 0):
-            count = 0
-            with contextlib.closing(self.epoch(epoch)) as found:
-                for is_last, batch in _marked(found):
-                    if epoch >= start.epoch and count >= skip:
-                        yield Position(number, epoch, count, is_last), batch
-                        number += 1
-                    count += 1
-                    del batch
+            found, count = self.epoch(epoch), 0
+            following = next(found, _END)
+            while following is not _END:  # whether a batch is the last takes reading the next
+                batch, following = following, next(found, _END)
+                if epoch >= start.epoch and count >= skip:
+                    yield Position(number, epoch, count, following is _END), batch
+                    number += 1
+                count += 1
+                del batch
             if not count:
                 raise DataError(
                     f"{self._what} has no batches in epoch {epoch + 1}; if it can be iterated only once, give a "
@@ -154,21 +157,6 @@ class Batches:
 
 
 _END: Any = object()
-
-
-def _marked(batches: Iterator[Any]) -> Iterator[tuple[bool, Any]]:
-    """Yield each with whether it is the last, which takes reading the next. An error comes in that one's place."""
-    batch, error = next(batches, _END), None
-    while batch is not _END:
-        following = _END
-        try:
-            following = next(batches, _END)
-        except Exception as found:
-            error = found
-        yield following is _END and error is None, batch
-        batch = following
-    if error is not None:
-        raise error
 
 
 def _takes_epoch(function: Any) -> bool:
@@ -187,7 +175,7 @@ def _length(source: Any) -> int | None:
         return None
 
 
-def source_of(source: Any) -> Arrays | Dataset | Batches:
+def source_of(source: Any) -> Rows | Batches:
     """Return what a user's source is."""
     if isinstance(source, (str, bytes, os.PathLike)) or hasattr(source, "iloc"):
         raise DataError(
@@ -195,16 +183,9 @@ def source_of(source: Any) -> Arrays | Dataset | Batches:
             "px.loader(np.load('rows.npy', mmap_mode='r'), 32), or px.loader({'x': frame[['a', 'b']].to_numpy()}, 32)"
         )
     if _is_array(source) or (not isinstance(source, Iterator) and jax.tree.structure(source) != jax.tree.structure(0)):
-        for path, leaf in jax.tree_util.tree_leaves_with_path(source):
-            if not _is_array(leaf):
-                raise DataError(
-                    f"px.loader: {tree.name('source', path)} is a {type(leaf).__name__}, not an array (num_rows, ...); "
-                    "in a tree each leaf has all rows: px.loader((np.stack(images), np.array(labels)), 32)"
-                )
-        on_host = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, source)  # once for all
-        return Arrays(on_host, num_rows("px.loader", "source", source))
+        return _arrays(source)
     if hasattr(source, "__getitem__") and not isinstance(source, Mapping) and (size := _length(source)):
-        return Dataset(source, size)
+        return _dataset(source, size)
     return Batches("px.loader: source", source)
 
 
@@ -218,10 +199,8 @@ def to_host(x: Any) -> np.ndarray:
     return np.asarray(x.detach().cpu().numpy() if hasattr(x, "detach") else x)
 
 
-def host_arrays(values: Any) -> dict[str, Any]:
-    """Return the NumPy arrays in a tree by their paths."""
-    leaves = jax.tree_util.tree_leaves_with_path(values)
-    return {jax.tree_util.keystr(path): x for path, x in leaves if isinstance(x, np.ndarray)}
+def _by_name(of: str, values: Any) -> dict[str, Any]:
+    return {tree.name(of, path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(values)}
 
 
 @contextlib.contextmanager

@@ -91,16 +91,19 @@ class _Step(abc.ABC):
     def _scan(
         self, part: Callable[[Any, int, Any, Any], tuple[Any, Any]], carried: Any, padded: Any, size: int, key: Any
     ) -> tuple[Any, Any]:
-        """Run ``part(rows, size, key, carried)`` → carried on, sums, for each micro-batch; the sums are added.
+        """Run ``part(rows, size, key, carried)`` → carried on, found, for each micro-batch; add what is found.
 
         Micro-batch ``c`` of ``C`` has the rows ``c``, ``c + C``, …: each device has its part of every one.
         """
         number = min(self._microbatches, size)
+        if number == 1:
+            return part(_batches.rows(padded, size), size, key, carried)
         least, longer = divmod(size, number)  # the first ones have one row more
 
         def one(rows: int, index: Any, carried: Any) -> tuple[Any, Any]:
             own = None if key is None else jax.random.fold_in(key, index)
-            return part(_batches.microbatch(padded, index, number, rows), rows, own, carried)
+            carried, found = part(_batches.microbatch(padded, index, number, rows), rows, own, carried)
+            return carried, _sums(found)
 
         def add(rows: int, both: Any, index: Any) -> tuple[Any, None]:
             carried, more = one(rows, index, both[0])
@@ -132,8 +135,8 @@ class TrainStep(_Step):
                 to all rows. With several processes, each passes the whole batch, or what its loader yields.
 
         Raises:
-            DataError: if the arrays of the batch differ in their rows, or the loss is not a mean over them.
-            DataError: if the batch has no rows, or integers that JAX would cut.
+            DataError: if the arrays of the batch differ in their rows, there are none, or integers would be cut by JAX;
+                or if the loss is not a mean over the rows.
             StateError: if the state does not fit the loss function, or an earlier step has consumed it; or inside
                 ``jit``, ``grad`` or ``vmap``.
         """
@@ -145,39 +148,27 @@ class TrainStep(_Step):
         return jax.tree.map(arrays.put, state, _sharding.of_state(state, devices.placement, self._shard))
 
     def _body(self, state: TrainState, padded: Any, size: int, devices: Devices) -> tuple[TrainState, Metrics]:
-        key = self._key(state)
-        if min(self._microbatches, size) == 1:
-            rows = _batches.rows(padded, size)
-            gradient, found = self._gradient(state, state.mutable, rows, size, key, value_of)
-        else:
-            gradient, found = self._in_microbatches(state, padded, size, key)
-        new, metrics = updated(state, gradient, found, self._clip, guard=self._guard)
+        is_whole = min(self._microbatches, size) == 1
+
+        def part(rows: Any, size: int, key: Any, mutable: Any) -> tuple[Any, Any]:
+            def loss(params: Any) -> tuple[jax.Array, Outcome]:
+                found = self._call(state, params, mutable, rows, size, key)
+                assert found.loss is not None
+                objective = value_of(found.loss) if is_whole else found.loss.total
+                return objective, dataclasses.replace(found, mutable=_kept(found.mutable, mutable))
+
+            gradient, found = jax.grad(loss, has_aux=True)(state.params)
+            return found.mutable, (gradient, found.loss, found.metrics)
+
+        mutable, (gradient, loss, metrics) = self._scan(part, state.mutable, padded, size, self._key(state))
+        if not is_whole:  # the sums are divided once, so that the mean is that of the whole batch
+            weight = jnp.where(loss.weight == 0, 1, loss.weight)
+            gradient = jax.tree.map(lambda g: g / weight.astype(g.dtype), gradient)
+        new, metrics = updated(state, gradient, Outcome(loss, metrics, mutable), self._clip, guard=self._guard)
         if devices.whole is not None:
             # Else the compiler may choose another place for what it returns, and the next step is compiled for that.
             new = jax.lax.with_sharding_constraint(new, _sharding.of_state(new, devices.placement, self._shard))
         return new, metrics
-
-    def _gradient(
-        self, state: TrainState, mutable: Any, rows: Any, size: int, key: Any, objective: Callable[[Any], jax.Array]
-    ) -> tuple[Any, Outcome]:
-        """Return the gradient of the loss of some rows, and what the loss function gave."""
-
-        def loss(params: Any) -> tuple[jax.Array, Outcome]:
-            found = self._call(state, params, mutable, rows, size, key)
-            return objective(found.loss), dataclasses.replace(found, mutable=_kept(found.mutable, mutable))
-
-        return jax.grad(loss, has_aux=True)(state.params)
-
-    def _in_microbatches(self, state: TrainState, padded: Any, size: int, key: Any) -> tuple[Any, Outcome]:
-        """Divide the sums of gradients and of weights once, so that the mean is that of the whole batch."""
-
-        def part(rows: Any, size: int, key: Any, mutable: Any) -> tuple[Any, Any]:
-            gradient, found = self._gradient(state, mutable, rows, size, key, lambda loss: loss.total)
-            return found.mutable, (gradient, _sums(found))
-
-        mutable, (gradient, sums) = self._scan(part, state.mutable, padded, size, key)
-        weight = jnp.where(sums[0].weight == 0, 1, sums[0].weight)
-        return jax.tree.map(lambda g: g / weight.astype(g.dtype), gradient), Outcome(sums[0], sums[1], mutable)
 
 
 class EvalStep(_Step):
@@ -204,15 +195,10 @@ class EvalStep(_Step):
 
     def _body(self, state: TrainState, padded: Any, size: int, devices: Devices) -> Metrics:
         def part(rows: Any, size: int, key: Any, _: Any) -> tuple[None, Any]:
-            return None, _sums(self._call(state, state.params, state.mutable, rows, size, key))
+            found = self._call(state, state.params, state.mutable, rows, size, key)
+            return None, found.metrics if found.loss is None else {"loss": found.loss, **found.metrics}
 
-        key = self._key(state)
-        if min(self._microbatches, size) == 1:
-            found = self._call(state, state.params, state.mutable, _batches.rows(padded, size), size, key)
-            loss, metrics = found.loss, found.metrics
-        else:
-            _, (loss, metrics) = self._scan(part, None, padded, size, key)
-        return metrics if loss is None else {"loss": loss, **metrics}
+        return self._scan(part, None, padded, size, self._key(state))[1]
 
 
 def train_step(
@@ -321,10 +307,10 @@ def eval_step(
     return EvalStep("px.eval_step", fn, axis=axis, microbatches=microbatches, precision=precision, donate=False)
 
 
-def _sums(found: Outcome) -> tuple[Mean | None, Metrics]:
-    """Return the loss and the metrics as sums, which can be added."""
-    means = (found.loss, found.metrics)
-    return jax.tree.map(lambda m: Mean(m.total, m.weight), means, is_leaf=lambda x: isinstance(x, Mean))
+def _sums(found: Any) -> Any:
+    """Return the means in a tree as sums, which can be added."""
+    found, structure = jax.tree.flatten(found, is_leaf=lambda x: isinstance(x, Mean))
+    return structure.unflatten([Mean(x.total, x.weight) if isinstance(x, Mean) else x for x in found])
 
 
 def _kept(new: Any, old: Any) -> Any:
