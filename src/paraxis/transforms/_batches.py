@@ -47,10 +47,9 @@ def split(transform: str, batch_axis: Axes, args: Sequence[Any], kwargs: Mapping
         if (at := axes[-1]) is not None:
             sizes[name] = shape[at]
     if len(set(sizes.values())) > 1:
-        listed = ", ".join(f"{name}: {size}" for name, size in sizes.items())
         raise DataError(
-            f"{transform}: the sizes of the batch axes disagree ({listed}). Write None in batch_axis for what is not "
-            f"a batch: batch_axis=(0, None)"
+            f"{transform}: the sizes of the batch axes disagree: {sizes}. Write None for what is not a batch: "
+            f"batch_axis=(0, None)"
         )
     return Batch([x for _, x in found], axes, next(iter(sizes.values()), None), structure)
 

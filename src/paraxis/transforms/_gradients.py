@@ -1,6 +1,6 @@
 """Gradients with respect to variables and arguments, with the state that the function writes threaded through."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -28,9 +28,8 @@ class GradValues(Wrapped[_R], Generic[_R]):
         argnums: further arguments to differentiate with respect to (positions after the modules), as in ``jax.grad``.
 
     Returns:
-        When called, ``(gradients, values)``. ``gradients`` is a collection in the order of ``px.variables``, which
-        iterates over its arrays; with ``argnums``, a pair of that and the gradients of the arguments. ``values`` is
-        what ``f`` returned.
+        When called, ``(gradients, values)``. ``gradients`` is a collection of arrays in the order of ``px.variables``;
+        with ``argnums``, a pair of it and the gradients of the arguments. ``values`` is what ``f`` returned.
 
     Raises:
         TypeError: if the loss is not a float scalar, or a chosen variable does not hold floats.
@@ -49,11 +48,7 @@ class GradValues(Wrapped[_R], Generic[_R]):
     """
 
     def __init__(
-        self,
-        f: Callable[..., _R],
-        *modules: Any,
-        wrt: Choice | None = nnx.Param,
-        argnums: int | Sequence[int] | None = None,
+        self, f: Callable[..., _R], *modules: Any, wrt: Choice | None = nnx.Param, argnums: Any = None
     ) -> None:
         super().__init__(f, modules)
         if self.modules:

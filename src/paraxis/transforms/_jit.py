@@ -27,13 +27,12 @@ class Jit(Wrapped[_R], Generic[_R]):
 
     Args:
         f: a function of modules and further arguments; or a module, or a method of one.
-        *modules: NNX modules, optimisers (``nnx.Optimizer`` too), ``nnx.Rngs``, variables, containers of these, or
-            functions that are wrapped already; and callable pytrees, such as Equinox modules, to which nothing is
-            written back.
+        *modules: NNX modules, optimisers (``nnx.Optimizer`` too), ``nnx.Rngs``, variables, containers of these, wrapped
+            functions; and callable pytrees, such as Equinox modules, to which nothing is written back.
         static_argnums, static_argnames: arguments that are compile-time constants (hashable), as in ``jax.jit``;
             positions are counted after the modules.
-        donate: whether the compiler may reuse the variables' memory. Arrays that you took out of the variables before
-            a call are then deleted by it, and an exception while it runs loses the variables' values.
+        donate: whether the compiler may reuse the variables' memory. Arrays that you took out of the variables are then
+            deleted, and an exception while it runs loses the variables' values.
 
     Raises:
         StateError: if ``f`` names a module from its closure or globals that it was not given (its values would become

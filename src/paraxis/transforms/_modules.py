@@ -1,8 +1,4 @@
-"""NNX modules split into structure and values, named, and merged again; the random streams in them.
-
-All use of NNX's graphs is here, always in graph mode, in which a variable that is used twice is one variable, whatever
-mode is set outside.
-"""
+"""NNX modules split into structure and values, named, and merged again, always in graph mode; their random streams."""
 
 import dataclasses
 import operator
@@ -23,16 +19,13 @@ Path = tuple[Any, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
-    """Modules split: their definition, and their variables (each once) with their names, in one order.
-
-    ``arrays`` are those that hang in a module without a variable around them; they can be read only.
-    """
+    """Modules split: their definition, and their variables (each once) with their names, in one order."""
 
     definition: Any
     paths: tuple[Path, ...]
     variables: tuple[Variable[Any], ...]
     array_paths: tuple[Path, ...]
-    arrays: tuple[Any, ...]
+    arrays: tuple[Any, ...]  # that hang in a module without a variable around them; they can be read only
     names: tuple[str, ...]
 
     def merged(self, values: Sequence[Any], arrays: Sequence[Any]) -> Any:
@@ -88,11 +81,6 @@ def is_module(x: Any) -> bool:
     return isinstance(x, (nnx.Pytree, Variable))
 
 
-def holds_modules(x: Any) -> bool:
-    """Return whether a tree has a module among its leaves."""
-    return any(map(is_module, jax.tree.leaves(x, is_leaf=is_module)))
-
-
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
@@ -145,11 +133,7 @@ def with_own(values: Sequence[Any], of: Sequence[Stream], index: Any) -> list[An
     return new
 
 
-def _fold(key: jax.Array, data: Any) -> jax.Array:
-    """``fold_in`` for keys of any shape: NNX's split streams hold several."""
-    if key.ndim == 0:
-        return jax.random.fold_in(key, data)
-    return jax.vmap(_fold, in_axes=(0, 0 if jnp.ndim(data) else None))(key, data)
+_fold: Any = jnp.vectorize(jax.random.fold_in)  # NNX's split streams hold several keys
 
 
 def drawn(of: Sequence[Stream], new: dict[int, Any]) -> list[Stream]:

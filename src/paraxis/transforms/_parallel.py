@@ -1,7 +1,6 @@
-"""``Parallel``: the function of one device's share of a batch, run on all devices.
+"""``Parallel``: the function of one device's share of a batch, traced in a map over the devices.
 
-The function is traced inside a map over the devices. Before the trace becomes part of the program, it shows which
-results differ between devices. If rows do not divide, the function is traced for the shorter last share as well.
+The trace shows which results differ between devices. If rows do not divide, a shorter share is traced as well.
 """
 
 import operator
@@ -60,7 +59,6 @@ class Parallel(Jit[_R], Generic[_R]):
             devices (a forgotten ``pmean``); the message names it.
         DataError: when called, if the sizes of the batch axes disagree; or if the rows do not divide over the
             devices, and the function exchanges values, writes variables, or returns more than rows.
-        AxisError: when called, if the mesh has no such axis.
 
     Communicates: what ``f`` does; one all-reduce for each variable that has a rule and was written, and for each
     result that is reduced. With several processes, each passes the whole batch, and results are gathered for all.

@@ -114,8 +114,8 @@ def variables(module: Any) -> Variables:
             ``px.Jit`` or another transform (the names then begin with that of the transform).
 
     Returns:
-        A collection that prints names, sizes, shapes and a total. It iterates over the variables (each once, even if
-        it is shared), can be indexed by name or position, merges with ``+`` and has ``subset(nnx.Param)``.
+        A collection that prints names, sizes, shapes and a total. It iterates over the variables, each once, can be
+        indexed by name or position, merges with ``+`` and has ``subset(nnx.Param)``.
 
     Example:
         >>> import jax, paraxis as px

@@ -44,11 +44,7 @@ class Vectorize(Wrapped[_R], Generic[_R]):
     """
 
     def __init__(
-        self,
-        f: Callable[..., _R],
-        *modules: Any,
-        batch_axis: _batches.Axes = 0,
-        sync: _batches.Sync | None = None,
+        self, f: Callable[..., _R], *modules: Any, batch_axis: _batches.Axes = 0, sync: _batches.Sync | None = None
     ) -> None:
         super().__init__(f, modules)
         self._body.options = batch_axis, dict(sync or {})
@@ -61,8 +57,8 @@ class Vectorize(Wrapped[_R], Generic[_R]):
         batch = _batches.split("Vectorize", batch_axis, args, kwargs)
         if batch.size is None:
             raise DataError("Vectorize: no argument has a batch axis; write batch_axis=0 for what is a batch")
-        binding = self.binding()
-        graph, values = binding.graph, binding.graph.values()
+        graph = self.binding().graph
+        values = graph.values()
         streams = _modules.streams(graph, values)
         differs: list[bool] = []
         drawn: list[_modules.Stream] = []
@@ -77,12 +73,11 @@ class Vectorize(Wrapped[_R], Generic[_R]):
         over = jax.vmap(row, in_axes=(0, batch.axes), axis_size=batch.size)
         result, new = over(jnp.arange(batch.size), batch.leaves)
         rules = {i: _batches.rule_of(graph, i, sync) for i in new}
-        owners = [i for i, value in sorted(new.items()) for _ in jax.tree.leaves(value)]
-        for i, differ in zip(owners, differs, strict=True):
-            if differ and rules[i] is None:
+        for i, flags in jax.tree.unflatten(jax.tree.structure(new), differs).items():
+            if any(jax.tree.leaves(flags)) and rules[i] is None:
                 raise StateError(
-                    f"Vectorize: rows leave variable {graph.names[i]} with different values. Write a value that is the "
-                    f"same for all rows, or give a rule: sync={{{type(graph.variables[i]).__name__}: 'mean'}}"
+                    f"Vectorize: rows leave variable {graph.names[i]} with different values; give a rule, "
+                    f"sync={{{type(graph.variables[i]).__name__}: 'mean'}}"
                 )
         combined = partial(_batches.combined_variable, None)
         kept = {i: jax.tree.map(partial(combined, rules[i], differs=True), stacked) for i, stacked in new.items()}

@@ -52,8 +52,8 @@ class Wrapped(Generic[_R]):
             f, modules = _call if owner is f else f.__func__, (owner, *modules)
         if modules and isinstance(f, _JITTED):
             raise StateError(
-                f"{type(self).__name__}: f is compiled by jax.jit already, through which nothing that is written to a "
-                f"module comes back; give the function itself, f.__wrapped__"
+                f"{type(self).__name__}: f is compiled by jax.jit already, so nothing that it writes to a module comes "
+                f"back; give the function itself, f.__wrapped__"
             )
         try:
             parameters = inspect.signature(called).parameters.values()
@@ -208,7 +208,7 @@ def run(
 
 def refuse_modules(transform: str, args: Any) -> None:
     """Refuse a module given when calling: it is split like any pytree, and writes to it would be lost."""
-    if _modules.holds_modules(args):
+    if any(map(_modules.is_module, jax.tree.leaves(args, is_leaf=_modules.is_module))):
         raise StateError(
             f"{transform}: an argument is or holds a module; what is written to it would be lost. Bind modules when "
             f"wrapping: px.{transform}(f, net)(x)"
