@@ -49,7 +49,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "weights for each number": (
         lambda: px.reduce_weighted_mean(X, np.ones((4, 2)), ROWS),
         px.DataError,
-        r"like x, but w \(4, 2\)",
+        r"w must be one weight per element, \(4,\), got \(4, 2\)",
     ),
     "a seed for a key": (lambda: px.keys(0, ROWS), TypeError, "invalid PRNG key data|unexpected PRNG key type"),  # pyright: ignore
     "a lowering that there is not": (

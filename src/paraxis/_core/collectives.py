@@ -1,12 +1,12 @@
-"""Values exchanged between the elements of an axis, inside a mapped function.
+"""Values exchanged between the elements of an axis, inside a mapped function, and what may differ between elements.
 
-A mapped function is traced with the axis's name bound to the whole logical axis, however many elements share a device.
-So the collectives here, and those of ``jax.lax`` by the same name, say the same thing. None is ever partial.
-
-Derivatives are those of ``jax.vmap``: the transpose of a sum over all elements is a sum over all elements.
+A body is traced with the axis's name bound to the whole logical axis, however many elements share a device. So these
+collectives, and those of ``jax.lax`` by the same name, say the same thing, and none is ever partial. Derivatives are
+those of ``jax.vmap``: the transpose of a sum over all elements is a sum over all elements.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from paraxis._core import jax_api, primitives, pytrees, scope
 from paraxis._core.axis import Axis
+from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 from paraxis._core.placing import Placement
 from paraxis.errors import AxisError
 
@@ -39,8 +40,7 @@ def psum(x: _Tree, axis: Axis | str) -> _Tree:
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
-        >>> rows = px.Axis("rows", 3)
-        >>> px.map_fn(lambda x: x / px.psum(x, rows), jnp.array([1.0, 1.0, 2.0]), rows)
+        >>> px.map_fn(lambda x: x / px.psum(x, "rows"), jnp.array([1.0, 1.0, 2.0]), px.Axis("rows", 3))
         Array([0.25, 0.25, 0.5 ], dtype=float32)
     """
     return _exchanged("psum", x, axis)
@@ -51,8 +51,7 @@ def pmean(x: _Tree, axis: Axis | str) -> _Tree:
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
-        >>> rows = px.Axis("rows", 3)
-        >>> px.map_fn(lambda x: px.pmean(x, rows), jnp.array([1.0, 2.0, 6.0]), rows)
+        >>> px.map_fn(lambda x: px.pmean(x, "rows"), jnp.array([1.0, 2.0, 6.0]), px.Axis("rows", 3))
         Array([3., 3., 3.], dtype=float32)
     """
     return _exchanged("pmean", x, axis)
@@ -65,8 +64,7 @@ def pmax(x: _Tree, axis: Axis | str) -> _Tree:
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
-        >>> rows = px.Axis("rows", 3)
-        >>> px.map_fn(lambda x: px.pmax(x, rows), jnp.array([1.0, 2.0, 6.0]), rows)
+        >>> px.map_fn(lambda x: px.pmax(x, "rows"), jnp.array([1.0, 2.0, 6.0]), px.Axis("rows", 3))
         Array([6., 6., 6.], dtype=float32)
     """
     return _exchanged("pmax", x, axis)
@@ -77,8 +75,7 @@ def pmin(x: _Tree, axis: Axis | str) -> _Tree:
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
-        >>> rows = px.Axis("rows", 3)
-        >>> px.map_fn(lambda x: px.pmin(x, rows), jnp.array([1.0, 2.0, 6.0]), rows)
+        >>> px.map_fn(lambda x: px.pmin(x, "rows"), jnp.array([1.0, 2.0, 6.0]), px.Axis("rows", 3))
         Array([1., 1., 1.], dtype=float32)
     """
     return _exchanged("pmin", x, axis)
@@ -91,8 +88,7 @@ def all_gather(x: _Tree, axis: Axis | str) -> _Tree:
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
-        >>> rows = px.Axis("rows", 3)
-        >>> px.map_fn(lambda x: px.all_gather(x, rows), jnp.array([1, 2, 3]), rows)[0]
+        >>> px.map_fn(lambda x: px.all_gather(x, "rows"), jnp.array([1, 2, 3]), px.Axis("rows", 3))[0]
         Array([1, 2, 3], dtype=int32)
     """
     return _exchanged("all_gather", x, axis)
@@ -103,8 +99,7 @@ def axis_index(axis: Axis | str) -> jax.Array:
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
-        >>> rows = px.Axis("rows", 3)
-        >>> px.map_fn(lambda x: x + px.axis_index(rows), jnp.array([1.0, 2.0, 6.0]), rows)
+        >>> px.map_fn(lambda x: x + px.axis_index("rows"), jnp.array([1.0, 2.0, 6.0]), px.Axis("rows", 3))
         Array([1., 3., 8.], dtype=float32)
     """
     return jax.lax.axis_index(scope.mapped_axis("axis_index", axis).name)
@@ -115,9 +110,8 @@ def axis_size(axis: Axis | str) -> int:
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
-        >>> rows = px.Axis("rows", 3)
-        >>> px.map_fn(lambda x: x / px.axis_size(rows), jnp.array([1.0, 2.0, 6.0]), rows)
-        Array([0.33333334, 0.6666667 , 2.        ], dtype=float32)
+        >>> px.map_fn(lambda x: x / px.axis_size("rows"), jnp.array([3.0, 6.0, 9.0]), px.Axis("rows", 3))
+        Array([1., 2., 3.], dtype=float32)
     """
     return scope.mapped_axis("axis_size", axis).size
 
@@ -134,31 +128,127 @@ def _exchanged(collective: str, x: Any, axis: Axis | str) -> Any:
 # --- what a body names -------------------------------------------------------------------------------------------
 
 
-def mentions(jaxpr: jax_api.Jaxpr, axis: Axis) -> bool:
+def mentions(jaxpr: Jaxpr, axis: Axis) -> bool:
     """Return whether a body exchanges values along an axis."""
     return any(jax_api.axis_of(effect) == axis.name for effect in jaxpr.effects)
 
 
-def parts(jaxpr: jax_api.Jaxpr, name: str) -> bool:
-    """Return whether a body exchanges values in a branch or a loop, which elements may leave apart."""
+def parts(jaxpr: Jaxpr, name: str, *kinds: str) -> bool:
+    """Return whether elements exchange values inside operations of these kinds, which they may leave apart."""
     return any(
-        (eqn.primitive.name in ("cond", "while") and any(jax_api.axis_of(e) == name for e in eqn.effects))
-        or any(parts(sub, name) for sub in jax_api.subjaxprs(eqn))
+        (eqn.primitive.name in kinds and _exchanges(eqn, name))
+        or any(parts(sub, name, *kinds) for sub in jax_api.subjaxprs(eqn))
         for eqn in jaxpr.eqns
     )
 
 
-def require_no_mesh_axis(jaxpr: jax_api.Jaxpr, placement: Placement, mapped: Sequence[Axis]) -> None:
+def _exchanges(eqn: JaxprEqn, name: str) -> bool:
+    if name in jax_api.named_axes(eqn) and eqn.primitive.name != "axis_index":
+        return True
+    return any(_exchanges(inner, name) for sub in jax_api.subjaxprs(eqn) for inner in sub.eqns)
+
+
+def require_no_mesh_axis(jaxpr: Jaxpr, placement: Placement, mapped: Sequence[Axis]) -> None:
     """Refuse a body that names a mesh axis under its elements; names of mapped axes hide those of mesh axes.
 
     Raises:
         AxisError: if it does so, which would leave out the other elements of each device.
     """
     name = placement.axis.name
-    for effect in jaxpr.effects:
-        hidden = jax_api.axis_of(effect)
+    for hidden in map(jax_api.axis_of, jaxpr.effects):
         if hidden in placement.mesh_axes and all(axis.name != hidden for axis in mapped):
             raise AxisError(
                 f"a collective inside the body names the mesh axis {hidden!r}, which carries the elements of axis "
                 f"{name!r}: it would miss those that share a device. Write px.psum(x, {name!r}), or the like"
             )
+
+
+# --- what differs between elements -------------------------------------------------------------------------------
+
+_watch_p = Primitive("px_watch")  # its operands as they are; `note` is told which ones a vmap has a row each of
+_watch_p.multiple_results = True
+_watch_p.def_abstract_eval(lambda *avals, note: avals)
+
+
+def _watched(operands: Sequence[Any], dims: Sequence[Any], *, note: Callable[[list[bool]], None]) -> Any:
+    note([dim is not None for dim in dims])
+    return operands, dims
+
+
+jax_api.batching.primitive_batchers[_watch_p] = _watched
+
+
+def watched(x: Any, index: jax.Array, note: Callable[[list[bool]], None]) -> Any:
+    """Return ``x`` as it is, in a function under ``vmap``; ``note`` is told which leaves differ between elements.
+
+    ``index`` is the element's number, or anything else that does differ: this vmap, and not one around it, then
+    answers. Leaves that differ are always found; some that would turn out equal are taken to differ.
+    """
+    leaves, structure = jax.tree.flatten(x)
+    return jax.tree.unflatten(structure, _watch_p.bind(index, *leaves, note=lambda differ: note(differ[1:]))[1:])
+
+
+def batched(
+    body: ClosedJaxpr, in_axes: Sequence[int | None], size: int, name: str | None, names: Mapping[str, int]
+) -> list[bool]:
+    """Return, for each result of a body: whether it may differ along the batch in which these arguments do."""
+    found: list[bool] = []
+
+    def one(index: jax.Array, *args: Any) -> list[Any]:
+        return watched(list(jax_api.jaxpr_as_fun(body)(*args)), index, found.extend)
+
+    avals = [
+        jax.ShapeDtypeStruct(a.shape if at is None else (size, *a.shape), a.dtype, weak_type=a.weak_type)
+        for a, at in zip(body.in_avals, in_axes, strict=True)
+    ]
+    over = jax.vmap(one, in_axes=(0, *in_axes), axis_size=size, axis_name=name)
+    jax_api.trace(over, [jax.ShapeDtypeStruct((size,), jnp.int32), *avals], names)
+    return found
+
+
+def differing(jaxpr: Jaxpr, shared: Sequence[bool]) -> set[Any]:
+    """Return the variables that may differ between elements."""
+    found = {v for v, is_shared in zip(jaxpr.invars, shared, strict=True) if not is_shared}
+    for eqn in jaxpr.eqns:
+        if eqn.effects or any(v in found for v in eqn.invars if not isinstance(v, Literal)):
+            found.update(eqn.outvars)
+    return found
+
+
+def refuse_uneven(body: ClosedJaxpr, shared: Sequence[bool], axis: Axis, names: Mapping[str, int]) -> None:
+    """Refuse the derivative of a body whose elements exchange values in a branch that they may take apart.
+
+    All elements take part in an exchange, and each keeps what its own branch gives. The transpose of a branch is a
+    branch: an element that does not take it sends nothing back to the others, so JAX's derivative is not the
+    function's. Values, forward derivatives, loops, and branches that all take alike are right. ``names`` has the sizes
+    of all axes that the body may name.
+
+    Raises:
+        AxisError: with the line of the branch.
+    """
+    if parts(body.jaxpr, axis.name, "cond"):
+        marked = ClosedJaxpr(_marked(body.jaxpr, axis.name), body.consts)
+        batched(marked, [None if s else 0 for s in shared], axis.size, axis.name, names)
+
+
+def _marked(jaxpr: Jaxpr, name: str) -> Jaxpr:
+    """Return the same jaxpr, which is an error under a vmap that takes an exchanging branch apart."""
+    eqns = list[JaxprEqn]()
+    for each in jaxpr.eqns:
+        eqn = each.replace(params=jax_api.map_jaxprs(each.params, lambda sub: _marked(sub, name)))
+        if eqn.primitive.name == "cond" and _exchanges(eqn, name):
+            taken, *args = eqn.invars
+            seen, params = Var(taken.aval), {"note": functools.partial(_refuse, eqn, name)}
+            mark = eqn.replace(primitive=_watch_p, invars=[taken], outvars=[seen], params=params, effects=set())
+            eqns += [mark, eqn.replace(invars=[seen, *args])]
+        else:
+            eqns.append(eqn)
+    return jaxpr.replace(eqns=eqns)
+
+
+def _refuse(eqn: JaxprEqn, name: str, _: list[bool]) -> None:
+    at = f", at {line}" if (line := jax_api.line_of(eqn)) else ""
+    raise AxisError(
+        f"elements of axis {name!r} exchange values in a branch that each takes by itself{at}: its derivative "
+        f"in JAX is not the function's. Exchange before the branch, or choose a result: jnp.where(taken, a, b)"
+    )

@@ -43,18 +43,15 @@ def _renamed_effects(effects: Any, names: Mapping[str, tuple[str, ...]]) -> set[
 
 def _is_placed(jaxpr: Jaxpr) -> bool:
     """Return whether it names a mesh."""
-    values: list[Any] = [*jaxpr.invars, *jaxpr.outvars]
+    variables = [*jaxpr.invars, *jaxpr.outvars]
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in ("px_map", "shard_map") or not eqn.ctx.cur_abstract_mesh.empty:
             return True
-        for value in eqn.params.values():
-            if isinstance(value, NamedSharding):
-                return True
-        values += eqn.outvars
-    for v in values:
-        sharding = getattr(v.aval, "sharding", None)
-        if sharding is not None and not sharding.mesh.empty:
+        if any(isinstance(value, NamedSharding) for value in eqn.params.values()):
             return True
+        variables += eqn.outvars
+    if any(_is_laid(v.aval) for v in variables):
+        return True
     return any([_is_placed(sub) for eqn in jaxpr.eqns for sub in jax_api.subjaxprs(eqn)])  # noqa: C419  # fewer calls
 
 
@@ -84,10 +81,12 @@ def _moved(jaxpr: Jaxpr, mesh: AbstractMesh) -> Jaxpr:
 
 
 def _aval(aval: Any, mesh: AbstractMesh) -> Any:
+    return aval.update(sharding=_sharding(aval.sharding, mesh)) if _is_laid(aval) else aval
+
+
+def _is_laid(aval: Any) -> bool:
     sharding = getattr(aval, "sharding", None)
-    if sharding is None or sharding.mesh.empty:
-        return aval
-    return aval.update(sharding=_sharding(sharding, mesh))
+    return sharding is not None and not sharding.mesh.empty
 
 
 @functools.lru_cache(maxsize=256)

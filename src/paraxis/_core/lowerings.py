@@ -1,13 +1,7 @@
 """A map on the devices at hand: ``shard_map`` of ``vmap`` of the jaxpr of one element.
 
-====================  =============================================================================================
-``"vmap"``            one body, vectorised over the elements. Best wherever the vectorised operation is as good
-                      as the single one: matrix products, elementwise work, small bodies.
-``"unroll"``          the body once per element, in one program. Best for convolutions with weights per element on
-                      CPU: vectorised they become a grouped convolution, several times slower. Compile time grows
-                      with the number of elements.
-``"auto"``            ``"unroll"`` for up to 16 convolutional elements per device on CPU, else ``"vmap"``.
-====================  =============================================================================================
+``"vmap"`` is best wherever the vectorised operation is as good as the single one; ``"unroll"`` for convolutions with
+weights per element on CPU, which vectorised become a grouped convolution, several times slower.
 
 ``at_once=k`` runs the elements of a device in chunks of at most ``k``; nothing but a chunk's inputs is kept for its
 derivative. Elements that exchange values are all under way together, in one ``vmap`` whose collectives are JAX's own:
@@ -27,38 +21,50 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
 from paraxis._core import collectives, in_mesh, jax_api, layout, placing, scope, sums
 from paraxis._core.jax_api import ClosedJaxpr
 from paraxis._core.placing import Placement
+from paraxis._core.sums import Element
 from paraxis.errors import AxisError
 
 Lowering = Literal["auto", "vmap", "unroll"]
 
 _UNROLL_AT_MOST = 16  # elements per device; beyond it compile time outgrows what unrolling saves
 
+_GATHERED = (
+    f"jax {jax.__version__} gathers what a map over {{!r}} is given over the mesh's other axes, as these are Explicit; "
+    "update to jax 0.12, or make the mesh with axis_types=(jax.sharding.AxisType.Auto, …)"
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Elements:
-    """One element's function, and what its operands and results are. See :mod:`maps`."""
+    """Elements of an axis, to be run by the devices at hand."""
 
-    body: ClosedJaxpr
-    shared: Sequence[bool]
-    summed: Sequence[bool]
-    linear: Sequence[bool]
+    element: Element
     placement: Placement
     lowering: Lowering
 
     def run(self, operands: Sequence[jax.Array]) -> list[jax.Array]:
         """Return the results: rows ``(size, ...)``, or sums over the elements."""
-        if not collectives.mentions(self.body.jaxpr, self.placement.axis):
+        placement, body, name = self.placement, self.element.body, self.placement.axis.name
+        if not collectives.mentions(body.jaxpr, placement.axis):
             return self._in_blocks(operands)
-        require_together(self.placement, self.lowering)
-        return self._as_pmap(operands) if self._is_pmap else self._together(operands)
+        require_together(placement, self.lowering)
+        is_pmap = placement.num_local == 1 and not placement.is_padded and placement.crossed_axes
+        if not is_pmap or collectives.parts(body.jaxpr, name, "cond", "while"):  # some could wait for others in vain
+            return self._together(operands)
+        body = ClosedJaxpr(in_mesh.renamed(body.jaxpr, {name: placement.crossed_axes}), body.consts)
+        return dataclasses.replace(self, element=self.element._replace(body=body))._in_blocks(operands)
 
     # --- elements that exchange nothing ------------------------------------------------------------------------------
 
     def _in_blocks(self, operands: Sequence[jax.Array]) -> list[jax.Array]:
         """Each device runs the elements of its block; one that has none rests."""
-        placement, chunk = self.placement, self._traced_chunk()
-        has_keys = any(jnp.issubdtype(a.dtype, jax.dtypes.extended) for a in self.body.out_avals)  # of no zeros
+        (body, shared, summed, _), placement, chunk = self.element, self.placement, self._traced_chunk()
+        has_keys = any(jnp.issubdtype(a.dtype, jax.dtypes.extended) for a in body.out_avals)  # of no zeros
         rests = placement.has_idle_device and placement.has_mesh_alone and not has_keys
+
+        def rest(*_: Any) -> list[jax.Array]:
+            counts = (1 if is_summed else placement.num_local for is_summed in summed)
+            return [jnp.zeros((n, *y.shape), y.dtype) for n, y in zip(counts, body.out_avals, strict=True)]
 
         def on_device(*blocks: jax.Array) -> list[jax.Array]:
             work = functools.partial(self._block, chunk, safe=not rests)
@@ -67,104 +73,72 @@ class Elements:
             has_rows = layout.device_index(placement) * placement.num_local < placement.size
             if self._is_slow_in_branches:
                 return [jnp.where(has_rows, y, jnp.zeros((), y.dtype)) for y in work(*blocks)]
-            return jax.lax.cond(has_rows, work, self._rest, *blocks)
+            return jax.lax.cond(has_rows, work, rest, *blocks)
 
-        rows = [
-            x if s else layout.pad(x, placement, safe=not rests) for x, s in zip(operands, self.shared, strict=True)
-        ]
-        found = self._on_mesh(on_device, rows)
-        return [
-            jnp.sum(y, 0, dtype=y.dtype) if s else layout.unpad(y, placement)
-            for y, s in zip(found, self.summed, strict=True)
-        ]
+        sides = list(zip(operands, shared, strict=True))
+        rows = [x if s else layout.pad(x, placement, safe=not rests) for x, s in sides]
+        found = zip(self._on_mesh(on_device, rows), summed, strict=True)
+        return [jnp.sum(y, 0, dtype=y.dtype) if s else layout.unpad(y, placement) for y, s in found]
 
     def _on_mesh(self, on_device: Callable[..., Any], operands: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        placement = self.placement
+        placement, shared = self.placement, self.element.shared
         if not placement.mesh_axes:
             return on_device(*operands)
         if placement.is_explicit:
-            sides = zip(operands, self.shared, strict=True)
-            operands = [layout.on_all(x, placement) if s else _laid(x, placement) for x, s in sides]
-            if jax.__version_info__ < (0, 12) and any(
-                any(jax_api.sharding_spec(jax.typeof(x))[1:]) for x in operands
-            ):  # jax < 0.12
+            sides = zip(operands, shared, strict=True)
+            operands = [layout.on_all(x, placement) if s else self._laid(x) for x, s in sides]
+            others = any(any(jax_api.sharding_spec(jax.typeof(x))[1:]) for x in operands)
+            if others and jax.__version_info__ < (0, 12):  # jax < 0.12
                 warnings.warn(_GATHERED.format(placement.axis.name), stacklevel=2)
-        in_specs = tuple(P() if is_shared else placement.spec for is_shared in self.shared)
+        in_specs = tuple(P() if is_shared else placement.spec for is_shared in shared)
         return placing.shard_map(on_device, placement.mesh, placement.mesh_axes, in_specs)(*operands)
 
-    def _rest(self, *_: Any) -> list[jax.Array]:
-        shapes = [(1,) if is_summed else (self.placement.num_local,) for is_summed in self.summed]
-        return [jnp.zeros((*n, *y.shape), y.dtype) for n, y in zip(shapes, self.body.out_avals, strict=True)]
-
     def _block(self, chunk: ClosedJaxpr, *blocks: jax.Array, safe: bool) -> list[jax.Array]:
-        """Run a device's elements: blocks ``(num_local, ...)`` → the same, or sums ``(1, ...)``."""
-        placement = self.placement
+        """Run a device's chunks: blocks ``(num_local, ...)`` → the same, or sums ``(1, ...)``, carried along."""
+        (body, shared, summed, _), placement = self.element, self.placement
         fn = jax_api.jaxpr_as_fun(in_mesh.moved(chunk, jax.sharding.get_abstract_mesh()))
-        pairs = list(zip(blocks, self.shared, strict=True))
+        pairs, real = list(zip(blocks, shared, strict=True)), layout.real_rows(placement)
         rows = [layout.fill(x, placement, safe=safe) for x, is_shared in pairs if not is_shared]
+        rows += [] if real is None else [real]
 
         def run(rows: Sequence[jax.Array]) -> list[jax.Array]:
             ours = iter(rows)
             return fn(*(x if is_shared else next(ours) for x, is_shared in pairs), *ours)
-
-        real = layout.real_rows(placement)
-        found = self._in_chunks(run, rows if real is None else [*rows, real])
-        return [y[None] if is_summed else y for y, is_summed in zip(found, self.summed, strict=True)]
-
-    def _in_chunks(
-        self, run: Callable[[Sequence[jax.Array]], list[jax.Array]], rows: Sequence[jax.Array]
-    ) -> list[jax.Array]:
-        """Run chunk after chunk; sums are carried along, and no results are kept for them."""
-        count, chunk, summed = self.placement.num_chunks, self.placement.chunk, self.summed
-        if count == 1:
-            return run(rows)
-        zeros = [jnp.zeros(a.shape, a.dtype) for a, s in zip(self.body.out_avals, summed, strict=True) if s]
 
         def step(totals: list[jax.Array], part: Any) -> tuple[list[jax.Array], list[jax.Array]]:
             found = list(zip(run(part), summed, strict=True))
             added = [total + y for total, y in zip(totals, (y for y, s in found if s), strict=True)]
             return added, [y for y, s in found if not s]
 
-        parts = [x.reshape(count, chunk, *x.shape[1:]) for x in rows]
-        totals, stacks = jax.lax.scan(step, zeros, parts, length=count)
-        ours, theirs = iter(totals), (y.reshape(count * chunk, *y.shape[2:]) for y in stacks)
-        return [next(ours) if is_summed else next(theirs) for is_summed in summed]
+        count = placement.num_chunks
+        if count == 1:
+            return [y[None] if is_summed else y for y, is_summed in zip(run(rows), summed, strict=True)]
+        zeros = [jnp.zeros(a.shape, a.dtype) for a, s in zip(body.out_avals, summed, strict=True) if s]
+        parts = [x.reshape(count, placement.chunk, *x.shape[1:]) for x in rows]
+        totals, stacks = map(iter, jax.lax.scan(step, zeros, parts, length=count))
+        return [next(totals)[None] if s else jax.lax.collapse(next(stacks), 0, 2) for s in summed]
 
     def _traced_chunk(self) -> ClosedJaxpr:
         """Trace what a device runs at once, outside of the mesh: rules of libraries see none."""
-        placement, around = self.placement, jax.sharding.get_abstract_mesh()
-        names = {**around.shape, **(placement.mesh.shape if placement.mesh is not None else {})}
-        avals = self.body.in_avals
-        structs = [
-            jax_api.struct(a, lead=() if s else (placement.chunk,)) for a, s in zip(avals, self.shared, strict=True)
-        ]
+        placement, sides = self.placement, zip(self.element.body.in_avals, self.element.shared, strict=True)
+        own = placement.mesh.shape if placement.mesh is not None else {}
+        names = {**jax.sharding.get_abstract_mesh().shape, **own}
+        structs = [jax_api.struct(a, lead=() if s else (placement.chunk,)) for a, s in sides]
         masks = [jax.ShapeDtypeStruct((placement.chunk,), bool)] if placement.is_padded else []
         with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
             return jax_api.trace(self._chunk, [*structs, *masks], names)[0]
 
     def _chunk(self, *operands: jax.Array) -> list[jax.Array]:
         """Run as many elements as are under way at once; last of all, which of them are real."""
-        count, number = self.placement.chunk, len(self.shared)
-        operands, real = operands[:number], next(iter(operands[number:]), None)
-        if count > 1 and not self._unrolls:
-            return sums.over_elements(self.body, operands, self.shared, self.summed, self.linear, real, count)
-        fn = jax_api.jaxpr_as_fun(self.body)
+        (body, shared, summed, _), count = self.element, self.placement.chunk
+        operands, real = operands[: len(shared)], next(iter(operands[len(shared) :]), None)
+        if count > 1 and not unrolls(body, self.placement, self.lowering):
+            return sums.over_elements(self.element, operands, real, count)
+        fn, pairs = jax_api.jaxpr_as_fun(body), list(zip(operands, shared, strict=True))
         fn = fn if count == 1 else jax.jit(fn)
-        each = [
-            fn(*(x if is_shared else x[i] for x, is_shared in zip(operands, self.shared, strict=True)))
-            for i in range(count)
-        ]
-        rows = [_stacked(ys) for ys in zip(*each, strict=True)]
-        return [sums.total(y, real) if s else y for y, s in zip(rows, self.summed, strict=True)]
-
-    @property
-    def _unrolls(self) -> bool:
-        few = self.placement.num_chunks == 1 and self.placement.chunk <= _UNROLL_AT_MOST
-        return self.lowering == "unroll" or (self.lowering == "auto" and few and self._convolves)
-
-    @property
-    def _convolves(self) -> bool:
-        return jax.default_backend() == "cpu" and jax_api.holds(self.body.jaxpr, "conv_general_dilated")
+        each = [fn(*(x if is_shared else x[i] for x, is_shared in pairs)) for i in range(count)]
+        rows = zip(map(_stacked, zip(*each, strict=True)), summed, strict=True)
+        return [sums.total(y, real) if s else y for y, s in rows]
 
     @property
     def _is_slow_in_branches(self) -> bool:
@@ -173,48 +147,36 @@ class Elements:
         XLA's CPU compiler rewrites only the convolutions of the main computation into a form that it runs fast: in a
         branch those of a gradient take 8 times as long. A loop may not end on zeros, and a callback sees them.
         """
-        body = self.body.jaxpr
-        return self._convolves and not jax_api.holds(body, "while", *jax_api.CALLBACKS, *jax_api.PRINTS)
+        body = self.element.body
+        acts = jax_api.holds(body.jaxpr, "while", "pure_callback") or jax_api.has_effects(body.jaxpr)
+        return _convolves(body) and not acts
 
     # --- elements that exchange values -------------------------------------------------------------------------------
 
-    @property
-    def _is_pmap(self) -> bool:
-        """Return whether there is one element on each device, and none can wait for another in vain."""
-        placement = self.placement
-        each = placement.num_local == 1 and not placement.is_padded and bool(placement.crossed_axes)
-        return each and not collectives.parts(self.body.jaxpr, placement.axis.name)
-
-    def _as_pmap(self, operands: Sequence[jax.Array]) -> list[jax.Array]:
-        jaxpr = in_mesh.renamed(self.body.jaxpr, {self.placement.axis.name: self.placement.crossed_axes})
-        return dataclasses.replace(self, body=ClosedJaxpr(jaxpr, self.body.consts))._in_blocks(operands)
-
     def _together(self, operands: Sequence[jax.Array]) -> list[jax.Array]:
-        axis, placement = self.placement.axis, self.placement
-        rows = [x if s else self._laid(x) for x, s in zip(operands, self.shared, strict=True)]
+        element, placement, axis = self.element, self.placement, self.placement.axis
+        rows = [x if s else self._laid(x) for x, s in zip(operands, element.shared, strict=True)]
 
-        def run(*rows: jax.Array) -> list[jax.Array]:
-            body = in_mesh.moved(self.body, jax.sharding.get_abstract_mesh())
-            return sums.over_elements(
-                body, rows, self.shared, self.summed, self.linear, None, axis.size, axis_name=axis.name
-            )
+        def over(*rows: jax.Array) -> list[jax.Array]:
+            here = element._replace(body=in_mesh.moved(element.body, jax.sharding.get_abstract_mesh()))
+            return sums.over_elements(here, rows, None, axis.size, axis.name)
 
         if placement.is_explicit:  # there JAX 0.12 gives a sum over a vmapped axis the sharding of what it sums
-            leads = [P() if s or axis.size % placement.num_devices else placement.spec for s in self.summed]
-            found: Any = jax.sharding.auto_axes(run, out_sharding=leads)(*rows)
+            leads = [P() if s or axis.size % placement.num_devices else placement.spec for s in element.summed]
+            found: Any = jax.sharding.auto_axes(over, out_sharding=leads)(*rows)
         else:
-            found = run(*rows)
-        return [y if s else self._laid(y) for y, s in zip(found, self.summed, strict=True)]
+            found = over(*rows)
+        return [y if s else self._laid(y) for y, s in zip(found, element.summed, strict=True)]
 
     def _laid(self, x: jax.Array) -> jax.Array:
-        """Rows laid over the devices; padded for it, as compilers return no blocks of uneven length."""
-        placement = self.placement
-        if not placement.mesh_axes or jnp.issubdtype(x.dtype, jax.dtypes.extended):
-            return x
+        """Rows laid over the devices; padded for it on Auto meshes, as compilers return no blocks of uneven length."""
+        placement, mesh = self.placement, self.placement.mesh
         if placement.is_explicit:
-            return _laid(x, placement)
-        mesh: Any = placement.mesh
-        target = NamedSharding(mesh, P(placement.mesh_axes, *(P.UNCONSTRAINED,) * (x.ndim - 1)))
+            divide = x.shape[0] % placement.num_devices == 0
+            return layout.constrain(layout.on_mesh(x, placement), placement, rows=divide)
+        if mesh is None or not placement.mesh_axes or jnp.issubdtype(x.dtype, jax.dtypes.extended):
+            return x
+        target: Any = NamedSharding(mesh, P(placement.mesh_axes, *(P.UNCONSTRAINED,) * (x.ndim - 1)))
         padded = jax.lax.with_sharding_constraint(layout.pad(x, placement, safe=False), target)
         return layout.unpad(padded, placement)
 
@@ -230,28 +192,13 @@ def _stacked(ys: Sequence[jax.Array]) -> jax.Array:
     return found
 
 
-_GATHERED = (
-    f"jax {jax.__version__} gathers what a map over {{!r}} is given over the mesh's other axes, as these are Explicit; "
-    "update to jax 0.12, or make the mesh with axis_types=(jax.sharding.AxisType.Auto, …)"
-)
-
-
-def _laid(x: jax.Array, placement: Placement) -> jax.Array:
-    """On an Explicit mesh: rows laid over the axis if they divide."""
-    return layout.constrain(layout.on_mesh(x, placement), placement, rows=x.shape[0] % placement.num_devices == 0)
-
-
 def require_together(placement: Placement, lowering: Lowering) -> None:
-    """Elements that exchange values must be under way together.
-
-    Raises:
-        AxisError: if they are not.
-    """
-    name = placement.axis.name
+    """Refuse to run elements that exchange values if they are not all under way together."""
+    name, at_once = placement.axis.name, placement.axis.at_once
     if placement.num_chunks > 1:
         raise AxisError(
-            f"axis {name!r} has at_once={placement.axis.at_once}, so its elements run in turns and cannot exchange "
-            f"values; leave at_once out, or reduce after the map: px.reduce_sum(px.map_fn(…), {name!r})"
+            f"axis {name!r} has at_once={at_once}, so its elements run in turns and cannot exchange values; leave "
+            f"at_once out, or reduce after the map: px.reduce_sum(px.map_fn(…), {name!r})"
         )
     if lowering == "unroll":
         raise AxisError(
@@ -261,25 +208,16 @@ def require_together(placement: Placement, lowering: Lowering) -> None:
 
 
 def keeps_nothing(placement: Placement) -> bool:
-    """Return whether what elements in turns compute is computed again where it is needed once more.
-
-    Chunks of :class:`px.Stream` must do the same operations, however few elements they have: ``at_once`` decides.
-    """
+    """Return whether what chunks compute is computed again where it is needed once more."""
+    # Chunks of a stream must do the same, however few elements they have.
     return placement.num_chunks > 1 or (scope.current().chunk is not None and placement.axis.at_once is not None)
 
 
-def sums_preferred(body: ClosedJaxpr, placement: Placement, lowering: Lowering, shared: Sequence[bool]) -> bool:
-    """Return whether sums over elements are better taken by a map of their own, which runs the elements once more.
+def unrolls(body: ClosedJaxpr, placement: Placement, lowering: Lowering) -> bool:
+    """Return whether a device runs its elements one after the other."""
+    few = placement.num_chunks == 1 and placement.chunk <= _UNROLL_AT_MOST
+    return lowering == "unroll" or (lowering == "auto" and few and _convolves(body))
 
-    It costs less than the elements' results, or keeps none of them. What has effects is not run once more.
-    """
-    if jax_api.has_effects(body.jaxpr):
-        return False
-    if keeps_nothing(placement):
-        return True
-    if collectives.mentions(body.jaxpr, placement.axis) or not sums.gains(body, shared):
-        return False
-    nothing = (False,) * len(body.out_avals)
-    elements = Elements(body, shared, nothing, (False,) * len(shared), placement, lowering)
-    # Chunks of a stream must do the same, however few elements they have.
-    return scope.current().chunk is not None or not elements._unrolls
+
+def _convolves(body: ClosedJaxpr) -> bool:
+    return jax.default_backend() == "cpu" and jax_api.holds(body.jaxpr, "conv_general_dilated")

@@ -1,4 +1,4 @@
-"""A map as a JAX primitive, ``px_map``, with its three rules.
+"""A map as a JAX primitive, ``px_map``, with its three rules, and what is remembered of placed values.
 
 Its parameters say what is mapped: ``body``, the jaxpr of one element, traced outside of any mesh with the names of all
 mapped axes bound, everything it closes over made an operand; the axis and its size; which operands are ``shared`` (one
@@ -6,15 +6,15 @@ value for all elements), which results are ``summed`` (over the elements; the ot
 operands the body is ``linear`` (if it is the transpose of another). They do not say where: that is ``how``, which only
 the lowering reads, and ``devices``, a jaxpr that does nothing but name the mesh, since ``jit`` looks for meshes there.
 
-The rules are public transformations of the body. A forward map returns what its derivative needs besides (the leaves
-of what ``jax.linearize`` returns), unless elements run in chunks: then nothing is kept, and the derivative runs the
-body again. The transpose of a shared operand is a result that is summed: the all-reduce of a gradient, and there is no
-other.
+The rules are public transformations of the body. A forward map returns the residuals as well (the leaves of what
+``jax.linearize`` returns), unless elements run in chunks: then the derivative runs the body again. The transpose of a
+shared operand is a result that is summed: the all-reduce of a gradient, and there is no other.
 """
 
 import contextlib
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,11 +22,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
 
-from paraxis._core import arrays, branches, collectives, jax_api, layout, lowerings, placing, scope, structure, varying
+from paraxis._core import arrays, collectives, jax_api, layout, lowerings, placing, scope, structure, sums, tree
 from paraxis._core.axis import Axis
 from paraxis._core.jax_api import ClosedJaxpr, ShapedArray
 from paraxis._core.lowerings import Elements, Lowering
 from paraxis._core.placing import Placement
+from paraxis._core.sums import Element
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -40,9 +41,8 @@ class How:
     @property
     def names(self) -> dict[str, int]:
         """The axes that the body may name. Of mesh axes it gets an error that says why, and not that there are none."""
-        mesh = self.placement.mesh
-        sizes = {name: mesh.shape[name] for name in self.placement.mesh_axes} if mesh is not None else {}
-        return {**sizes, **{axis.name: axis.size for axis in self.mapped}}
+        sizes = self.placement.mesh.shape if self.placement.mesh is not None else {}
+        return {name: sizes[name] for name in self.placement.mesh_axes} | {axis.name: axis.size for axis in self.mapped}
 
     def __repr__(self) -> str:  # a program's text is the same on any devices
         return self.lowering
@@ -60,124 +60,90 @@ class Map:
     @classmethod
     def of(cls, fn: Callable[..., Any], operands: Sequence[Any], shared: Sequence[bool], how: How) -> "tuple[Map, Any]":
         """Trace ``fn`` of one element; return the map and the structure of what ``fn`` returns."""
-        body, structure = jax_api.trace(fn, structs(operands, shared), how.names)
+        structs = [jax_api.struct(x, 0 if s else 1) for x, s in zip(operands, shared, strict=True)]
+        body, structure = jax_api.trace(fn, structs, how.names)
         body, consts = jax_api.without_constants(body)
         return cls(body, [*consts, *operands], [*[True] * len(consts), *shared], how), structure
 
-    def bind(self, summed: Sequence[bool] | None = None, linear: Sequence[bool] | None = None) -> list[jax.Array]:
+    def bind(self, summed: Sequence[bool] | None = None, linear: Sequence[bool] = ()) -> list[jax.Array]:
         """Return its flat results. ``linear`` has no entries for the first operands, constants."""
         placement = self.how.placement
         body, read = jax_api.dce(self.body, unread=False)
-        linear = linear or ()
-        linear = [*[False] * (len(self.shared) - len(linear)), *linear]
         return map_p.bind(
-            *_taken(self.operands, read),
+            *tree.taken(self.operands, read),
             body=body,
             axis=placement.axis.name,
             size=placement.size,
-            shared=tuple(_taken(self.shared, read)),
-            summed=tuple(summed) if summed is not None else (False,) * len(body.out_avals),
-            linear=tuple(_taken(linear, read)),
+            shared=tuple(tree.taken(self.shared, read)),
+            summed=(False,) * len(body.out_avals) if summed is None else tuple(summed),
+            linear=tuple(tree.taken([*[False] * (len(read) - len(linear)), *linear], read)),
             how=self.how,
             devices=placing.named_devices(placement),
         )
 
-    @functools.cached_property
-    def sums_preferred(self) -> bool:
-        """Return whether sums over the elements are better taken by a map of their own."""
-        return lowerings.sums_preferred(self.body, self.how.placement, self.how.lowering, self.shared)
-
 
 def traced(
-    fn: Callable[..., Any],
-    structure: Any,
-    operands: Sequence[Any],
-    shared: Sequence[bool],
-    placement: Placement,
-    lowering: Lowering = "auto",
+    fn: Callable[..., Any], operands: Sequence[Any], shared: Sequence[bool], placement: Placement, lowering: Lowering
 ) -> tuple[Map, Any]:
-    """Return a map of ``fn`` along an axis, and the structure of its result; ``operands`` are its arguments' leaves.
+    """Return a map of a function of flat operands along an axis, and the structure of its result.
 
     Raises:
         AxisError: if the body names a mesh axis, or elements exchange values that are not all under way together.
     """
     outer, mesh = scope.current(), placing.abstract_mesh(placement) if placement.is_said else None
-    mapped, taken = (*outer.mapped, placement.axis), (*outer.taken, *placement.mesh_axes)
-    inner = dataclasses.replace(outer, mapped=mapped, mesh=outer.mesh or mesh, taken=taken)
-
-    def one(*xs: Any) -> Any:
-        with scope.entered(inner):
-            return fn(*jax.tree.unflatten(structure, xs))
-
-    vars(one)["__wrapped__"] = fn  # JAX's errors then name the user's function, and not this one
-    with _unseen(taken):
-        found, out_tree = Map.of(one, operands, shared, How(placement, lowering, mapped))
+    mapped, covered = (*outer.mapped, placement.axis), (*outer.taken, *placement.mesh_axes)
+    inner = dataclasses.replace(outer, mapped=mapped, mesh=outer.mesh or mesh, taken=covered)
+    with scope.entered(inner), _unseen(covered):
+        found, out_tree = Map.of(fn, operands, shared, How(placement, lowering, mapped))
     collectives.require_no_mesh_axis(found.body.jaxpr, placement, mapped)
     if collectives.mentions(found.body.jaxpr, placement.axis):
         lowerings.require_together(placement, lowering)
     return found, out_tree
 
 
-def _unseen(taken: Sequence[str]) -> Any:
+def _unseen(covered: Sequence[str]) -> Any:
     """Return a context in which no mesh is in force, unless some of its axes are left to the compiler."""
     mesh = jax.sharding.get_abstract_mesh()
-    if any(size > 1 and name not in taken for name, size in mesh.shape.items()):
+    if any(size > 1 and name not in covered for name, size in mesh.shape.items()):
         return contextlib.nullcontext()
     return jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
-
-
-def structs(operands: Sequence[Any], shared: Sequence[bool]) -> list[jax.ShapeDtypeStruct]:
-    """Return what one element sees of its operands."""
-    return [jax_api.struct(x, 0 if s else 1) for x, s in zip(operands, shared, strict=True)]
 
 
 # --- what it computes --------------------------------------------------------------------------------------------
 
 
-def _avals(*operands: Any, body: ClosedJaxpr, size: int, summed: Sequence[bool], how: How, **_: Any) -> Any:
-    effects = {e for e in body.effects if jax_api.axis_of(e) != how.placement.axis.name}
-    return [_aval(a, s, how.placement) for a, s in zip(body.out_avals, summed, strict=True)], effects
+def _avals(*operands: Any, body: ClosedJaxpr, summed: Sequence[bool], how: How, **_: Any) -> Any:
+    placement, mesh = how.placement, placing.abstract_mesh(how.placement)
+
+    def aval(element: Any, is_summed: bool) -> ShapedArray:
+        lead = () if is_summed else (placement.size,)
+        found = jax_api.ShapedArray((*lead, *element.shape), element.dtype, weak_type=element.weak_type)
+        if mesh is None or not placement.is_explicit:
+            return found
+        spec = [layout.without(entry, placement.mesh_axes) for entry in jax_api.sharding_spec(element)]
+        over = [placement.mesh_axes if placement.divides else None for _ in lead]
+        return found.update(sharding=NamedSharding(mesh, P(*over, *spec)))
+
+    effects = {e for e in body.effects if jax_api.axis_of(e) != placement.axis.name}
+    return [aval(a, s) for a, s in zip(body.out_avals, summed, strict=True)], effects
 
 
-def _aval(element: Any, is_summed: bool, placement: Placement) -> ShapedArray:
-    shape = element.shape if is_summed else (placement.size, *element.shape)
-    aval = jax_api.ShapedArray(shape, element.dtype, weak_type=element.weak_type)
-    if not placement.is_explicit:
-        return aval
-    spec = [layout.without(entry, placement.mesh_axes) for entry in jax_api.sharding_spec(element)]
-    if not is_summed:
-        spec = [placement.mesh_axes if placement.divides else None, *spec]
-    mesh = placing.abstract_mesh(placement)
-    assert mesh is not None
-    return aval.update(sharding=NamedSharding(mesh, P(*spec)))
-
-
-def _computed(
-    *operands: jax.Array,
-    body: ClosedJaxpr,
-    shared: Sequence[bool],
-    summed: Sequence[bool],
-    linear: Sequence[bool],
-    how: How,
-    **_: Any,
-) -> list[jax.Array]:
+def _computed(*operands: jax.Array, body: ClosedJaxpr, how: How, **params: Any) -> list[jax.Array]:
     """Return the results, by the devices at hand."""
-    elements = Elements(body, shared, summed, linear, placing.as_here(how.placement), how.lowering)
-    found = elements.run(operands)
+    element = Element(body, *(params[side] for side in ("shared", "summed", "linear")))
+    found = Elements(element, placing.as_here(how.placement), how.lowering).run(operands)
     return [jax_api.weak(y) if a.weak_type else y for y, a in zip(found, body.out_avals, strict=True)]
 
 
-def _evaluated(*operands: Any, how: How, shared: Sequence[bool], **params: Any) -> list[jax.Array]:
+def _evaluated(*operands: Any, devices: Any, **params: Any) -> list[jax.Array]:
     """On concrete arrays: by a program that is found by its structure, and compiled if there is none."""
-    given = {"how": how, "shared": shared, **params}
-    key = structure.key({name: value for name, value in given.items() if name != "devices"})
 
     def compiled() -> Callable[..., Any]:
-        return jax.jit(functools.partial(_computed, **{**given, "body": jax_api.with_copies(params["body"])}))
+        body = jax_api.with_copies(params["body"])
+        return jax.jit(functools.partial(_computed, **{**params, "body": body, "devices": devices}))
 
-    run, placement = structure.kept(key, compiled), how.placement
-    operands = tuple(arrays.settle(x, placement, rows=not s) for x, s in zip(operands, shared, strict=True))
-    return run(*operands)
+    run, sides = structure.kept(structure.key(params), compiled), zip(operands, params["shared"], strict=True)
+    return run(*(arrays.settle(x, params["how"].placement, rows=not s) for x, s in sides))
 
 
 def lies_over(jaxpr: jax_api.Jaxpr, name: str) -> bool:
@@ -195,52 +161,45 @@ def lies_over(jaxpr: jax_api.Jaxpr, name: str) -> bool:
 def _jvp(primals: Sequence[Any], live: Sequence[bool], tangents: Sequence[Any], **params: Any) -> Any:
     """Results, which of them have tangents, and these; ``tangents`` are those of the ``live`` operands."""
     body, how, shared, summed = params["body"], params["how"], params["shared"], params["summed"]
-    number = len(summed)
-    if collectives.mentions(body.jaxpr, how.placement.axis):
-        branches.refuse_uneven(body, [not s for s in shared], how.placement.axis, how.names)
     moving = [jnp.issubdtype(a.dtype, jnp.inexact) for a in body.out_avals]
+    if collectives.mentions(body.jaxpr, how.placement.axis):
+        collectives.refuse_uneven(body, shared, how.placement.axis, how.names)
 
     def of_live(args: Sequence[Any]) -> Callable[..., tuple[list[Any], list[Any]]]:
         """Return the body as a function of the live arguments: the results that move, and those that do not."""
+        rest = tree.taken(args, live, False)
 
         def function(*some: Any) -> tuple[list[Any], list[Any]]:
-            given = iter(some)
-            own = [next(given) if is_live else x for x, is_live in zip(args, live, strict=True)]
+            own = tree.merged(live, some, rest)
             found = jax_api.evaluate(body, own, lambda eqn: eqn.primitive.name == "custom_vmap_call")
-            return _taken(found, moving), _taken(found, [not moves for moves in moving])
+            return tree.taken(found, moving), tree.taken(found, moving, False)
 
         return function
 
-    trees: list[Any] = []
+    structures: list[Any] = []
 
     def forward(*args: Any) -> list[Any]:
-        moved, tangent, still = jax.linearize(of_live(args), *_taken(args, live), has_aux=True)
-        leaves, tree = jax.tree.flatten(tangent)
-        trees.append(tree)
-        ours, others = iter(moved), iter(still)
-        return [*(next(ours if moves else others) for moves in moving), *leaves]
+        moved, tangent, still = jax.linearize(of_live(args), *tree.taken(args, live), has_aux=True)
+        leaves, structure = jax.tree.flatten(tangent)
+        structures.append(structure)
+        return [*tree.merged(moving, moved, still), *leaves]
 
     def again(*args: Any) -> list[Any]:
-        own = args[: len(primals)]
-        return jax.jvp(of_live(own), tuple(_taken(own, live)), tuple(args[len(primals) :]), has_aux=True)[1]
+        own, given = args[: len(primals)], args[len(primals) :]
+        return jax.jvp(of_live(own), tree.taken(own, live), list(given), has_aux=True)[1]
 
     def linear(*args: Any) -> list[Any]:
-        return jax.tree.unflatten(trees[-1], args[: len(residuals)])(*args[len(residuals) :])
+        return jax.tree.unflatten(structures[-1], args[: len(residuals)])(*args[len(residuals) :])
 
-    traced, _ = Map.of(forward, primals, shared, how)
+    traced, number = Map.of(forward, primals, shared, how)[0], len(summed)
     if lowerings.keeps_nothing(how.placement):  # nothing is kept: the derivative runs the body again
-        kept = jax_api.dce(traced.body, traced.body.jaxpr.outvars[:number])[0]
-        results = dataclasses.replace(traced, body=kept).bind(summed)
-        residuals, linear = list(zip(primals, shared, strict=True)), again
+        traced = dataclasses.replace(traced, body=jax_api.dce(traced.body, traced.body.jaxpr.outvars[:number])[0])
+        results, residuals, linear = traced.bind(summed), list(zip(primals, shared, strict=True)), again
     else:
         results, residuals = _with_residuals(traced, summed)
     operands = [*(x for x, _ in residuals), *tangents]
-    sides = [*(is_shared for _, is_shared in residuals), *_taken(shared, live)]
-    return results[:number], moving, Map.of(linear, operands, sides, how)[0].bind(_taken(summed, moving))
-
-
-def _taken(values: Sequence[Any], which: Sequence[bool]) -> list[Any]:
-    return [value for value, take in zip(values, which, strict=True) if take]
+    sides = [*(is_shared for _, is_shared in residuals), *tree.taken(shared, live)]
+    return results[:number], moving, Map.of(linear, operands, sides, how)[0].bind(tree.taken(summed, moving))
 
 
 def _with_residuals(traced: Map, summed: Sequence[bool]) -> tuple[list[jax.Array], list[tuple[Any, bool]]]:
@@ -249,30 +208,17 @@ def _with_residuals(traced: Map, summed: Sequence[bool]) -> tuple[list[jax.Array
     Residuals that are operands are the operands; those that depend on nothing that differs between elements are
     computed once, outside of the map.
     """
-    closed, number, operands = traced.body, len(summed), traced.operands
-    jaxpr = closed.jaxpr
-    given = dict(zip(jaxpr.invars, zip(operands, traced.shared, strict=True), strict=True))
-    varying = {v for v, (_, is_shared) in given.items() if not is_shared}
-    for eqn in jaxpr.eqns:
-        if eqn.effects or any(v in varying for v in eqn.invars if not isinstance(v, jax_api.Literal)):
-            varying.update(eqn.outvars)
-
-    def is_known(v: Any) -> bool:
-        return not isinstance(v, jax_api.Literal) and v in given
-
-    def differs(v: Any) -> bool:
-        return not isinstance(v, jax_api.Literal) and v in varying
-
-    made = [v for v in jaxpr.outvars[number:] if not is_known(v)]
-    rows, once = [v for v in made if differs(v)], [v for v in made if not differs(v)]
+    closed, number, jaxpr = traced.body, len(summed), traced.body.jaxpr
+    known = dict(zip(jaxpr.invars, zip(traced.operands, traced.shared, strict=True), strict=True))
+    varying, sought = collectives.differing(jaxpr, traced.shared), jaxpr.outvars[number:]
+    made = [v for v in sought if isinstance(v, jax_api.Literal) or v not in known]
+    differ = [not isinstance(v, jax_api.Literal) and v in varying for v in made]
+    rows, once = tree.taken(made, differ), tree.taken(made, differ, False)
     kept = dataclasses.replace(traced, body=jax_api.dce(closed, [*jaxpr.outvars[:number], *rows])[0])
     found = kept.bind([*summed, *[False] * len(rows)])
-    values = jax_api.jaxpr_as_fun(jax_api.dce(closed, once, effects=False)[0])(*operands) if once else []
-    ours, theirs = iter(found[number:]), iter(values)
-    return found, [
-        given[v] if is_known(v) else (next(ours), False) if differs(v) else (next(theirs), True)
-        for v in jaxpr.outvars[number:]
-    ]
+    values = jax_api.jaxpr_as_fun(jax_api.dce(closed, once, effects=False)[0])(*traced.operands) if once else []
+    new = iter(zip(tree.merged(differ, found[number:], values), (not d for d in differ), strict=True))
+    return found, [next(new) if isinstance(v, jax_api.Literal) or v not in known else known[v] for v in sought]
 
 
 def _transpose(
@@ -280,23 +226,20 @@ def _transpose(
 ) -> Any:
     """Return the cotangents of the linear operands, which are given as shapes, from ``cts`` of the ``live`` results."""
     body, how, shared, summed = params["body"], params["how"], params["shared"], params["summed"]
-    fn = jax_api.jaxpr_as_fun(body)
-    is_given = [not moving for moving in moves]
-    known, known_shared = _taken(operands, is_given), _taken(shared, is_given)
-    sought = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in _taken(body.in_avals, moves)]
+    fn, known = jax_api.jaxpr_as_fun(body), tree.taken(operands, moves, False)
+    sought = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in tree.taken(body.in_avals, moves)]
 
     def back(*args: Any) -> list[Any]:
-        def forward(*xs: Any) -> list[Any]:
-            ours, given = iter(xs), iter(args[: len(known)])
-            return _taken(fn(*(next(ours if moving else given) for moving in moves)), live)
+        given, cts = args[: len(known)], args[len(known) :]
+        return list(
+            jax.linear_transpose(lambda *xs: tree.taken(fn(*tree.merged(moves, xs, given)), live), *sought)(list(cts))
+        )
 
-        return list(jax.linear_transpose(forward, *sought)(list(args[len(known) :])))
-
-    given, sides = [*known, *cts], [*known_shared, *_taken(summed, live)]
     # A rule of the user's may not be linear, and a branch per element has no transpose after vmap.
     is_plain = not jax_api.holds(body.jaxpr, "custom_lin", "cond")
-    transposed, _ = Map.of(back, given, sides, how)
-    return transposed.bind(_taken(shared, moves), [*[False] * len(known), *[is_plain] * len(cts)])
+    sides = [*tree.taken(shared, moves, False), *tree.taken(summed, live)]
+    transposed, _ = Map.of(back, [*known, *cts], sides, how)
+    return transposed.bind(tree.taken(shared, moves), [*[False] * len(known), *[is_plain] * len(cts)])
 
 
 # --- under vmap --------------------------------------------------------------------------------------------------
@@ -312,9 +255,9 @@ def _batched(
         x if d is None else jnp.moveaxis(x, d, 0 if s else 1) for x, d, s in zip(operands, dims, shared, strict=True)
     ]
     if collectives.mentions(body.jaxpr, how.placement.axis):  # JAX makes a select of its branches
-        branches.refuse_uneven(body, [not s for s in shared], how.placement.axis, how.names)
+        collectives.refuse_uneven(body, shared, how.placement.axis, how.names)
     fn, in_axes = jax_api.jaxpr_as_fun(body), [None if d is None else 0 for d in dims]
-    differ = varying.batched(body, in_axes, size, name, how.names)
+    differ = collectives.batched(body, in_axes, size, name, how.names)
     out_axes = [0 if differs else None for differs in differ]
 
     def over(*args: Any) -> list[Any]:  # with a number of its own, as no operand may differ
@@ -326,3 +269,79 @@ def _batched(
 
 
 map_p = jax_api.define_map("px_map", _avals, _computed, _evaluated, _jvp, _transpose, _batched)
+
+
+# --- what is remembered of placed values while a trace lasts -----------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """A broadcast value: every row equals ``value``."""
+
+    value: Any
+
+
+class Sums:
+    """The sums over a map's results that were asked for. They are taken of all results together."""
+
+    def __init__(self, made: Map) -> None:
+        self._map, self._trace = made, jax_api.get_opaque_trace_state()
+        self._found: dict[Any, tuple[Sequence[Any], list[jax.Array]]] = {}
+
+    def are_preferred(self, placement: Placement) -> bool:
+        """Return whether sums along a placed axis are better taken by a map of their own than of results."""
+        return self._map.how.placement == placement and self._preferred
+
+    @functools.cached_property
+    def _preferred(self) -> bool:
+        """Return whether such a map costs less than the results, or keeps none of them. Effects do not happen again."""
+        body, how = self._map.body, self._map.how
+        if jax_api.has_effects(body.jaxpr) or lowerings.keeps_nothing(how.placement):
+            return not jax_api.has_effects(body.jaxpr)
+        every = [True] * len(body.out_avals)
+        if collectives.mentions(body.jaxpr, how.placement.axis) or sums.end(body, self._map.shared, every) is None:
+            return False
+        # Chunks of a stream must do the same, however few elements they have.
+        return scope.current().chunk is not None or not lowerings.unrolls(body, how.placement, how.lowering)
+
+    def of(self, term: Callable[..., jax.Array], extras: Sequence[jax.Array]) -> list[jax.Array]:
+        """Return the sums of ``term(result, *extras)`` of each result; of ``extras``, each element gets its own row."""
+        if jax_api.get_opaque_trace_state() != self._trace:  # in a loop's body, say: its values do not outlive it
+            return self._bound(term, extras)
+        key = (term, *map(id, extras))
+        if key not in self._found:  # the extras are kept, so that their ids stay theirs
+            self._found[key] = (extras, self._bound(term, extras))
+        return self._found[key][1]
+
+    def _bound(self, term: Callable[..., jax.Array], extras: Sequence[jax.Array]) -> list[jax.Array]:
+        made, count = self._map, len(self._map.operands)
+
+        def terms(*args: Any) -> list[jax.Array]:
+            return [term(y, *args[count:]) for y in jax_api.jaxpr_as_fun(made.body)(*args[:count])]
+
+        operands, shared = [*made.operands, *extras], [*made.shared, *[False] * len(extras)]
+        return Map.of(terms, operands, shared, made.how)[0].bind([True] * len(made.body.out_avals))
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A map's result with that index. If only its sum is wanted, it is dead code, which the compiler drops."""
+
+    sums: Sums
+    index: int
+
+
+_forms: dict[int, tuple[weakref.ref[Any], Shared | Result]] = {}
+
+
+def remember(y: Any, form: Shared | Result) -> Any:
+    """Note what a traced value is, by the tracer's identity: whatever an operation makes of it is another one."""
+    if isinstance(y, jax_api.Tracer):
+        key = id(y)
+        _forms[key] = (weakref.ref(y, lambda _: _forms.pop(key, None)), form)
+    return y
+
+
+def recall(y: Any) -> Shared | Result | None:
+    entry = _forms.get(id(y))
+    return entry[1] if entry is not None and entry[0]() is y else None

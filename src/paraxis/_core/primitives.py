@@ -1,25 +1,17 @@
-"""Broadcast and the reductions as JAX primitives, each with all its rules.
+"""Broadcast and the reductions as JAX primitives, each with all its rules, so that a program's jaxpr says what moves.
 
-They carry the axis's name, so that a program's jaxpr, and the jaxpr of its derivative, say along which axis values
-move. Registered once, when this file is imported. Broadcast and sum are each other's transposes:
+Broadcast ``(...) → (size, ...)`` and sum ``(size, ...) → (...)`` are each other's transposes. ``over`` names the mesh
+axes of the new dimension where the mesh is Explicit (there a sharding is part of a type); on Auto meshes it is empty,
+and ``laid`` and ``devices`` say, where a program's text does not, how rows lie if they are kept.
 
-    broadcast   (...)       → (rows, ...)   rows from ``size`` on are zero
-    sum         (rows, ...) → (...)         rows from ``size`` on are ignored
-
-``rows`` is the number of elements, of padded elements, or of devices: one copy per device is all a broadcast value
-needs until something looks at its elements. ``over`` names the mesh axes of the new dimension where the mesh is
-Explicit (there a sharding is part of a type); on Auto meshes it is empty, and ``laid`` and ``devices`` say in a
-program, where they are no part of its text, how the rows lie if they are kept.
-
-The lowerings are plain global-view operations. On a sharded operand the compiler turns a reduction into a local
-one and one all-reduce, and a broadcast into nothing at all. In extremes NaN wins, as in ``jnp.max`` on one device:
-XLA's all-reduce on CPU drops it, so devices exchange integers of the same order, with NaN beyond all.
+The lowerings are plain operations on all rows: of a sharded operand, the compiler makes a local reduction and one
+all-reduce. In extremes NaN wins: XLA's all-reduce on CPU drops it, so devices exchange integers of the same order, with
+NaN beyond all.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,27 +23,18 @@ from paraxis._core.jax_api import Primitive, ShapedArray
 from paraxis._core.placing import Placement
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class Laid:
-    """Rows laid over axes of an Auto mesh. A program's text does not say so."""
+class Laid(NamedTuple):
+    """Rows laid over axes of an Auto mesh."""
 
     mesh: Mesh | AbstractMesh
     names: tuple[str, ...]
 
-    def __repr__(self) -> str:
+    def __repr__(self) -> str:  # a program's text is the same on any devices
         return "rows"
 
-    def has(self, x: jax.Array) -> bool:
-        """Return whether a concrete value lies on this mesh. One bound to no devices gives rows bound to none."""
-        mesh = x.sharding.mesh if isinstance(x.sharding, NamedSharding) and x.committed else None
-        return mesh is not None and self.mesh in (mesh, mesh.abstract_mesh)
 
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Rows:
-    """The number of rows that the devices take, padding included. A program's text is the same for any number."""
-
-    number: int
+class Rows(int):
+    """The number of rows that the devices take, padding included."""
 
     def __repr__(self) -> str:
         return "rows"
@@ -67,7 +50,6 @@ def copies(x: jax.Array, placement: Placement) -> jax.Array:
     return broadcast_p.bind(
         layout.on_mesh(x, placement),
         axis=placement.axis.name,
-        rows=placement.size,
         size=placement.size,
         over=names if placement.is_explicit else (),
         laid=laid,
@@ -75,40 +57,32 @@ def copies(x: jax.Array, placement: Placement) -> jax.Array:
     )
 
 
-def reduce(kind: str, x: jax.Array, *, axis: str, size: int, padded: Rows | None = None) -> jax.Array:
-    """``kind`` is one of ``sum``, ``max``, ``min``, ``any``, ``all``."""
-    return REDUCTIONS[kind].bind(x, axis=axis, size=size, padded=padded)
-
-
-def identity(kind: str, dtype: Any) -> Any:
+def identity(kind: str, dtype: Any) -> np.ndarray:
     """Return the element that a reduction does not notice."""
-    if kind in ("sum", "any") or (kind == "max" and dtype == bool):
-        return np.zeros((), dtype)
-    if kind == "all" or dtype == bool:
-        return np.ones((), dtype)
-    info = jnp.iinfo(dtype) if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype)
+    if kind in ("sum", "any", "all") or dtype == bool:
+        return np.array(kind in ("all", "min"), dtype)
     with np.errstate(all="ignore"):
         infinite = np.array(-np.inf if kind == "max" else np.inf).astype(dtype)
-    if jnp.issubdtype(dtype, jnp.inexact) and np.isinf(infinite.astype(np.float64)):
+    if jnp.issubdtype(dtype, jnp.inexact) and np.isinf(infinite.astype(np.complex64)):
         return infinite  # some kinds of eight bits have no infinity
+    info = jnp.iinfo(dtype) if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype)
     return np.array(info.min if kind == "max" else info.max, dtype)
 
 
 # --- broadcast ---------------------------------------------------------------------------------------------------
 
 
-def _broadcast_aval(x: ShapedArray, *, rows: int, over: tuple[str, ...], **_: Any) -> ShapedArray:
+def _broadcast_aval(x: ShapedArray, *, size: int, over: tuple[str, ...], **_: Any) -> ShapedArray:
     spec = (over or None, *jax_api.sharding_spec(x))
-    return x.update(shape=(rows, *x.shape), sharding=NamedSharding(x.sharding.mesh, P(*spec)))
+    return x.update(shape=(size, *x.shape), sharding=NamedSharding(x.sharding.mesh, P(*spec)))
 
 
 def _broadcast_rows(
-    x: jax.Array, *, axis: str, rows: int, size: int, over: tuple[str, ...], laid: Laid | None, devices: Any = None
+    x: jax.Array, *, axis: str, size: int, over: tuple[str, ...], laid: Laid | None, devices: Any = None
 ) -> jax.Array:
     aval = jax.typeof(x)
     out = NamedSharding(aval.sharding.mesh, P(over, *jax_api.sharding_spec(aval))) if over else None
-    y = jax.lax.broadcast_in_dim(x, (rows, *x.shape), range(1, x.ndim + 1), out_sharding=out)
-    y = _mask(y, size, np.zeros((), x.dtype))
+    y = jax.lax.broadcast_in_dim(x, (size, *x.shape), range(1, x.ndim + 1), out_sharding=out)
     if laid is None:
         return y
     spec = P(laid.names, *(P.UNCONSTRAINED,) * x.ndim)
@@ -132,9 +106,10 @@ def _reduced_aval(x: ShapedArray, **_: Any) -> ShapedArray:
 
 def _reduce_rows(x: jax.Array, *, kind: str, axis: str, size: int, padded: Rows | None) -> jax.Array:
     if padded is not None:
-        # An operation that the compiler splits over the devices without moving anything.
-        x = jax.lax.pad(x, np.zeros((), x.dtype), [(0, padded.number - x.shape[0], 0)] + [(0, 0, 0)] * (x.ndim - 1))
-    x = _mask(x, size, identity(kind, x.dtype))
+        # Operations that the compiler splits over the devices without moving anything.
+        x = jax.lax.pad(x, np.zeros((), x.dtype), [(0, padded - size, 0)] + [(0, 0, 0)] * (x.ndim - 1))
+        index = jax.lax.broadcasted_iota(np.int32, (padded,) + (1,) * (x.ndim - 1), 0)
+        x = jnp.where(index < size, x, identity(kind, x.dtype))
     # The dtype is settled before the primitive, so that local and global sums are taken in the same one.
     options = {"axis": 0, "dtype": x.dtype} if kind == "sum" else {"axis": 0}
     fold = functools.partial(getattr(jnp, kind), **options)
@@ -148,8 +123,7 @@ def _reduce_batch(operands: Any, dims: Any, *, kind: str, **params: Any) -> tupl
 def _sum_transpose(ct: jax.Array, x: Any, *, axis: str, size: int, padded: Rows | None) -> list[Any]:
     lead = jax_api.sharding_spec(x.aval)[0]
     over = () if lead is None else lead if isinstance(lead, tuple) else (lead,)
-    rows = x.aval.shape[0]
-    return [broadcast_p.bind(ct, axis=axis, rows=rows, size=size, over=over, laid=None, devices=None)]
+    return [broadcast_p.bind(ct, axis=axis, size=size, over=over, laid=None, devices=None)]
 
 
 def _extremum_jvp(primals: Any, tangents: Any, *, kind: str, **params: Any) -> tuple[jax.Array, jax.Array]:
@@ -159,13 +133,6 @@ def _extremum_jvp(primals: Any, tangents: Any, *, kind: str, **params: Any) -> t
     y = REDUCTIONS[kind].bind(x, **params)
     attained = (x == y[None]).astype(x_dot.dtype)
     return y, sum_p.bind(attained * x_dot, **params) / sum_p.bind(attained, **params)
-
-
-def _mask(x: jax.Array, size: int, fill: Any) -> jax.Array:
-    if x.shape[0] == size:
-        return x
-    index = jax.lax.broadcasted_iota(np.int32, (x.shape[0],) + (1,) * (x.ndim - 1), 0)
-    return jnp.where(index < size, x, fill)
 
 
 def _by_integers(fold: Callable[[jax.Array], jax.Array], x: jax.Array, *, nan_is_top: bool) -> jax.Array:
@@ -208,8 +175,9 @@ def _primitive(
 
     def evaluated(x: jax.Array, devices: Any = None, **params: Any) -> jax.Array:
         x = jnp.asarray(x)  # under a derivative, JAX has numbers of its own kind
-        if params.get("laid") is not None and not params["laid"].has(x):
-            params["laid"] = None
+        if (laid := params.get("laid")) is not None:  # rows of a value that is bound to no devices are bound to none
+            mesh = x.sharding.mesh if isinstance(x.sharding, NamedSharding) and x.committed else None
+            params["laid"] = laid if mesh is not None and laid.mesh in (mesh, mesh.abstract_mesh) else None
         return compiled(x, **params)
 
     primitive.def_impl(evaluated)
@@ -223,7 +191,7 @@ def _reduction(kind: str) -> Primitive:
     return primitive
 
 
-broadcast_p = _primitive("px_broadcast", _broadcast_rows, _broadcast_aval, ("axis", "rows", "size", "over", "laid"))
+broadcast_p = _primitive("px_broadcast", _broadcast_rows, _broadcast_aval, ("axis", "size", "over", "laid"))
 jax_api.batching.primitive_batchers[broadcast_p] = _broadcast_batch
 jax_api.ad.deflinear2(broadcast_p, _broadcast_transpose)
 

@@ -112,18 +112,18 @@ class Program(Generic[_P, _R]):
 def _evaluated(fn: Callable[..., Any], operands: Sequence[Any]) -> Any:
     """``fn(*operands)``, by a compiled program that is found by the structure of its trace.
 
-    Where a function is traced to be compiled, its operations are noted there. Under ``grad``, ``jvp`` and ``vmap`` the
-    operations of the trace are carried out one by one, each map by its own compiled program, as a derivative may be
-    that of a rule of the user's.
+    Where a function is traced to be compiled, its operations are noted there. Under ``grad``, ``jvp`` and ``vmap``, a
+    trace with derivative rules of the user's, which the structure does not tell apart, is carried out operation by
+    operation, each map by its own compiled program.
     """
     if isinstance(jnp.zeros(()), jax_api.Tracer):
         return fn(*operands)
-    operands = [jnp.asarray(x) for x in operands]
+    operands = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in operands]
     closed, out_tree = jax_api.trace(fn, [jax_api.struct(x) for x in operands], {})
     closed, consts = jax_api.without_constants(closed)
     closed, everything = jax_api.dce(closed)[0], [*consts, *operands]
-    is_known = not any(isinstance(x, jax_api.Tracer) for x in everything)
-    run = structure.compiled(closed) if is_known else jax_api.jaxpr_as_fun(closed)
+    is_ruled = jax_api.holds(closed.jaxpr, "custom_jvp_call", "custom_vjp_call")
+    run = jax_api.jaxpr_as_fun(closed) if is_ruled and arrays.is_traced(everything) else structure.compiled(closed)
     return jax.tree.unflatten(out_tree, run(*everything))
 
 

@@ -1,5 +1,6 @@
 """Pytrees whose leaves carry an axis, and checks that name the argument and the leaf."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -63,6 +64,17 @@ def entries(prefix: Any, tree: Any) -> list[Any]:
 
     jax.tree.map(note, prefix, tree, is_leaf=lambda x: x is None)
     return found
+
+
+def taken(values: Iterable[Any], which: Iterable[bool], wanted: bool = True) -> list[Any]:
+    """Return the values for which ``which`` is as wanted."""
+    return [value for value, is_taken in zip(values, which, strict=True) if is_taken == wanted]
+
+
+def merged(which: Iterable[bool], ours: Iterable[Any], others: Iterable[Any]) -> list[Any]:
+    """Return our values where ``which`` is true, and others where it is not."""
+    ours, others = iter(ours), iter(others)
+    return [next(ours if is_ours else others) for is_ours in which]
 
 
 def name(argument: str, path: Any) -> str:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, check, jax_api, layout, maps, origins, placing, primitives, pytrees, scope, tree
+from paraxis._core import arrays, check, jax_api, layout, maps, placing, primitives, pytrees, scope, tree
 from paraxis._core.axis import Axis
 from paraxis._core.lowerings import Lowering
 from paraxis.errors import AxisError
@@ -25,9 +25,8 @@ def broadcast(x: _Tree, axis: Axis | str | None = None) -> _Tree: ...
 def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
     """Give every element of an axis the same value: shared → placed.
 
-    Inside ``jit`` or a program, no copies are made: a map that follows passes the one value to all elements of a
-    device, and sums its derivative on the device before anything is sent. Only an operation that reads the copies
-    makes them. Outside ``jit`` and programs, the copies are made at once, each on its device if a mesh was given.
+    Inside ``jit`` or a program, only an operation that reads the copies makes them: a map passes the one value to all
+    elements of a device, and sums its derivative there before anything is sent. Elsewhere the copies are made at once.
 
     Args:
         x: pytree of arrays, ``(...)``; or a model, such as an Equinox module, whose other leaves are left unchanged.
@@ -43,16 +42,15 @@ def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
-        >>> px.broadcast(jnp.array([1.0, 2.0]), px.Axis("clients", 3))
+        >>> px.broadcast(jnp.array([1.0, 2.0]), px.Axis("clients", 2))
         Array([[1., 2.],
-               [1., 2.],
                [1., 2.]], dtype=float32)
     """
     placement = placing.place(scope.resolve("broadcast", axis))
 
     def one(leaf: jax.Array) -> jax.Array:
         leaf = arrays.settle(leaf, placement, rows=False) if placement.is_said else leaf
-        return origins.remember(primitives.copies(leaf, placement), origins.Shared(leaf))
+        return maps.remember(primitives.copies(leaf, placement), maps.Shared(leaf))
 
     return pytrees.opened(jax.tree.map(one, tree.arrays("broadcast", "x", pytrees.sealed(x))))
 
@@ -60,19 +58,18 @@ def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
 def map_fn(fn: Callable[..., _R], args: Any, axis: Axis | str | None = None, *, lowering: Lowering = "auto") -> _R:
     """Apply a function to every element of an axis: placed → placed.
 
-    Elements lie in blocks of equal size, one per device; if their number does not divide, the last blocks are padded
-    with copies of a real element, whose results are never used. The function sees one element, without the axis, and
-    may use the collectives (``px.psum`` and so on) with the axis or its name. All elements share the values that it
-    closes over.
+    The function sees one element, without the axis, and may use the collectives (``px.psum`` and so on); all elements
+    share what it closes over. Elements lie in blocks of equal size, one per device. If they do not divide, the last
+    blocks are padded with copies of a real element, whose results are never used.
 
     Args:
         fn: the function of one element. It is traced at each call, and the program compiled for an earlier trace of
             the same structure is reused; to trace only once, put ``jax.jit`` around the call.
-        args: the arguments of ``fn``: a plain tuple is unpacked into several arguments; anything else, a named tuple
-            too, is a single one. Pytrees of arrays ``(size, ...)``, any dtype; or models that hold such arrays.
-        axis: the axis; inside a program also its name, or ``None`` if there is only one.
-        lowering: how a device runs its elements: ``"vmap"`` (vectorised), ``"unroll"`` (one after the other) or
-            ``"auto"``. The answer is the same.
+        args: the arguments of ``fn``, pytrees of arrays ``(size, ...)`` or models that hold such arrays. A plain tuple
+            is several arguments; anything else, a named tuple too, is a single one.
+        axis: as in :func:`broadcast`.
+        lowering: how a device runs its elements: ``"vmap"`` (vectorised), ``"unroll"`` (one after the other; it takes
+            longer to compile) or ``"auto"``: unrolled for up to 16 elements with convolutions on CPU.
 
     Returns:
         The function's result with every leaf ``(size, ...)``, laid out over the devices.
@@ -102,17 +99,22 @@ def map_sealed(
     placement = placing.place(resolved)
     args = tree.placed("map_fn", "args", args, resolved)
     leaves, structure = jax.tree.flatten(args if type(args) is tuple else (args,))
-    known = [origins.recall(leaf) for leaf in leaves]
-    shared = [isinstance(form, origins.Shared) for form in known]
+    forms = [maps.recall(leaf) for leaf in leaves]
+    shared = [isinstance(form, maps.Shared) for form in forms]
     operands = [
-        form.value if isinstance(form, origins.Shared) else arrays.settle(leaf, placement, rows=True)
-        for leaf, form in zip(leaves, known, strict=True)
+        form.value if isinstance(form, maps.Shared) else arrays.settle(leaf, placement, rows=True)
+        for leaf, form in zip(leaves, forms, strict=True)
     ]
-    made, out_tree = maps.traced(fn, structure, operands, shared, placement, lowering)
+
+    def element(*xs: Any) -> Any:
+        return fn(*jax.tree.unflatten(structure, xs))
+
+    vars(element)["__wrapped__"] = fn  # JAX's errors then name the user's function, and not this one
+    made, out_tree = maps.traced(element, operands, shared, placement, lowering)
     results = made.bind()
     if any(isinstance(y, jax_api.Tracer) for y in results):
-        call = origins.Call(made)
-        results = [origins.remember(y, origins.Result(call, index)) for index, y in enumerate(results)]
+        sums = maps.Sums(made)
+        results = [maps.remember(y, maps.Result(sums, index)) for index, y in enumerate(results)]
     return jax.tree.unflatten(out_tree, results)
 
 
@@ -121,17 +123,15 @@ def scatter(x: Host, axis: Axis | str | None = None) -> jax.Array: ...
 @overload
 def scatter(x: _Tree, axis: Axis | str | None = None) -> _Tree: ...
 def scatter(x: Any, axis: Axis | str | None = None) -> Any:
-    """Distribute a host value over the devices of an axis: host → placed.
-
-    :func:`map_fn` accepts host values too, but would send the same data again at every call.
+    """Distribute a host value over the devices of an axis: host → placed. :func:`map_fn` would send it at each call.
 
     Args:
         x: pytree of arrays ``(size, ...)``, NumPy or JAX, any dtype.
-        axis: the axis; inside a program also its name, or ``None`` if there is only one.
+        axis: as in :func:`broadcast`.
 
     Returns:
-        The same values as JAX arrays. Each device holds its rows if their number divides; otherwise it holds a whole
-        copy (JAX has no arrays with uneven blocks), of which a map uses the device's part.
+        The same values as JAX arrays. Each device holds its rows if their number divides; otherwise a whole copy, as
+        JAX has no arrays with uneven blocks, of which a map uses the device's part.
 
     Raises:
         DataError, AxisError: as in :func:`map_fn`.
@@ -143,8 +143,7 @@ def scatter(x: Any, axis: Axis | str | None = None) -> Any:
         >>> px.scatter({"x": np.arange(3)}, px.Axis("clients", 3))["x"].shape
         (3,)
     """
-    resolved = scope.resolve("scatter", axis)
-    placement = placing.place(resolved)
+    placement, x = _placed("scatter", x, axis)
     target = arrays.sharding(placement, rows=True)
 
     def one(leaf: jax.Array) -> jax.Array:
@@ -152,7 +151,7 @@ def scatter(x: Any, axis: Axis | str | None = None) -> Any:
             return layout.constrain(leaf, placement) if placement.is_explicit and placement.divides else leaf
         return leaf if target is None else arrays.put(leaf, target)
 
-    return pytrees.opened(jax.tree.map(one, tree.placed("scatter", "x", pytrees.sealed(x), resolved)))
+    return pytrees.opened(jax.tree.map(one, x))
 
 
 @overload
@@ -160,18 +159,11 @@ def gather(x: jax.Array | np.ndarray, axis: Axis | str | None = None) -> np.ndar
 @overload
 def gather(x: Any, axis: Axis | str | None = None) -> Any: ...
 def gather(x: Any, axis: Axis | str | None = None) -> Any:
-    """Fetch a placed value: placed → host.
-
-    Args:
-        x: pytree of arrays ``(size, ...)``.
-        axis: the axis; inside a program also its name, or ``None`` if there is only one.
+    """Fetch a placed value, a pytree of arrays ``(size, ...)``: placed → host. See :func:`map_fn`.
 
     Returns:
         NumPy arrays ``(size, ...)`` in the order of the elements. Under ``jit``, which cannot return values to the
         host, the value itself, whole on every device.
-
-    Raises:
-        DataError, AxisError: as in :func:`map_fn`.
 
     Communicates: sends every row to the host. With several processes, all must call it, and each gets all rows.
 
@@ -180,30 +172,26 @@ def gather(x: Any, axis: Axis | str | None = None) -> Any:
         >>> px.gather(jnp.arange(3), px.Axis("clients", 3))
         array([0, 1, 2], dtype=int32)
     """
-    resolved = scope.resolve("gather", axis)
-    placement = placing.place(resolved)
+    placement, x = _placed("gather", x, axis)
 
     def one(leaf: jax.Array) -> Any:
         if isinstance(leaf, jax_api.Tracer):
             return layout.constrain(leaf, placement, rows=False) if placement.is_explicit else leaf
         return arrays.on_host(leaf)
 
-    return pytrees.opened(jax.tree.map(one, tree.placed("gather", "x", pytrees.sealed(x), resolved)))
+    return pytrees.opened(jax.tree.map(one, x))
+
+
+def _placed(verb: str, x: Any, axis: Axis | str | None) -> tuple[placing.Placement, Any]:
+    resolved = scope.resolve(verb, axis)
+    return placing.place(resolved), tree.placed(verb, "x", pytrees.sealed(x), resolved)
 
 
 def keys(key: jax.Array, axis: Axis | str | None = None) -> jax.Array:
-    """Return one random key per element, which depends only on the element's index, not on the devices.
+    """Return one random key per element, which depends only on the element's index: not on the devices, nor the size.
 
-    The keys of the first ``n`` elements do not change when the axis grows.
-
-    Args:
-        key: one key, new-style (``jax.random.key``) or old-style (``jax.random.PRNGKey``).
-        axis: the axis; inside a program also its name, or ``None`` if there is only one.
-
-    Returns:
-        Keys ``(size,)``, or ``(size, 2)`` for old-style keys.
-
-    Communicates: nothing.
+    ``key`` is new-style (``jax.random.key``), for keys ``(size,)``, or old-style, for ``(size, 2)``. Communicates:
+    nothing.
 
     Example:
         >>> import jax, paraxis as px

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import jax_api, maps, origins, scope
+from paraxis._core import jax_api, maps, scope
 from paraxis._core.axis import Axis
 from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from paraxis.errors import AxisError
@@ -108,7 +108,7 @@ def sized(name: str | None, whole: int, size: int) -> Iterator[None]:
 
     def rows(x: Any, found: Axis) -> Any:
         sizes = (whole, size) if found.name == name else (found.size,)
-        if np.ndim(x) == 0 or x.shape[0] not in sizes or origins.recall(x) is not None:
+        if np.ndim(x) == 0 or x.shape[0] not in sizes or maps.recall(x) is not None:
             return x
         return rows_p.bind(x, size=found.size)
 

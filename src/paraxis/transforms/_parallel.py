@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from paraxis._core import arrays, collectives, jax_api, layout, placing, tree, varying, verbs
+from paraxis._core import arrays, collectives, jax_api, layout, placing, tree, verbs
 from paraxis._core.axis import Axis
 from paraxis.errors import DataError, StateError
 from paraxis.transforms import _batches, _modules, _wrapped
@@ -178,7 +178,7 @@ class Call:
         run, differs = jax_api.jaxpr_as_fun(body), [True] * out_tree.num_leaves
         if self._check and not jax_api.holds(body.jaxpr, "io_callback"):  # which may differ for the same arguments
             axes = [0, *(None if at is None else 0 for at in row_dims[1:])]
-            differs = varying.batched(body, axes, self._axis.size, self._axis.name, {})
+            differs = collectives.batched(body, axes, self._axis.size, self._axis.name, {})
         self._differs = jax.tree.unflatten(out_tree, differs)
         if self._check:
             run = self._uneven(one, traced, row_dims) if self._rows.is_padded else run
