@@ -1,15 +1,12 @@
-"""No public face: runs ask which process this is, and compare what they were given, by functions that show nothing."""
+"""No public face: which process this is, what all were given, and signals, as runs see them."""
+
+import signal
 
 import numpy as np
 import pytest
 
 import paraxis as px
-from paraxis._host import processes
-
-
-def test_a_lone_process_is_first_and_waits_for_nobody() -> None:
-    assert processes.is_first()
-    assert (processes.reports(""), processes.reports("no room")) == ({}, {0: "no room"})
+from paraxis._host import interrupts, processes
 
 
 def test_what_processes_tell_each_other_before_they_communicate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +27,6 @@ X, Y = np.random.default_rng(0).normal(size=(5000, 40)), np.arange(5000)  # X is
     ("name", "changed"),
     [
         (None, {}),
-        ("X", {"X": X + 1}),
         ("y", {"y": np.where(Y == 77, 0, Y)}),
         ("X", {"X": X[:-1]}),
         ("y", {"y": Y.astype("int32")}),
@@ -53,3 +49,43 @@ def test_arrays_of_two_processes_are_compared_by_name(
         return
     with pytest.raises(px.DataError, match=rf"px\.fit: {name} is another one in process 1 than .*; give all the same"):
         processes.require_same("px.fit", mine, "give all the same")
+
+
+def fit(*signals: signal.Signals) -> px.train.Fitted:
+    """Ten steps that count; the signals come in the second of them."""
+
+    def step(number: int, batch: None) -> tuple[int, float]:
+        for each in signals if number == 1 else ():
+            signal.raise_signal(each)
+        return number + 1, 0.0
+
+    return px.fit(0, step, [np.zeros(1)], steps=10, progress=False)
+
+
+def test_a_second_ctrl_c_interrupts_at_once() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        fit(signal.SIGINT, signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert fit(signal.SIGINT).state == 10
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_deferred_interrupt_takes_effect_at_the_end() -> None:
+    reached = []
+
+    def interrupted() -> None:
+        with interrupts.deferred():
+            signal.raise_signal(signal.SIGINT)
+            reached.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert reached == [True]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,16 +1,67 @@
-"""Programs and verbs run from many threads at once never mix."""
+"""No public face: threads of XLA and LAPACK; and programs run from many threads at once."""
 
+import os
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import paraxis as px
+from paraxis._host import threads
+
+ROOT = Path(__file__).parents[2]
+SIMULATED = """
+import os
+from unittest import mock
+import jax
+from paraxis.testing import simulate_devices
+devices = jax.devices
+seen = []
+with mock.patch.object(jax, "devices", lambda: seen.append(os.environ.get("PJRT_NPROC")) or devices()):
+    simulate_devices(40)
+print(seen[0], os.environ.get("PJRT_NPROC"))
+"""
 
 
-def test_programs_of_different_sizes_at_once() -> None:
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [({}, f"{max(threads.num_cores(), 80)} None"), ({"PJRT_NPROC": "3"}, "3 3"), ({"NPROC": "3"}, "None None")],
+)
+def test_simulate_devices_has_two_threads_each_unless_something_else_is_said(
+    variables: dict[str, str], expected: str
+) -> None:
+    """While they start, so that none waits for ever; afterwards the environment is as it was."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("PJRT_NPROC", "NPROC", "XLA_FLAGS")}
+    env = kept | {"PYTHONPATH": str(ROOT / "src")} | variables
+    done = subprocess.run([sys.executable, "-c", SIMULATED], env=env, text=True, capture_output=True, timeout=120)
+    assert done.stdout.strip() == expected, done.stderr
+
+
+def test_small_matrices_are_factored_on_one_thread() -> None:
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+
+    def num_threads() -> set[int]:
+        return {found["num_threads"] for found in threadpoolctl.threadpool_info() if found["user_api"] == "blas"}
+
+    jnp.linalg.cholesky(jnp.eye(2))  # that SciPy's library is loaded
+    with threadpoolctl.threadpool_limits(3, user_api="blas"):
+        before = num_threads()
+        with threads.lapack_alone(10):
+            assert num_threads() == {1}
+        with threads.lapack_alone(5_000):
+            assert num_threads() == before
+        assert num_threads() == before
+
+
+def test_programs_of_different_sizes_run_in_many_threads_at_once() -> None:
     def work(thread: int) -> tuple[float, float, float]:
         name, x = f"axis{thread % 3}", np.linspace(0.0, 1.0, thread + 2)
 

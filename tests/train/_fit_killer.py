@@ -1,12 +1,13 @@
 """Kills a run with SIGKILL at random times, starts it again, and says whether what came out is what would have.
 
-Called as ``python -m tests.train._fit_killer DIRECTORY NUM_KILLS SEED PROCESSES DEVICES``. Prints one line of JSON. A
-run of one process is forked when everything is imported and before JAX has started anything: so it begins within 0.2
-seconds. Several are started by ``paraxis launch``, and the launcher or one of them is killed.
+``python -m tests.train._fit_killer DIRECTORY NUM_KILLS SEED PROCESSES DEVICES`` prints one line of JSON. A run of one
+process is forked when everything is imported and before JAX has started anything: so it begins within 0.2 seconds.
+Several are started by ``paraxis launch``, and the launcher or one of them is killed.
 """
 
 import contextlib
 import dataclasses
+import gc
 import hashlib
 import json
 import os
@@ -20,13 +21,18 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import flax.linen
+import flax.nnx
 import jax
-import tensorboardX  # noqa: F401  imported once, for all runs
+import optax
+import tensorboardX
 
 import paraxis as px
-from paraxis.train import Checkpoints, fit, loader  # noqa: F401  imported once, for all runs
+from paraxis.train import Checkpoints, fit, loader
+from tests import _support
 
-PARTS = ("state", "history", "log", "points", "steps", "best")
+_ONCE = flax.linen, flax.nnx, optax, tensorboardX, Checkpoints, fit, loader, _support  # imported once, for all runs
+
 Layout = tuple[int, int]  # processes, and devices of each
 
 
@@ -39,16 +45,16 @@ def run(directory: Path) -> None:
     (directory / f"pid-{here.process}").write_text(str(os.getpid()))
 
     from tests.train import _fits as fits  # it makes arrays
-    from tests.train._points import points
 
+    arrays = fits.arrays(64)  # all batches of one size: each run compiles the step once
     checkpoints = px.Checkpoints(directory / "checkpoints", every=3, keep=2, best=("test/loss", "min"))
     evaluated = px.eval_step(lambda p, batch: (batch["x"] @ p["w"] + p["b"] - batch["y"]) ** 2)
     fitted = px.fit(
         fits.start(),
         px.train_step(fits.loss),
-        px.loader(fits.arrays(), fits.BATCH, seed=1),
+        px.loader(arrays, fits.BATCH, seed=1),
         epochs=6,
-        evaluate=px.Evaluate(evaluated, px.loader(fits.arrays(), fits.BATCH, shuffle=False), every=5),
+        evaluate=px.Evaluate(evaluated, px.loader(arrays, fits.BATCH, shuffle=False), every=5),
         checkpoint=checkpoints,
         log=directory / "log.jsonl",
         tensorboard=directory / "board",
@@ -61,7 +67,7 @@ def run(directory: Path) -> None:
         "state": hashlib.sha256(b"".join(fits.bits(fitted.state))).hexdigest(),
         "history": json.dumps(dataclasses.asdict(fitted.history)),
         "log": fits.lines(directory / "log.jsonl"),
-        "points": points(directory / "board"),
+        "points": fits.points(directory / "board"),
         "steps": checkpoints.steps,
         "best": checkpoints.best,
     }
@@ -70,99 +76,83 @@ def run(directory: Path) -> None:
     part.rename(directory / "result.json")
 
 
-class Attempt:
-    """A run in a child of this process; of several processes, with a launcher between."""
-
-    def __init__(self, directory: Path, layout: Layout) -> None:
-        self._pids, self._status = [directory / f"pid-{number}" for number in range(layout[0])], 0
-        directory.mkdir(exist_ok=True)
-        for file in self._pids:
-            file.unlink(missing_ok=True)
-        self._is_forked = layout[0] == 1
-        self._pid = self._forked(directory) if self._is_forked else self._launched(directory, *layout)
-
-    def _forked(self, directory: Path) -> int:
+def started(directory: Path, layout: Layout) -> int:
+    """Start a run; of several processes, with a launcher between."""
+    directory.mkdir(exist_ok=True)
+    for file in directory.glob("pid-*"):
+        file.unlink()
+    if layout[0] == 1:
         if pid := os.fork():
             return pid
+        gc.disable()  # tracing makes many objects, to look at which takes long
         try:
             run(directory)
             os._exit(0)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
+    launch = ["-m", "paraxis", "launch", "-n", str(layout[0]), "--devices", str(layout[1])]
+    command = [sys.executable, *launch, "-m", "tests.train._fit_killer", "run", str(directory)]
+    with (directory / "output.txt").open("ab") as output:
+        return subprocess.Popen(command, stdout=output, stderr=output).pid
 
-    def _launched(self, directory: Path, processes: int, devices: int) -> int:
-        launch = ["-m", "paraxis", "launch", "-n", str(processes), "--devices", str(devices)]
-        ours = ["-m", "tests.train._fit_killer", "run", str(directory)]
-        with (directory / "output.txt").open("ab") as output:
-            return subprocess.Popen([sys.executable, *launch, *ours], stdout=output, stderr=output).pid
 
-    def is_over(self) -> bool:
-        ended, self._status = os.waitpid(self._pid, os.WNOHANG)
-        return bool(ended)
-
-    def kill(self, draw: random.Random) -> None:
-        """Either the child, with which all end, or one of the launcher's processes."""
-        found = [] if self._is_forked else [int(file.read_text() or 0) for file in self._pids if file.exists()]
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(draw.choice([self._pid, *filter(None, found)]), signal.SIGKILL)
-
-    @property
-    def status(self) -> int:
-        """0, or below it the signal that ended the child, or a rank that the launcher tells of."""
-        code = os.waitstatus_to_exitcode(self._status)
-        return 128 - code if code > 128 else code
+def status_of(pid: int) -> int | None:
+    """``None``: it runs; else 0, or below it the signal that ended it, or a rank that the launcher tells of."""
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    code = os.waitstatus_to_exitcode(status)
+    return None if not ended else 128 - code if code > 128 else code
 
 
 def finished(directory: Path, layout: Layout) -> Any:
     """Run to the end, whatever was there before, and give what came out."""
-    attempt = Attempt(directory, layout)
-    while not attempt.is_over():
+    pid = started(directory, layout)
+    while (status := status_of(pid)) is None:
         time.sleep(0.01)
     output = directory / "output.txt"
-    assert attempt.status == 0, (attempt.status, output.read_text()[-3000:] if output.exists() else "")
+    assert status == 0, (status, output.read_text()[-3000:] if output.exists() else "")
     return json.loads((directory / "result.json").read_text())
 
 
-def differences(found: Any, expected: Any) -> list[str]:
-    """Which parts of what came out are others."""
-    return [part for part in PARTS if found.get(part) != expected.get(part)]
+def was_killed(directory: Path, layout: Layout, draw: random.Random) -> bool:
+    """Start a run and kill it, or a rank of it, some milliseconds after it has come far enough; not if it ends before.
+
+    How far it is, and not how long it has run: a machine at work on other things is slow.
+    """
+    log, pids = directory / "log.jsonl", [directory / f"pid-{rank}" for rank in range(layout[0])]
+    enough = _num_lines(log) + draw.randrange(12)
+    pid = started(directory, layout)
+    while (status := status_of(pid)) is None and _num_lines(log) < enough:
+        time.sleep(0.002)
+    if status is None:
+        time.sleep(draw.uniform(0, 0.06))
+        ranks = [int(file.read_text() or 0) for file in pids if file.exists() and layout[0] > 1]
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(draw.choice([pid, *filter(None, ranks)]), signal.SIGKILL)
+        while (status := status_of(pid)) is None:
+            time.sleep(0.002)
+    assert status in (0, -signal.SIGKILL), status
+    return status != 0
+
+
+def _num_lines(file: Path) -> int:
+    return len(file.read_bytes().splitlines()) if file.exists() else 0
 
 
 def main(directory: Path, num_kills: int, seed: int, layout: Layout) -> dict[str, Any]:
     draw, place = random.Random(seed), directory / "run-0"
     expected = finished(directory / "first", layout)
-    report: dict[str, Any] = {"kills": 0, "resumed": 0, "finished": 0, "wrong": [], "state": expected["state"]}
+    report: dict[str, Any] = {"kills": 0, "resumed": 0, "finished": 0, "wrong": []}
     while report["kills"] < num_kills:
         report["resumed"] += any(path.name.isdecimal() for path in (place / "checkpoints").glob("*"))
-        enough = _num_lines(place / "log.jsonl") + draw.randrange(12)
-        was_killed = killed(Attempt(place, layout), place / "log.jsonl", enough, draw)
-        report["kills"] += was_killed
-        if report["kills"] == num_kills or not was_killed:
-            report["wrong"] += differences(finished(place, layout), expected)
+        killed = was_killed(place, layout, draw)
+        report["kills"] += killed
+        if report["kills"] == num_kills or not killed:
+            found = finished(place, layout)
+            report["wrong"] += [part for part in expected if found[part] != expected[part]]
             report["finished"] += 1
             place = directory / f"run-{report['finished']}"
     return report
-
-
-def killed(attempt: Attempt, log: Path, enough: int, draw: random.Random) -> bool:
-    """Kill a run some milliseconds after it has come far enough, unless it ends before; whether it was killed.
-
-    How far it is, and not how long it has run: a machine at work on other things is slow.
-    """
-    while not (is_over := attempt.is_over()) and _num_lines(log) < enough:
-        time.sleep(0.002)
-    if not is_over:
-        time.sleep(draw.uniform(0, 0.06))
-        attempt.kill(draw)
-        while not attempt.is_over():
-            time.sleep(0.002)
-    assert attempt.status in (0, -signal.SIGKILL), attempt.status
-    return attempt.status == -signal.SIGKILL
-
-
-def _num_lines(file: Path) -> int:
-    return len(file.read_bytes().splitlines()) if file.exists() else 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""A small run for the tests of ``fit``, and the same written by hand."""
+"""A small run for the tests of ``fit``, the same written by hand, and what is read of its files."""
 
 import json
+import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ def arrays(num_rows: int = NUM_ROWS) -> dict[str, np.ndarray]:
     return {"x": x, "y": (x @ np.array([1.0, -2.0, 0.5]) + 0.3).astype(np.float32)}
 
 
-def data(seed: int = 1, batch_size: int = BATCH, num_rows: int = NUM_ROWS) -> px.train.Loader:
-    return px.loader(arrays(num_rows), batch_size, axis=ONE, seed=seed)
+def data(seed: int = 1, batch_size: int = BATCH, num_rows: int = NUM_ROWS, **options: Any) -> px.train.Loader:
+    return px.loader(arrays(num_rows), batch_size, axis=ONE, seed=seed, **options)
 
 
 def batches(source: px.train.Loader, numbers: Sequence[int]) -> list[dict[str, np.ndarray]]:
@@ -70,6 +71,11 @@ def evaluate_step(state: px.TrainState, batch: Any) -> dict[str, px.Mean]:
     return {"loss": px.Mean(jnp.sum(errors), jnp.float32(len(errors)))}
 
 
+def noisy(batch: np.ndarray, random: Any) -> dict[str, np.ndarray]:
+    """A transform of a loader that draws a number for each row."""
+    return {"number": batch, "noise": np.array([generator.normal() for generator in random])}
+
+
 def bits(tree: Any) -> list[bytes]:
     """All leaves, as they lie in memory."""
     return [numbers(x).tobytes() for x in jax.tree.leaves(tree)]
@@ -80,4 +86,29 @@ def lines(path: Path) -> list[dict[str, Any]]:
     found = [json.loads(line) for line in path.read_text().splitlines()]
     for line in found:
         del line["time"]
+    return found
+
+
+def events(file: Path) -> list[Any]:
+    """The whole records of TensorBoard's file: a length, its checksum, the message and its checksum."""
+    from tensorboardX.proto import event_pb2
+
+    message: Any = vars(event_pb2)["Event"]
+    content, found = file.read_bytes(), []
+    while len(content) >= 16 and len(content) >= 16 + (length := struct.unpack("<Q", content[:8])[0]):
+        found.append(message.FromString(content[12 : 12 + length]))
+        content = content[16 + length :]
+    return found
+
+
+def points(directory: Path) -> dict[str, dict[int, float]]:
+    """What TensorBoard shows, name → step → value: what was written before a restart is left out, and none is twice."""
+    found: dict[str, dict[int, float]] = {}
+    for event in (event for file in sorted(directory.iterdir()) for event in events(file)):
+        if event.HasField("session_log"):
+            found = {tag: {k: x for k, x in curve.items() if k < event.step} for tag, curve in found.items()}
+        for value in event.summary.value:
+            curve = found.setdefault(value.tag, {})
+            assert event.step not in curve, (value.tag, event.step)
+            curve[event.step] = value.simple_value
     return found

@@ -1,6 +1,7 @@
-"""Tiny models that the tests of training share, and loops on one device, written by hand, to compare with."""
+"""Tiny models that the tests of training share, and a loop by hand to compare with."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +12,15 @@ from flax import linen, nnx
 import paraxis as px
 from tests._support import axis_on
 
-FEATURES = 4
-Rows = dict[str, np.ndarray]
+FEATURES, DECAY = 4, 0.9
+KEY = jax.random.key(3)
 
 
 class Net(nnx.Module):
     """4 → 16 → 1 with ReLU; batch normalisation and dropout if asked for."""
 
-    def __init__(self, *, norm: bool = True, dropout: float = 0.5, seed: int = 0) -> None:
-        rngs = nnx.Rngs(seed)
+    def __init__(self, *, norm: bool = True, dropout: float = 0.5) -> None:
+        rngs = nnx.Rngs(0)
         # A bias before batch normalisation has no gradient but rounding, which Adam would make steps of.
         self.first: Any = nnx.Linear(FEATURES, 16, use_bias=not norm, rngs=rngs)
         self.norm = nnx.BatchNorm(16, momentum=0.9, rngs=rngs) if norm else None
@@ -41,8 +42,8 @@ class LinenNet(linen.Module):
         return linen.Dense(1)(linen.Dropout(0.5, deterministic=not train)(jax.nn.relu(x)))[:, 0]
 
 
-def plain_params(seed: int = 0, width: int = 16) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
+def plain_params(width: int = 16) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
     w, v = rng.normal(size=(FEATURES, width)).astype("float32"), rng.normal(size=width).astype("float32") / 4
     return {"w": w, "b": np.zeros(width, "float32"), "v": v}
 
@@ -60,7 +61,7 @@ def loss(model: Any, batch: Any) -> jax.Array:
     return jnp.mean((model(batch["x"]) - batch["y"]) ** 2)
 
 
-def rows(number: int, seed: int = 0) -> Rows:
+def rows(number: int, seed: int = 0) -> dict[str, np.ndarray]:
     x = np.random.default_rng(seed).normal(size=(number, FEATURES)).astype("float32")
     return {"x": x, "y": np.sin(x.sum(1)).astype("float32")}
 
@@ -70,6 +71,71 @@ def axis(devices: int) -> px.Axis:
     return axis_on(devices, 1, "batch")
 
 
+class Model(NamedTuple):
+    """A model with its loss for a step; and parameters, what else changes, and a function of both for a loop by hand.
+
+    ``fn(params, rest, batch, number)`` gives a loss and the rest after it.
+    """
+
+    model: Any
+    loss: Any
+    params: Any
+    rest: Any
+    fn: Callable[..., tuple[jax.Array, Any]]
+    options: dict[str, Any] = {}  # noqa: RUF012  of the state
+
+
+def of_nnx() -> Model:
+    graph, params, rest = nnx.split(Net(), nnx.Param, ...)
+
+    def fn(params: Any, rest: Any, batch: Any, number: Any) -> Any:
+        model = nnx.merge(graph, params, rest, copy=True)
+        model.train()
+        return loss(model, batch), nnx.split(model, nnx.Param, ...)[2]
+
+    return Model(Net(), loss, params, rest, fn)
+
+
+def of_linen() -> Model:
+    net, sample = LinenNet(), rows(1)["x"]
+    variables = net.init(KEY, sample)
+
+    def fn(params: Any, rest: Any, batch: Any, number: Any) -> Any:
+        rngs = {"params": jax.random.fold_in(KEY, number)}
+        bound = net.bind({"params": params, **rest}, rngs=rngs, mutable=["batch_stats"])
+        value = jnp.mean((bound(jnp.asarray(batch["x"]), train=True) - batch["y"]) ** 2)
+        return value, {"batch_stats": bound.variables["batch_stats"]}
+
+    params, rest = variables["params"], {"batch_stats": variables["batch_stats"]}
+    of_model = lambda model, batch: jnp.mean((model(batch["x"], train=True) - batch["y"]) ** 2)  # noqa: E731
+    return Model(net, of_model, params, rest, fn, {"key": KEY, "sample": sample})
+
+
+def of_params(step_loss: Any = plain_loss, loss: Any = plain_loss) -> Model:
+    """Parameters wide enough to be divided; their mean loss by hand is that of ``loss``."""
+    params = plain_params(1024)
+    return Model(params, step_loss, params, None, lambda p, rest, batch, number: (jnp.mean(loss(p, batch)), None))
+
+
+def by_hand(model: Model, optimizer: Any, batches: list[Any]) -> tuple[Any, Any, Any, np.ndarray]:
+    """Parameters, their average, what else changes, and the losses of a plain loop on one device."""
+    params: Any = jax.tree.map(jnp.asarray, model.params)
+    average, rest, state, losses = params, model.rest, optimizer.init(params), []
+
+    @jax.jit
+    def update(params: Any, rest: Any, state: Any, batch: Any, number: Any) -> Any:
+        (value, rest), gradient = jax.value_and_grad(model.fn, has_aux=True)(params, rest, batch, number)
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), rest, state, value
+
+    for number, batch in enumerate(batches):
+        params, rest, state, value = update(params, rest, state, batch, jnp.int32(number))
+        average = jax.tree.map(lambda a, p: DECAY * a + (1 - DECAY) * p, average, params)
+        losses.append(value)
+    pure = (nnx.to_pure_dict(x) if isinstance(x, nnx.State) else x for x in (params, average, rest))
+    return *pure, np.array(losses)
+
+
 def trained(state: Any, step: Any, batches: list[Any]) -> tuple[Any, np.ndarray]:
     """The state after these batches, and the losses."""
     losses = []
@@ -77,40 +143,6 @@ def trained(state: Any, step: Any, batches: list[Any]) -> tuple[Any, np.ndarray]
         state, metrics = step(state, batch)
         losses.append(float(metrics["loss"]))
     return state, np.array(losses, "float32")
-
-
-def by_hand(params: Any, rest: Any, optimizer: Any, batches: list[Any], fn: Any) -> tuple[Any, Any, np.ndarray]:
-    """Parameters, what else changes, and losses of a plain loop; ``fn(params, rest, batch)`` → loss, rest."""
-    opt_state, losses = optimizer.init(params), []
-
-    @jax.jit
-    def update(params: Any, rest: Any, opt_state: Any, batch: Any) -> Any:
-        (value, rest), gradient = jax.value_and_grad(fn, has_aux=True)(params, rest, batch)
-        updates, opt_state = optimizer.update(gradient, opt_state, params)
-        return optax.apply_updates(params, updates), rest, opt_state, value
-
-    for batch in batches:
-        params, rest, opt_state, value = update(params, rest, opt_state, batch)
-        losses.append(value)
-    return params, rest, np.array(losses)
-
-
-def nnx_by_hand(net: Net, optimizer: Any, batches: list[Rows]) -> tuple[Any, Any, np.ndarray]:
-    graph, params, rest = nnx.split(net, nnx.Param, ...)
-
-    def fn(params: Any, rest: Any, batch: Any) -> Any:
-        model = nnx.merge(graph, params, rest, copy=True)
-        model.train()
-        return loss(model, batch), nnx.split(model, nnx.Param, ...)[2]
-
-    params, rest, losses = by_hand(params, rest, optimizer, batches, fn)
-    return nnx.to_pure_dict(params), nnx.to_pure_dict(rest), losses
-
-
-def plain_by_hand(params: Any, optimizer: Any, batches: list[Any], fn: Any = plain_loss) -> tuple[Any, np.ndarray]:
-    params = jax.tree.map(jnp.asarray, params)
-    params, _, losses = by_hand(params, None, optimizer, batches, lambda p, rest, batch: (jnp.mean(fn(p, batch)), None))
-    return params, losses
 
 
 def assert_near(actual: Any, expected: Any, rtol: float = 1e-4, atol: float = 2e-5) -> None:

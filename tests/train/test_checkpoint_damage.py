@@ -1,14 +1,24 @@
-"""Damaged files: what is restored is what was saved, or it is said which file is not, and the one before is used."""
+"""Damaged files, full disks, killed processes, two runs at once: what was saved before is restored, and it is said."""
 
+import contextlib
+import os
+import random
+import resource
+import signal
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import paraxis as px
-from tests.train._checkpoint_writer import same, state
+from tests.train._processes import started
+from tests.train._writer import NUM_SAVED, POINTS, same, state
+
+# Orbax closes its event loop at the first error; what is still being written then says that it is closed.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 @pytest.fixture
@@ -31,10 +41,10 @@ def flip(file: Path, position: float = 0.5) -> None:
     file.write_bytes(bytes(content))
 
 
-@pytest.mark.parametrize(
-    "damage", [flip, lambda f: f.write_bytes(f.read_bytes()[::2]), lambda f: f.write_bytes(b""), Path.unlink]
-)
-def test_the_one_before_a_damaged_one_is_used(checkpoints: px.Checkpoints, damage: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("damage", [flip, lambda f: f.write_bytes(f.read_bytes()[::2]), Path.unlink])
+def test_restore_uses_the_checkpoint_before_a_damaged_one(
+    checkpoints: px.Checkpoints, damage: Callable[[Path], None]
+) -> None:
     damage(files_of(checkpoints)[0])
     with pytest.raises(px.CheckpointError, match=r"is damaged:\n  2: state/"):  # asked for, it stays
         checkpoints.restore(state(0), 2)
@@ -42,10 +52,13 @@ def test_the_one_before_a_damaged_one_is_used(checkpoints: px.Checkpoints, damag
         restored = checkpoints.restore(state(0))
     assert (restored.step, same(restored.tree, 1), checkpoints.steps) == (1, True, (1,))
     assert (checkpoints.path / "damaged-2").is_dir()
+    flip(files_of(checkpoints, 1)[0])
+    with pytest.warns(UserWarning, match="is damaged"), pytest.raises(px.CheckpointError, match="every checkpoint"):
+        checkpoints.restore(state(0))
 
 
 @pytest.mark.parametrize("position", [0.5, *(pytest.param(x, marks=pytest.mark.slow) for x in np.linspace(0, 1, 12))])
-def test_a_flipped_bit_in_any_file_is_found(checkpoints: px.Checkpoints, position: float) -> None:
+def test_restore_finds_a_flipped_bit_in_any_file(checkpoints: px.Checkpoints, position: float) -> None:
     for file in files_of(checkpoints):
         whole = file.read_bytes()
         flip(file, position)
@@ -56,17 +69,106 @@ def test_a_flipped_bit_in_any_file_is_found(checkpoints: px.Checkpoints, positio
         (checkpoints.path / "damaged-2").rename(checkpoints.path / "2")
         file.write_bytes(whole)
     assert same(checkpoints.restore(state(0)).tree, 2)
-
-
-def test_when_none_is_left_each_is_listed(checkpoints: px.Checkpoints) -> None:
-    for step in (1, 2):
-        flip(files_of(checkpoints, step)[0])
-    message = r"every checkpoint in .* is damaged:\n  2: .*\n  1: "
-    with pytest.warns(UserWarning, match="is damaged"), pytest.raises(px.CheckpointError, match=message):
-        checkpoints.restore(state(0))
-
-
-def test_one_whose_process_was_killed_before_the_manifest_is_read(checkpoints: px.Checkpoints) -> None:
     (manifest,) = (checkpoints.path / "2").glob("*crc32*")
-    manifest.unlink()
+    manifest.unlink()  # the process was killed before it wrote that
     assert same(checkpoints.restore(state(0)).tree, 2)
+
+
+@contextlib.contextmanager
+def full_disk() -> Iterator[None]:
+    """No file can grow beyond a part of the state."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_on_a_full_disk_earlier_checkpoints_stay_and_later_ones_are_saved(tmp_path: Path) -> None:
+    checkpoints = px.Checkpoints(tmp_path)
+    checkpoints.save(1, state(1))
+    checkpoints.wait()
+    with full_disk():
+        checkpoints.save(2, state(2))
+        with pytest.raises(px.CheckpointError, match=r"step 2 could not be written .*large.*those of steps \(1,\) are"):
+            checkpoints.wait()
+        checkpoints.save(5, state(5))
+        with pytest.raises(px.CheckpointError, match="step 5"):  # at the next opportunity
+            checkpoints.save(6, state(6))
+        with pytest.raises(px.CheckpointError, match="step 7"), checkpoints:
+            checkpoints.save(7, state(7))
+    assert same(checkpoints.restore(state(0)).tree, 1)
+    checkpoints.save(2, state(2))
+    assert same(checkpoints.restore(state(0)).tree, 2)
+
+
+def test_checkpoints_names_a_directory_that_cannot_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for path in (tmp_path / "file" / "runs", tmp_path / "file"):
+        with pytest.raises(px.CheckpointError, match=f"{path} cannot be written to: "):
+            px.Checkpoints(path).save(2, state(2))
+
+
+def test_another_run_may_read_and_not_save_until_the_first_is_over(tmp_path: Path) -> None:
+    with started("-m", "tests.train._writer", tmp_path, "once and waits") as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "1\n"
+        mine = px.Checkpoints(tmp_path)
+        assert mine.restore(state(0)).step == 1
+        with pytest.raises(px.CheckpointError, match="another run"):
+            mine.save(2, state(2))
+        other.communicate("\n", timeout=60)
+    with mine:
+        mine.save(2, state(2))
+    assert mine.steps == (1, 2)
+
+
+@pytest.mark.slow
+def test_a_program_that_ends_without_waiting_has_saved(tmp_path: Path) -> None:
+    with started("-m", "tests.train._writer", tmp_path, "once") as other:
+        _, error = other.communicate(timeout=120)
+    assert (other.returncode, error) == (0, "")
+    assert same(px.Checkpoints(tmp_path).restore(state(0)).tree, 1)
+    assert list((tmp_path / "1").glob("*crc32*"))
+
+
+def assert_whole(path: Path, step: int) -> None:
+    checkpoints = px.Checkpoints(path, keep=NUM_SAVED)
+    assert checkpoints.latest == step
+    assert same(checkpoints.restore(state(0)).tree, step)
+    checkpoints.save(step + 1, state(step + 1))
+    assert same(checkpoints.restore(state(0)).tree, step + 1)
+    assert sorted(os.listdir(path)) == sorted([*map(str, checkpoints.steps), "paraxis.lock"])
+    assert len(checkpoints.steps) <= NUM_SAVED + 1
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("point", POINTS)
+def test_a_process_killed_inside_a_save_leaves_whole_checkpoints(tmp_path: Path, point: str) -> None:
+    with started("-m", "tests.train._writer", tmp_path, point) as process:
+        process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL
+    assert_whole(tmp_path, NUM_SAVED + (point != "the arrays are written"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_a_process_killed_at_any_time_leaves_whole_checkpoints(tmp_path: Path, seed: int) -> None:
+    with started("-m", "tests.train._writer", tmp_path, "any time") as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        time.sleep(random.Random(seed).uniform(0, 0.8))
+        process.kill()
+        told = max(map(int, (said + process.stdout.read()).split()))
+    latest = px.Checkpoints(tmp_path).latest
+    assert latest in {told, told + 1}
+    assert_whole(tmp_path, latest)
+
+
+def test_save_removes_what_a_killed_process_left_of_an_old_checkpoint(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        with px.Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(step, state(step))
+        (tmp_path / "1" / "_CHECKPOINT_METADATA").unlink(missing_ok=True)  # killed as it removed the first
+    assert sorted(os.listdir(tmp_path)) == ["2", "3", "paraxis.lock"]

@@ -8,9 +8,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-import optax
 import pytest
-from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import paraxis as px
@@ -30,10 +28,6 @@ def assert_same(actual: Any, expected: Any) -> None:
         kinds = [(type(x), getattr(x, "dtype", None), np.shape(x)) for x in (a, e)]
         assert kinds[0] == kinds[1], where
         assert data(a).tobytes() == data(e).tobytes() if hasattr(e, "dtype") else a == e, where
-
-
-def over(devices: int, spec: P | None = None) -> NamedSharding:
-    return NamedSharding(Mesh(np.array(jax.devices()[:devices]), ("rows",)), P("rows") if spec is None else spec)
 
 
 def of_dtype(name: str) -> np.ndarray:
@@ -56,34 +50,24 @@ def test_leaves_of_every_kind_come_back(tmp_path: Path) -> None:
     restored = checkpoints.restore(tree)
     assert_same(restored.tree, tree)
     assert (restored.notes, restored.step, restored.differences) == ({"position": [1, None, {"a": 0.1}]}, 7, ())
+    with jax.enable_x64(True):
+        wide = {name: jnp.asarray(of_dtype(name)) for name in WIDE}
+        checkpoints.save(8, wide)
+        assert_same(checkpoints.restore(wide).tree, wide)
 
 
-def test_wide_types_come_back_where_jax_has_them(tmp_path: Path) -> None:
-    with jax.enable_x64(True), px.Checkpoints(tmp_path) as checkpoints:
-        tree = {name: jnp.asarray(of_dtype(name)) for name in WIDE}
-        checkpoints.save(1, tree)
-        assert_same(checkpoints.restore(tree).tree, tree)
-
-
-def test_a_module_and_its_optimiser_come_back(tmp_path: Path) -> None:
-    def make(seed: int) -> tuple[Any, Any]:
-        params = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(seed)))
-        return params, optax.adam(optax.linear_schedule(0.1, 0.0, 9)).init(params)
-
-    with px.Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, make(0))
-    for target in (make(1), jax.eval_shape(lambda: make(1))):
-        assert_same(checkpoints.restore(target).tree, make(0))
+def over(devices: int, spec: P | None = None) -> NamedSharding:
+    return NamedSharding(Mesh(np.array(jax.devices()[:devices]), ("rows",)), P("rows") if spec is None else spec)
 
 
 @pytest.mark.parametrize("keys", [False, True])
-def test_arrays_over_other_devices_come_back(tmp_path: Path, keys: bool) -> None:
+def test_arrays_come_back_over_other_devices(tmp_path: Path, keys: bool) -> None:
     expected = jax.random.split(jax.random.key(4), 24) if keys else jnp.arange(48.0).reshape(24, 2)
     before, checkpoints = expected, px.Checkpoints(tmp_path)
-    for step, devices in enumerate([8, 1, 3, 8]):
+    for step, devices in enumerate([8, 1, 3]):
         shardings = {"x": over(devices), "shared": over(devices, P())}
-        checkpoints.save(step, {name: jax.device_put(before, sharding) for name, sharding in shardings.items()})
         target = {k: jax.ShapeDtypeStruct(expected.shape, expected.dtype, sharding=s) for k, s in shardings.items()}
+        checkpoints.save(step, dict.fromkeys(shardings, before))
         restored: Any = checkpoints.restore(target, step).tree
         assert restored["x"].sharding.is_equivalent_to(over(devices), expected.ndim)
         assert restored["shared"].is_fully_replicated
@@ -103,7 +87,7 @@ def test_arrays_may_be_donated_or_changed_once_save_returns(tmp_path: Path) -> N
         np.testing.assert_array_equal(x, np.arange(1 << 20))
 
 
-def test_a_step_is_replaced(tmp_path: Path) -> None:
+def test_save_replaces_the_checkpoint_of_a_step(tmp_path: Path) -> None:
     checkpoints = px.Checkpoints(tmp_path)
     checkpoints.save(1, {"w": jnp.zeros(3)}, {"which": "old"})
     checkpoints.save(1, {"other": jnp.ones(3)}, {"which": "new"})
@@ -116,14 +100,15 @@ def test_a_step_is_replaced(tmp_path: Path) -> None:
     ("options", "steps", "best"),
     [
         ({}, (4, 5, 6), None),
-        ({"keep": 1}, (6,), None),
         ({"keep": None}, (1, 2, 3, 4, 5, 6), None),
         ({"keep": 1, "keep_every": 2}, (2, 4, 6), None),
         ({"keep": 1, "best": ("loss", "min")}, (3, 6), 3),
         ({"keep": 2, "best": ("loss", "max")}, (2, 5, 6), 2),
     ],
 )
-def test_what_is_kept(tmp_path: Path, options: dict[str, Any], steps: tuple[int, ...], best: int | None) -> None:
+def test_checkpoints_keeps_the_last_the_due_and_the_best(
+    tmp_path: Path, options: dict[str, Any], steps: tuple[int, ...], best: int | None
+) -> None:
     checkpoints = px.Checkpoints(tmp_path, **options)
     for step, loss in enumerate([5.0, 7.0, 1.0, float("nan"), 1.5, 2.0], 1):
         checkpoints.save(step, {"x": 1}, {"loss": loss})
@@ -137,7 +122,6 @@ TEXTS = {"a": np.array(["x"])}
 @pytest.mark.parametrize(
     ("use", "kind", "message"),
     [
-        (lambda path: px.Checkpoints(path, keep=0), px.DataError, "keep must be an integer of at least 1"),
         (lambda path: px.Checkpoints(path, best=cast("Any", ("loss", "least"))), px.DataError, "best must be like"),
         (lambda path: px.Checkpoints(path).save(1, {}, {"loss": np.float32(1)}), TypeError, "not JSON serializable"),
         (lambda path: px.Checkpoints(path, best=("loss", "min")).save(1, {}), px.DataError, "needs a number"),
@@ -146,28 +130,35 @@ TEXTS = {"a": np.array(["x"])}
         (lambda path: px.Checkpoints(path / "new").restore({}), px.CheckpointError, "there is no checkpoint in"),
     ],
 )
-def test_what_cannot_be_done_is_refused(use: Any, kind: type[Exception], message: str, tmp_path: Path) -> None:
+def test_checkpoints_refuses_what_cannot_be_saved(
+    use: Any, kind: type[Exception], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(kind, match=message):
         use(tmp_path)
     assert os.listdir(tmp_path) == []
 
 
-def test_checkpoints_of_an_older_version_are_refused(tmp_path: Path) -> None:
-    (tmp_path / ".paraxis").mkdir()
-    with pytest.raises(px.CheckpointError, match=r"checkpoints of Paraxis 0\.2"):
-        px.Checkpoints(tmp_path)
-
-
-def test_a_checkpoint_of_orbax_alone_is_refused(tmp_path: Path) -> None:
+def of_orbax_alone(path: Path) -> None:
     from orbax.checkpoint import v1
 
-    with v1.training.Checkpointer(str(tmp_path)) as saver:
+    with v1.training.Checkpointer(str(path)) as saver:
         saver.save(1, {"x": np.ones(3)})
-    with pytest.raises(px.CheckpointError, match=r"was not saved by px\.Checkpoints"):
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: (path / ".paraxis").mkdir(), r"checkpoints of Paraxis 0\.2"),
+        (of_orbax_alone, r"was not saved by px\.Checkpoints"),
+    ],
+)
+def test_checkpoints_of_others_are_refused(make: Any, words: str, tmp_path: Path) -> None:
+    make(tmp_path)
+    with pytest.raises(px.CheckpointError, match=words):
         px.Checkpoints(tmp_path).restore({"x": np.zeros(3)})
 
 
-def test_a_directory_of_somebody_s_own_is_no_checkpoint(tmp_path: Path) -> None:
+def test_a_directory_of_somebody_s_own_is_no_checkpoint_and_stays(tmp_path: Path) -> None:
     with px.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(3, {"x": 1})
     (tmp_path / "2024").mkdir()
@@ -198,7 +189,7 @@ LINES = [
 ]
 
 
-def test_all_that_differs_is_listed_and_what_agrees_can_be_taken(tmp_path: Path) -> None:
+def test_restore_lists_all_that_differs_and_takes_what_agrees_if_asked(tmp_path: Path) -> None:
     with px.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(5, SAVED)
     with pytest.raises(px.StateError, match=rf"(?s)step 5 in {tmp_path}.*restore\(target, partial=True\)") as caught:
@@ -207,5 +198,4 @@ def test_all_that_differs_is_listed_and_what_agrees_can_be_taken(tmp_path: Path)
     head = TARGET["head"] | {"b": np.zeros(3, "float32")}
     restored = checkpoints.restore(TARGET | {"n": 0, "head": head}, partial=True)
     assert [str(difference) for difference in restored.differences] == LINES[:3]
-    assert restored.differences[1] == type(restored.differences[1])("['head']['c']", None, "float32 (3,)")
     assert_same(restored.tree, TARGET | {"n": 3, "head": head | {"b": np.ones(3, "float32")}})

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import paraxis as px
-from tests._support import axis_on
+from paraxis.train import StopEarly
 from tests.train._fits import PER_EPOCH, arrays, batches, bits, by_hand, data, evaluate_step, loss, start, step
 
 
@@ -19,21 +19,17 @@ def fit(*args: Any, **options: Any) -> px.train.Fitted:
     return px.fit(*args, progress=False, **options)
 
 
-def test_a_run_is_the_hand_written_loop_bit_for_bit() -> None:
+def test_fit_is_the_loop_by_hand_bit_for_bit() -> None:
     events: list[px.train.Event] = []
     fitted = fit(start(), step, data(), epochs=3, callbacks=events.append)
-    expected = list(by_hand(batches(data(), range(3 * PER_EPOCH))))
+    expected, rows = list(by_hand(batches(data(), range(3 * PER_EPOCH)))), [16, 16, 16, 8]
     assert bits((fitted.state.params, fitted.state.opt_state)) == bits(expected[-1][:2])
     told = [(e.step, e.epoch, e.rows, e.metrics["loss"]) for e in events if e.kind == "step"]
-    assert told == [(k + 1, k // 4, [16, 16, 16, 8][k % 4], expected[k][2]) for k in range(12)]
-
-
-def test_an_epoch_s_average_weighs_each_row_the_same() -> None:
-    fitted = fit(start(), step, data(), epochs=2)
-    losses, rows = [loss for _, _, loss in by_hand(batches(data(), range(8)))], [16, 16, 16, 8]
-    expected = [np.average(losses[k : k + 4], weights=rows) for k in (0, 4)]
-    np.testing.assert_allclose([record.metrics["loss"] for record in fitted.history.epochs], expected, rtol=1e-15)
-    assert [(record.step, record.epoch) for record in fitted.history.epochs] == [(4, 0), (8, 1)]
+    assert told == [(k + 1, k // 4, rows[k % 4], expected[k][2]) for k in range(12)]
+    # An epoch's average weighs each row the same.
+    averages = [np.average([x[2] for x in expected[k : k + 4]], weights=rows) for k in (0, 4, 8)]
+    np.testing.assert_allclose([record.metrics["loss"] for record in fitted.history.epochs], averages, rtol=1e-15)
+    assert [(record.step, record.epoch) for record in fitted.history.epochs] == [(4, 0), (8, 1), (12, 2)]
 
 
 FIRST, SECOND = batches(data(), range(4)), batches(data(), range(4, 8))
@@ -42,19 +38,17 @@ FIRST, SECOND = batches(data(), range(4)), batches(data(), range(4, 8))
 @pytest.mark.parametrize(
     ("source", "length", "in_order"),
     [
-        (FIRST, {"epochs": 2}, FIRST + FIRST),
         (collections.deque(FIRST), {"epochs": 2}, FIRST + FIRST),
         (lambda: iter(FIRST), {"steps": 6}, FIRST + FIRST[:2]),
-        (lambda epoch: (FIRST, SECOND)[epoch], {"epochs": 2}, FIRST + SECOND),
-        (lambda epoch: FIRST[: epoch + 1], {"epochs": 3}, FIRST[:1] + FIRST[:2] + FIRST[:3]),
+        (lambda epoch: FIRST[: epoch + 1] + SECOND, {"epochs": 2}, FIRST[:1] + SECOND + FIRST[:2] + SECOND),
     ],
 )
-def test_any_batches_will_do_that_can_be_gone_through_again(source: Any, length: Any, in_order: list[Any]) -> None:
+def test_fit_takes_any_batches_that_can_be_gone_through_again(source: Any, length: Any, in_order: list[Any]) -> None:
     fitted = fit(start(), step, source, **length)
     assert bits((fitted.state.params, fitted.state.opt_state)) == bits(list(by_hand(in_order))[-1][:2])
 
 
-def test_a_run_goes_on_from_the_steps_that_its_state_has_done_and_leaves_it_as_it_is() -> None:
+def test_fit_goes_on_from_the_steps_that_its_state_has_done_and_leaves_it_as_it_is() -> None:
     whole, state = fit(start(), step, data(), steps=9), fit(start(), step, data(), steps=5).state
     before = bits(state)
     rest = fit(state, step, data(), steps=9)
@@ -73,7 +67,7 @@ class Fetched:
         return 1.0
 
 
-def test_metrics_are_fetched_when_later_steps_are_under_way_and_few_wait() -> None:
+def test_fit_fetches_metrics_when_four_later_steps_are_under_way() -> None:
     order: list[tuple[str, int]] = []
 
     def own_step(state: int, batch: int) -> Any:
@@ -81,14 +75,12 @@ def test_metrics_are_fetched_when_later_steps_are_under_way_and_few_wait() -> No
         return state + 1, {"loss": Fetched(state, order)}
 
     fit(0, own_step, [0, 1, 2], steps=50)
-    for number in range(45):
-        assert (
-            order.index(("begun", number + 4)) < order.index(("fetched", number)) < order.index(("begun", number + 5))
-        )
+    for k in range(45):
+        assert order.index(("begun", k + 4)) < order.index(("fetched", k)) < order.index(("begun", k + 5))
     assert [number for kind, number in order if kind == "fetched"] == list(range(50))
 
 
-def test_a_step_of_one_s_own_needs_no_train_state() -> None:
+def test_fit_takes_a_step_and_a_state_of_one_s_own() -> None:
     fitted = fit({"w": 0.0}, lambda state, batch: ({"w": state["w"] + batch}, state["w"]), [1.0, 2.0], epochs=2)
     assert fitted.state == {"w": 6.0}
     assert [record.metrics for record in fitted.history.steps] == [{"loss": x} for x in (0.0, 1.0, 3.0, 4.0)]
@@ -149,35 +141,22 @@ def test_a_long_history_is_averaged_to_a_bounded_number_of_points(begun: int) ->
     assert [record.metrics["loss"] for record in history.steps] == [begun + 4 * k + 1.5 for k in range(375)]
 
 
-def test_on_several_devices_the_numbers_are_the_same() -> None:
-    one, axis = fit(start(), step, data(), epochs=2), axis_on(8, 1, "batch")
-    many = fit(start(), px.train_step(loss, axis=axis), px.loader(arrays(), 16, axis=axis, seed=1), epochs=2)
-    assert len(many.state.params["w"].sharding.device_set) == 8
-    np.testing.assert_allclose(many.state.params["w"], one.state.params["w"], rtol=1e-5)
-    losses = [[record.metrics["loss"] for record in run.history.epochs] for run in (many, one)]
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
-
-
-def test_a_state_that_was_given_away_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    state = start()
-    step(state, FIRST[0])
-    with pytest.raises(px.StateError, match=r"px.fit: the arrays of this state were donated"):
-        fit(state, step, data(), steps=2, checkpoint=tmp_path / "run", log=tmp_path / "log")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("launched", [False, True])
-def test_a_rank_that_has_not_joined_the_others_is_refused(
-    launched: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("launched", [None, False, True])
+def test_fit_refuses_a_donated_state_and_a_rank_that_has_not_joined_before_it_writes(
+    launched: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = {"PARAXIS_COORDINATOR": "127.0.0.1:5000", "PARAXIS_NUM_PROCESSES": "4", "PARAXIS_PROCESS": "2"}
-    for name, value in (there | ({"PARAXIS_LAUNCHER": f"{os.getppid()}"} if launched else {})).items():
-        monkeypatch.setenv(name, value)
-    words = r"rank 2 of 4 of paraxis launch, but px.initialize\(\) was not called, .*; write px.initialize\(\)"
-    with pytest.raises(px.StateError, match=f"px.fit: this process is {words}"):
-        fit(start(), step, data(), steps=2, checkpoint=tmp_path / "run", log=tmp_path / "log")
-    with pytest.raises(px.StateError, match=f"px.Checkpoints: this process is {words}"):
-        px.Checkpoints(tmp_path / "run").save(1, {"w": np.ones(3)})
+    state, words = start(), r"rank 2 of 4 of paraxis launch, but px.initialize\(\) was not called"
+    if launched is None:
+        step(state, FIRST[0])
+        words = "px.fit: the arrays of this state were donated"
+    else:
+        there = {"PARAXIS_COORDINATOR": "127.0.0.1:5000", "PARAXIS_NUM_PROCESSES": "4", "PARAXIS_PROCESS": "2"}
+        for name, value in (there | ({"PARAXIS_LAUNCHER": f"{os.getppid()}"} if launched else {})).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(px.StateError, match=words):
+            px.Checkpoints(tmp_path / "run").save(1, {"w": np.ones(3)})
+    with pytest.raises(px.StateError, match=words):
+        fit(state, step, data(), steps=2, checkpoint=tmp_path / "run", log=tmp_path / "log")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -208,35 +187,94 @@ def run(data: Any, step: Any = _ok, state: Any = 0, **options: Any) -> Callable[
     return lambda: fit(state, step, data, **({"steps": 9} | options))
 
 
-def dev(step: Any) -> px.Evaluate:
-    return px.Evaluate(step, [0], name="dev")
+def dev(step: Any, **options: Any) -> px.Evaluate:
+    return px.Evaluate(step, [0], name="dev", **options)
 
 
-TWICE, EVAL = [dev(_ok), dev(_ok)], px.eval_step(loss)
+NOT_OK, NO_DEV = start().replace(ok=jnp.array(False)), "evaluation 'test', but there is 'dev'; write evaluate="
 ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (run([0], steps=None), px.DataError, "either epochs or steps, got neither"),
     (run(iter([1])), px.DataError, "does not give batches anew"),
     (run({"x": 1}), px.DataError, r"data is a dict, .*px.loader"),
     (run((np.ones(6), np.ones(6))), px.DataError, r"one tuple.*px.loader"),
     (run(data(), lambda s, b: jnp.ones(()), start()), px.StateError, "train_step"),
-    (run(data(), EVAL, start()), px.StateError, "returned a dict"),
+    (run(data(), px.eval_step(loss), start()), px.StateError, "returned a dict"),
     (run(list), px.DataError, "data has no batches in epoch 1"),
     (run([0], lambda s, b: (s, np.ones(3))), px.DataError, "'loss' is an array"),
-    (run([0], evaluate=TWICE), px.DataError, "two evaluations have one name"),
-    (lambda: px.Evaluate(step, [0]), px.DataError, "step is a training step"),
+    (run([0], evaluate=[dev(_ok), dev(_ok)]), px.DataError, "two evaluations have one name"),
+    (run([0], evaluate=dev(_ok), stop_early=StopEarly("test/loss")), px.DataError, NO_DEV),
     (run([0], callbacks=Misspelt()), px.DataError, "on_epochs"),
     (run([0], callbacks=Broken()), KeyError, "Broken.on_step, after step 2"),
     (run([0, 1], _raising), ZeroDivisionError, r"raised by step 3 \(number 1 of"),
     (run(_breaking), OSError, "data: raised when batch number 4 of epoch 1"),
     (run([0], evaluate=dev(lambda s, b: 1 / 0)), ZeroDivisionError, "raised by evaluation 'dev', after step 1"),
     (run(lambda: iter([0]), step, start().replace(step=jnp.int32(3))), px.DataError, "a state after 3 steps continues"),
-    (run(data(), step, start().replace(ok=jnp.array(False))), px.StateError, "a gradient that was not finite"),
+    (run(data(), step, NOT_OK), px.StateError, "a gradient that was not finite"),
 ]
 
 
 @pytest.mark.parametrize(("call", "kind", "words"), ERRORS)
-def test_what_cannot_be_done_is_refused_and_errors_say_where_they_come_from(
+def test_fit_refuses_what_cannot_be_done_and_says_where_errors_come_from(
     call: Callable[[], Any], kind: type[Exception], words: str
 ) -> None:
     with pytest.raises(kind, match=words):
         call()
+
+
+def stopped_early(values: list[float], rule: StopEarly, **options: Any) -> px.train.Fitted:
+    """An evaluation after each step has these values in turn."""
+    test = px.Evaluate(lambda state, batch: {"loss": values[state - 1]}, [0], every=1)
+    options = {"evaluate": test, "stop_early": rule, "steps": len(values), "progress": False} | options
+    return px.fit(0, lambda state, batch: (state + 1, 1.0), [0], **options)
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "steps", "best"),
+    [
+        ([5, 4, 3, 3, 3, 9], {"patience": 2}, 5, 3),
+        ([5, 4, 3, 3, 2, 9], {"patience": 2}, 6, 5),
+        ([1, 2, 3, 3, 2, 1, 1], {"patience": 3, "mode": "max"}, 6, 3),
+        ([5, 4.5, 4.1, 3.9, 3.5, 3], {"patience": 3, "min_change": 1.0}, 6, 4),
+        ([5, 4.5, 4.1, 4.0, 3.5, 3], {"patience": 3, "min_change": 1.0}, 4, 1),
+        ([5, np.nan, np.nan, 1], {"patience": 2}, 3, 1),
+        ([np.inf, 4, 5, 5, 5], {"patience": 2}, 4, 2),
+        ([5, 4, 3, 2, 1], {"patience": 1}, 5, 5),
+    ],
+)
+def test_stop_early_ends_a_run_when_the_metric_was_no_better_so_often(
+    values: Any, options: Any, steps: int, best: int
+) -> None:
+    fitted = stopped_early(values, StopEarly("test/loss", **options))
+    words = f"test/loss was not better than {values[best - 1]:.6g}, its best, of step {best}"
+    assert fitted.state == steps
+    assert fitted.best == px.train.Record(best, best - 1, {"test/loss": values[best - 1]})
+    assert words in fitted.stopped if fitted.stopped else steps == len(values)
+
+
+def test_stop_early_watches_the_average_of_an_epoch() -> None:
+    losses = [4.0, 2.0, 3.0, 1.0, 2.0, 2.0, 9.0]  # epochs of two steps: 3, 2, 2, …
+    rule = StopEarly("loss", patience=1)
+    fitted = fit(0, lambda s, b: (s + 1, losses[s]), [0, 0], epochs=9, stop_early=rule)
+    assert (fitted.state, fitted.best and fitted.best.step) == (6, 4)
+
+
+def test_stop_early_keeps_its_patience_over_a_resume(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    values, rule = [5.0, 3.0, 4.0, 4.0, 4.0, 9.0, 9.0], StopEarly(patience=3)
+
+    def stop(event: px.train.Event) -> None:
+        if event.kind == "evaluate" and event.step == 4:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        stopped_early(values, rule, checkpoint=px.Checkpoints(tmp_path, every=1), callbacks=stop)
+    assert stopped_early(values, rule, checkpoint=px.Checkpoints(tmp_path, every=1), progress=True).state == 5
+    assert "px.fit: ended after step 5: test/loss was not better than 3, its best, of step 2" in capfd.readouterr().err
+    assert stopped_early(values, rule, checkpoint=tmp_path).state == 5
+    assert stopped_early(values, StopEarly(patience=5), checkpoint=tmp_path).state == 7
+
+
+def test_a_run_that_ends_early_is_evaluated_at_its_end() -> None:
+    test = px.Evaluate(lambda state, batch: {"loss": 10.0 * state}, [0], every=1000, name="test")
+    evaluations = [dev(lambda state, batch: {"loss": float(state)}, every=1), test]
+    fitted = stopped_early([0], StopEarly("dev/loss", patience=2), evaluate=evaluations, steps=50)
+    assert [x.tolist() for x in fitted.history.curve("test/loss")] == [[3], [30.0]]

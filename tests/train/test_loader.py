@@ -1,6 +1,8 @@
-"""Which rows are in which batch, and where they lie."""
+"""Which rows are in which batch, where they lie, and the thread that reads them ahead."""
 
+import gc
 import itertools
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +24,17 @@ def rows_of(batch: Any) -> list[int]:
     return np.asarray(batch["number"]).tolist()
 
 
-def test_every_row_comes_once_in_an_epoch_with_its_values() -> None:
-    data = px.loader(SOURCE, 5, seed=3)
-    batches = list(data.epoch(0))
+@pytest.mark.parametrize("devices", [1, 3, 8])
+def test_loader_gives_each_row_once_an_epoch_in_the_same_order_on_any_devices(devices: int) -> None:
+    data = px.loader(SOURCE, 5, seed=3, axis=axis_on(devices, 1, "batch"))
+    batches = list(data.epoch(1))
     assert [len(rows_of(batch)) for batch in batches] == [5, 5, 5, 5, 3]
     assert sorted(itertools.chain(*map(rows_of, batches))) == list(range(NUM_ROWS))
+    alone = px.loader(SOURCE, 5, seed=3)
+    assert [rows_of(batch) for batch in batches] == [alone.rows(5 + k).tolist() for k in range(5)]
     for batch in batches:
         assert (str(batch["x"].dtype), str(batch["number"].dtype)) == ("float32", "int32")
         np.testing.assert_array_equal(batch["x"], X[rows_of(batch)].astype("float32"))
-
-
-@pytest.mark.parametrize("devices", [1, 2, 3, 8])
-def test_devices_do_not_change_the_order(devices: int) -> None:
-    data = px.loader(SOURCE, 5, seed=3, axis=axis_on(devices, 1, "batch"))
-    other = px.loader(SOURCE, 5, seed=3)
-    assert [rows_of(batch) for batch in data.epoch(1)] == [other.rows(5 + k).tolist() for k in range(5)]
 
 
 def test_the_order_of_a_seed_never_changes() -> None:
@@ -46,12 +44,12 @@ def test_the_order_of_a_seed_never_changes() -> None:
     assert data.rows(1).tolist() == [0, 6, 5, 3, 4, 9, 7, 8, 2, 1]
 
 
-@pytest.mark.parametrize("start", [0, 1, 4, 5, 13])
 @pytest.mark.parametrize("read_ahead", [0, 3])
-def test_beginning_later_is_skipping(start: int, read_ahead: int) -> None:
+def test_batches_from_a_number_on_are_those_of_the_whole(read_ahead: int) -> None:
     data = px.loader(SOURCE, 5, read_ahead=read_ahead)
-    whole, later = itertools.islice(data.batches(), start, start + 6), itertools.islice(data.batches(start), 6)
-    assert list(map(rows_of, whole)) == list(map(rows_of, later))
+    for start in (1, 4, 5, 13):
+        whole, later = itertools.islice(data.batches(), start, start + 6), itertools.islice(data.batches(start), 6)
+        assert list(map(rows_of, whole)) == list(map(rows_of, later))
 
 
 @pytest.mark.parametrize(("size", "kind"), [(8, jax.Array), (16, jax.Array), (5, np.ndarray)])
@@ -75,24 +73,26 @@ def test_a_batch_lies_where_the_mesh_in_force_says(kind: AxisType) -> None:
     assert {shard.data.shape for shard in x.addressable_shards} == {(2, 3)}
 
 
-class Counting:
-    """Rows by number, which notes what was asked for."""
+class Rows:
+    """Rows by number, which notes what was asked for; row 17 cannot be read."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
 
     def __len__(self) -> int:
-        return NUM_ROWS
+        return 40
 
     def __getitem__(self, row: int) -> dict[str, Any]:
+        if row == 17:
+            raise OSError("bad sector")
         self.asked.append(row)
         return {"number": row}
 
 
-def test_a_row_is_read_once_also_for_several_devices_and_padding() -> None:
-    counting, mesh = Counting(), Mesh(np.array(jax.devices()).reshape(4, 2), ("batch", "model"))
-    data = px.loader(counting, 5, axis=px.Axis("batch", 1, mesh=mesh), read_ahead=0)
-    assert rows_of(next(data.batches())) == data.rows(0).tolist() == counting.asked
+def test_loader_reads_a_row_once_for_several_devices_and_padding() -> None:
+    source, mesh = Rows(), Mesh(np.array(jax.devices()).reshape(4, 2), ("batch", "model"))
+    data = px.loader(source, 5, axis=px.Axis("batch", 1, mesh=mesh), shuffle=False, read_ahead=0)
+    assert rows_of(next(data.batches())) == data.rows(0).tolist() == source.asked
 
 
 class Watched(np.memmap):
@@ -103,30 +103,55 @@ class Watched(np.memmap):
         return super().__getitem__(index)
 
 
-def test_of_a_file_only_the_rows_asked_for_are_read(tmp_path: Path) -> None:
+def test_loader_reads_only_the_rows_asked_for_of_a_file(tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", X)
     data = px.loader(np.load(tmp_path / "rows.npy", mmap_mode="r").view(Watched), 4, read_ahead=0)
     np.testing.assert_array_equal(next(data.batches()), X[data.rows(0)].astype("float32"))
     assert Watched.taken == sorted(data.rows(0))
 
 
-def test_the_same_loader_is_described_alike_and_another_one_is_not() -> None:
-    same = px.loader(SOURCE, 5, seed=3).describe()
-    assert same == px.loader(SOURCE, 5, seed=3, axis=axis_on(2, 1), read_ahead=0).describe()
-    others = [
-        px.loader(SOURCE, 6, seed=3),
-        px.loader(SOURCE, 5, seed=4),
-        px.loader(SOURCE, 5, seed=3, shuffle=False),
-        px.loader(SOURCE, 5, seed=3, drop_last=True),
-        px.loader({"number": np.arange(22), "x": X[:22]}, 5, seed=3),
-        px.loader({"number": np.arange(NUM_ROWS)}, 5, seed=3),
-    ]
-    assert all(same != other.describe() for other in others)
-
-
-def test_wide_numbers_stay_wide_where_they_are_in_force() -> None:
+def test_loader_keeps_wide_numbers_where_they_are_in_force() -> None:
     with jax.enable_x64(True):
         found = px.loader({"x": np.full(4, 2**40)}, 4).batches()
         assert next(found)["x"].tolist() == [2**40] * 4
-    (narrow,) = px.loader({"x": np.ones(4)}, 4).epoch(0)
-    assert narrow["x"].dtype == np.float32
+
+
+def readers() -> int:
+    return sum(thread.name.startswith("paraxis-read") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("read_ahead", [0, 4])
+def test_an_error_of_the_source_names_batch_and_row_and_comes_in_its_place(read_ahead: int) -> None:
+    found = px.loader(Rows(), 5, shuffle=False, read_ahead=read_ahead).batches(8)
+    assert [len(rows_of(next(found))) for _ in range(3)] == [5, 5, 5]
+    with pytest.raises(OSError, match=r"(?s)bad sector.*row 17.*batch number 4 of epoch 2"):
+        next(found)
+    with pytest.raises(StopIteration):
+        next(found)
+    assert readers() == 0
+
+
+def test_no_more_is_read_ahead_than_asked_for() -> None:
+    source = Rows()
+    found = px.loader(source, 2, shuffle=False, read_ahead=3).batches()
+    next(found)
+    before = -1
+    while before < len(source.asked):  # until nothing moves
+        before = len(source.asked)
+        threading.Event().wait(0.05)
+    assert source.asked == list(range(8))  # the batch taken and three
+    found.close()
+
+
+def left_by_an_error(data: px.train.Loader) -> None:
+    found = data.batches()
+    next(found)
+    with pytest.raises(ValueError, match="mine"):
+        found.throw(ValueError("mine"))
+
+
+@pytest.mark.parametrize("use", [lambda data: next(data.batches()), left_by_an_error, lambda data: list(data.epoch(0))])
+def test_the_thread_ends_with_the_batches(use: Any) -> None:
+    use(px.loader(np.arange(10), 2))
+    gc.collect()
+    assert readers() == 0

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import paraxis as px
+from tests.train._fits import noisy
 
 
 def numbers(batch: Any) -> list[int]:
@@ -32,8 +33,7 @@ class Tensor:
     def detach(self) -> "Tensor":
         return self
 
-    def cpu(self) -> "Tensor":
-        return self
+    cpu = detach
 
     def numpy(self) -> np.ndarray:
         return self.value
@@ -83,7 +83,7 @@ class DataLoader:
 
 
 @pytest.mark.parametrize("kind", [TensorDataset, SeveralAtOnce])
-def test_a_dataset_of_tensors_gives_its_rows(kind: type[TensorDataset]) -> None:
+def test_loader_reads_the_rows_of_a_dataset_of_tensors(kind: type[TensorDataset]) -> None:
     dataset = kind(10)
     data = px.loader(dataset, 4)
     for k, (x, row) in enumerate(data.epoch(0)):
@@ -92,7 +92,7 @@ def test_a_dataset_of_tensors_gives_its_rows(kind: type[TensorDataset]) -> None:
 
 
 @pytest.mark.parametrize("start", [0, 5])
-def test_a_data_loader_keeps_its_batches_and_its_order(start: int) -> None:
+def test_loader_keeps_the_batches_and_the_order_of_a_data_loader(start: int) -> None:
     """With PyTorch's generator seeded alike, the order of a later pass depends on the passes before."""
     twin = DataLoader(TensorDataset(10), 4)
     expected = [batch["number"].value.tolist() for _ in range(3) for batch in twin]
@@ -113,20 +113,15 @@ def test_a_source_may_use_its_memory_again() -> None:
 
 
 def test_a_grain_dataset_has_the_same_rows_and_other_random_numbers_in_each_epoch() -> None:
-    dataset = grain.MapDataset.range(10).seed(3).random_map(lambda x, rng: {"number": x, "noise": rng.normal()})
-    data = px.loader(dataset, 10)
-    noise = [
-        dict(zip(numbers(b), np.asarray(b["noise"]).tolist(), strict=True)) for b in (*data.epoch(0), *data.epoch(1))
-    ]
+    dataset = grain.MapDataset.range(10).seed(3)
+    drawn = px.loader(dataset.random_map(lambda x, rng: {"number": x, "noise": rng.normal()}), 10)
+    found = [batch for epoch in (0, 1) for batch in drawn.epoch(epoch)]
+    noise = [dict(zip(numbers(batch), np.asarray(batch["noise"]).tolist(), strict=True)) for batch in found]
     assert sorted(noise[0]) == sorted(noise[1]) == list(range(10))
     assert all(noise[0][row] != noise[1][row] for row in range(10))
-    assert next(data.batches(1))["noise"].tolist() == list(noise[1].values())
-
-
-def test_a_grain_dataset_that_shuffles_itself_keeps_its_order() -> None:
-    dataset = grain.MapDataset.range(10).seed(3).shuffle()
-    found = first(4, px.loader(dataset, 5, shuffle=False).batches())
-    assert list(itertools.chain(*found)) == [dataset[i] for i in range(20)]
+    shuffled = dataset.shuffle()  # by itself: its order is kept
+    rows = first(4, px.loader(shuffled, 5, shuffle=False).batches())
+    assert list(itertools.chain(*rows)) == [shuffled[i] for i in range(20)]
 
 
 def test_a_function_of_the_epoch_is_asked_for_the_epoch_in_question_only() -> None:
@@ -140,12 +135,8 @@ def test_a_function_of_the_epoch_is_asked_for_the_epoch_in_question_only() -> No
     asked.clear()
     assert first(3, data.batches(3 * 4 + 1)) == [[41, 41], [42, 42], [50, 50]]
     assert min(asked) == 4
-    assert first(9, data.epoch(2)) == [[20, 20], [21, 21], [22, 22]]
-
-
-def test_epochs_of_unknown_length_are_gone_through() -> None:
-    data = px.loader(lambda epoch: (np.full(1, 10 * epoch + k) for k in range(epoch + 1)))
-    assert first(5, data.batches(2)) == [[11], [20], [21], [22], [30]]
+    unsized = px.loader(lambda epoch: (np.full(1, 10 * epoch + k) for k in range(epoch + 1)))
+    assert first(5, unsized.batches(2)) == [[11], [20], [21], [22], [30]]
 
 
 class Texts:
@@ -164,19 +155,14 @@ def test_a_transform_sees_all_rows_of_a_batch_at_once() -> None:
         assert batch["length"].tolist() == batch["number"].tolist()
 
 
-def noisy(batch: np.ndarray, random: Any) -> dict[str, np.ndarray]:
-    return {"number": batch, "noise": np.array([generator.normal() for generator in random])}
-
-
 def drawn(size: int, epoch: int, seed: int = 0) -> dict[int, float]:
     batches = px.loader(np.arange(10), size, seed=seed, transform=noisy).epoch(epoch)
     return {row: float(x) for batch in batches for row, x in zip(numbers(batch), batch["noise"], strict=True)}
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 10])
-def test_what_a_transform_draws_for_a_row_depends_on_the_seed_the_epoch_and_the_row(batch_size: int) -> None:
-    assert drawn(batch_size, 1) == drawn(3, 1)
-    found = [*drawn(batch_size, 0).values(), *drawn(batch_size, 1).values(), *drawn(batch_size, 0, 1).values()]
+def test_what_a_transform_draws_for_a_row_depends_on_the_seed_the_epoch_and_the_row() -> None:
+    assert drawn(1, 1) == drawn(3, 1) == drawn(10, 1)
+    found = [*drawn(4, 0).values(), *drawn(4, 1).values(), *drawn(4, 0, 1).values()]
     assert len(set(found)) == 30
 
 
@@ -199,11 +185,9 @@ REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ("rows.npy", {"batch_size": 4}, px.DataError, "source is a str"),
     (iter([1, 2]), {}, px.DataError, "does not give batches anew"),
     ({"x": np.ones(6), "y": np.ones(5)}, {"batch_size": 4}, px.DataError, r"source\['y'\] has 5 rows where others"),
-    ({"x": np.ones(6), "y": 3}, {"batch_size": 4}, px.DataError, r"source\['y'\] is a int, not an array"),
     (ONES, {}, px.DataError, "batch_size must be an integer"),
     (ONES, {"batch_size": 7, "drop_last": True}, px.DataError, "there is no batch"),
     (DataLoader(TensorDataset(6), 2), {"batch_size": 4}, px.DataError, "source gives batches"),
-    (ONES, {"batch_size": 4, "seed": -1}, px.DataError, "seed must be an integer"),
     ({"x": np.full(6, 2**40)}, {"batch_size": 6}, px.DataError, "holds 1099511627776"),
     ({"x": np.array(["a"] * 6)}, {"batch_size": 6}, px.DataError, "not of numbers"),
     (ONES, {"batch_size": 6, "transform": lambda b: {"x": b["x"][1:]}}, px.DataError, "must start with the 6 rows"),
@@ -213,6 +197,6 @@ REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("source", "options", "kind", "message"), REFUSED)
-def test_what_cannot_be_read_is_refused(source: Any, options: Any, kind: type[Exception], message: str) -> None:
+def test_loader_refuses_what_cannot_be_read(source: Any, options: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         first(3, px.loader(source, **options).batches())

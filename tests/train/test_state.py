@@ -19,19 +19,17 @@ def plain_state(**options: Any) -> px.TrainState:
     return px.TrainState.create(plain_params(), SGD, **options)
 
 
-def test_a_module_comes_back_as_it_was() -> None:
-    net = Net()
+def test_a_state_gives_its_module_back() -> None:
+    net, linen, x = Net(), LinenNet(), rows(3)["x"]
     state = px.TrainState.create(net, SGD)
     back = state.model()
     assert_same_bits(nnx.to_pure_dict(nnx.state(back)), nnx.to_pure_dict(nnx.state(net)))
     back.first.kernel[...] += 1
     assert_same_bits(state.params["first"]["kernel"], net.first.kernel[...])
-
-
-def test_a_linen_module_comes_back_with_its_variables() -> None:
-    net, x = LinenNet(), rows(3)["x"]
-    state = px.TrainState.create(net, SGD, key=jax.random.key(1), sample={"x": x, "train": False})
-    assert_same_bits(state.model()(x), net.apply(net.init(jax.random.key(1), x), x))
+    state = px.TrainState.create(linen, SGD, key=jax.random.key(1), sample={"x": x, "train": False}, ema=0.9)
+    expected = linen.apply(linen.init(jax.random.key(1), x), x)
+    for model in (state.model(), state.model(ema=True)):
+        assert_same_bits(model(x), expected)
 
 
 def test_a_state_is_a_pytree_of_arrays_with_readable_paths() -> None:
@@ -39,7 +37,6 @@ def test_a_state_is_a_pytree_of_arrays_with_readable_paths() -> None:
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)]
     assert {".step", ".params['b']", ".extra['best']"} <= set(paths)
     assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(state))
-    assert repr(state) == "TrainState(plain, params=96 float32, extra=1 float32)"
 
 
 class IntegerParam(nnx.Module):
@@ -54,19 +51,13 @@ def variables() -> Any:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: px.TrainState.create(LinenNet(), SGD, sample=np.ones(3)), "key=jax.random.key"),
         (lambda: px.TrainState.create(nnx.Dropout(0.5), SGD), "no arrays to train"),
         (lambda: px.TrainState.create(Net(), SGD, mutable={"a": 1}), "has mutable state of its own"),
-        (lambda: plain_state().model(ema=True), "there is no average"),
-        (lambda: px.TrainState.create(Net, SGD), "model is object"),
         (lambda: px.TrainState.create({"n": {"k": 3}}, SGD), r"model\['n'\]\['k'\] is int64"),
         (lambda: px.TrainState.create(IntegerParam(), SGD), r"model\['k'\] is int32"),
         (lambda: px.TrainState.create({"f": Net()}, SGD), "Net in a dict would be trained like parameters"),
         (lambda: px.TrainState.create(nnx.state(Net()), SGD), "would be trained like parameters"),
         (lambda: px.TrainState.create(variables(), SGD), "batch_stats in a dict would be trained"),
-        (lambda: px.train_step(loss, precision="float16"), "precision must be one of"),
-        (lambda: px.train_step(loss, clip=0), "clip must be a number above 0"),
-        (lambda: px.eval_step(loss, microbatches=-1), "microbatches must be an integer"),
         (lambda: jax.jit(px.train_step(plain_loss))(plain_state(), rows(4)), r"outside of jax\.jit"),
     ],
 )
@@ -79,7 +70,7 @@ def test_a_state_that_a_step_has_consumed_says_so() -> None:
     state = plain_state()
     px.train_step(plain_loss)(state, rows(4))
     for use in (px.train_step(plain_loss), px.eval_step(plain_loss), lambda state, batch: state.model()):
-        with pytest.raises(px.StateError, match="were donated to an earlier step; continue with the state that it"):
+        with pytest.raises(px.StateError, match="were donated to an earlier step"):
             use(state, rows(4))
 
 
@@ -97,7 +88,6 @@ def per_device(params: Any, batch: Any) -> jax.Array:
     [
         (lambda p, b: b["x"][:3, 0] * p["b"][0], px.DataError, r"has shape \(3,\), but there are 4 rows"),
         (lambda p, b: jnp.asarray(1), px.DataError, "a loss of int32"),
-        (lambda p, b: None, px.DataError, "returned NoneType; write return loss"),
         (lambda p, b: {"loss": plain_loss(p, b)}, px.DataError, "returned dict; write return loss"),
         (lambda p, b, mutable: (plain_loss(p, b), {"a": 1}), px.StateError, "the mutable state changed its structure"),
         (lambda p, b, key: plain_loss(p, b), px.StateError, "takes a random key, but the state has none"),
@@ -106,10 +96,10 @@ def per_device(params: Any, batch: Any) -> jax.Array:
         (writes, px.StateError, "the loss function wrote a parameter"),
     ],
 )
-def test_a_loss_function_that_gives_no_loss_is_refused(fn: Any, kind: type[Exception], message: str) -> None:
-    """And the state is as it was."""
-    net = Net(norm=False, dropout=0)
-    state = px.TrainState.create(net, SGD) if fn is writes else plain_state()
+def test_a_loss_function_that_gives_no_loss_is_refused_and_the_state_stays(
+    fn: Any, kind: type[Exception], message: str
+) -> None:
+    state = px.TrainState.create(Net(norm=False, dropout=0), SGD) if fn is writes else plain_state()
     before = jax.tree.map(np.asarray, state.params)
     with pytest.raises(kind, match=message):
         px.train_step(fn)(state, rows(4))
@@ -129,13 +119,10 @@ def test_what_is_no_batch_is_refused(batch: Any, kind: type[Exception], message:
         px.train_step(plain_loss)(plain_state(), batch)
 
 
-def test_means_add_up_and_of_nothing_there_is_none() -> None:
+def test_means_add_up_and_a_mean_without_weight_is_none() -> None:
     assert float(px.Mean(6.0, 3.0) + px.Mean(0.0, 1.0)) == 1.5
     assert f"{px.Mean(1.0, 4.0):.3f}" == "0.250"
     assert np.isnan(float(px.Mean(0.0, 0.0)))
-
-
-@pytest.mark.parametrize("weight", [float("nan"), float("inf"), -1.0])
-def test_a_mean_of_no_weight_that_can_be_is_refused(weight: float) -> None:
-    with pytest.raises(ValueError, match=f"px.Mean: weight must be the sum of the weights, at least 0, got {weight}"):
-        float(px.Mean(6.0, weight, 2.0))
+    for weight in (float("nan"), float("inf"), -1.0):
+        with pytest.raises(ValueError, match=r"px\.Mean: weight must be the sum of the weights"):
+            float(px.Mean(6.0, weight, 2.0))

@@ -1,0 +1,187 @@
+"""What each front end gives, in one process or in several: ``paraxis launch _front_ends.py DIRECTORY NAME…``."""
+
+import ctypes
+import gc
+import os
+import socket
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import paraxis as px
+from paraxis.solve import objective, prox
+
+if RANK := os.environ.get("PARAXIS_PROCESS"):
+    gc.disable()  # tracing makes many objects, to look at which takes long
+    os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=1 --xla_cpu_parallel_codegen_split_count=1"
+    # A host name that means nothing, and one that means an address that this machine has not, where they can be given.
+    libc, own_name_only, and_user = ctypes.CDLL(None), 0x04000000, 0x10000000
+    if libc.unshare(own_name_only) == 0 or libc.unshare(own_name_only | and_user) == 0:
+        socket.sethostname(["no-such-host", "203.0.113.7"][int(RANK)])
+
+HERE = px.initialize()
+RANDOM = np.random.RandomState(0)
+X, TRUTH = RANDOM.randn(203, 7).astype("f"), RANDOM.randn(7, 3).astype("f")
+Y = (X @ TRUTH + RANDOM.gumbel(size=(203, 3))).argmax(1)
+Z = X @ TRUTH[:, 0] + RANDOM.randn(203).astype("f")
+Results = dict[str, Any]
+
+
+def collectives() -> Results:
+    """Whole numbers, from 4 KiB to 4 MiB per device: sums over processes have been wrong in versions of jaxlib."""
+    number, spec = jax.device_count(), jax.sharding.PartitionSpec
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("d",))
+
+    def of_row(row: Any) -> Any:
+        return jax.lax.psum(row, "d"), jax.lax.all_gather(row[0], "d"), jax.lax.psum_scatter(row[0], "d", tiled=True)
+
+    out = spec(), spec(), spec("d")
+    run = jax.jit(jax.shard_map(of_row, mesh=mesh, in_specs=spec("d"), out_specs=out, check_vma=False))
+    over = jax.sharding.NamedSharding(mesh, spec("d"))
+    for size in (1 << 10, 1 << 14, 1 << 20):
+        # Row d is what device d has: whole numbers that float32 adds exactly.
+        x = (np.arange(number * size, dtype=np.float32) % 1013).reshape(number, size)
+        x = x + np.arange(number, dtype=np.float32)[:, None]
+        total = x.sum(0, dtype=np.float64).astype(np.float32)
+        summed, gathered, scattered = run(jax.make_array_from_callback(x.shape, over, lambda part, x=x: x[part]))
+        for shards, expected in ((summed, total[None]), (gathered, x), (scattered, total)):
+            for shard in shards.addressable_shards:
+                np.testing.assert_array_equal(shard.data, expected[shard.index])
+    return {}
+
+
+def solvers() -> Results:
+    data, regression = px.solve.rows(X, Y), px.solve.rows(X, Z)
+    options: dict[str, Any] = {"tol": 1e-6, "maxiter": 1000}
+    softmax = px.solve.LBFGS(objective.l2_multiclass_logreg, **options)
+    own = px.solve.LBFGS(lambda w, data: jnp.sum(data.weight * (data.X @ w - data.y) ** 2) / 203, **options)
+    lasso = px.solve.ProximalGradient(objective.least_squares, prox.l1, **options)
+    return {
+        "LBFGS": softmax.run(jnp.zeros((7, 3)), 0.1, data)[0],
+        "LBFGS of one's own objective": own.run(jnp.zeros(7), regression)[0],
+        "ProximalGradient": lasso.run(jnp.zeros(7), 0.05, regression)[0],
+        "slope": jax.grad(lambda l2: softmax.run(jnp.zeros((7, 3)), l2, data)[0][0, 0])(0.1),
+    }
+
+
+def estimators() -> Results:
+    return {
+        "Ridge": px.solve.Ridge(alpha=1.0).fit(X, Z).coef_,
+        "LogisticRegression": px.solve.LogisticRegression(C=1.0).fit(X, Y).predict_proba(X),
+        "best": px.solve.cross_validate_path(px.solve.Ridge(), X, Z, [1e-1, 1e3], folds=3).best,
+        "path": px.solve.Ridge().path(X, Z, [1.0, 10.0]).coef,
+    }
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.first, self.norm = nnx.Linear(7, 8, rngs=rngs), nnx.BatchNorm(8, rngs=rngs)
+        self.last = nnx.Linear(8, 3, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.last(nnx.relu(self.norm(self.first(x))))
+
+
+def transforms() -> Results:
+    def loss(net: Net, x: Any, y: Any) -> jax.Array:
+        return optax.softmax_cross_entropy_with_integer_labels(net(x), y).mean()
+
+    def train(gradient_loss: Any, opt: Any, x: Any, y: Any) -> jax.Array:
+        gradients, value = gradient_loss(x, y)
+        opt(0.1, px.pmean(gradients, "device"))
+        return px.pmean(value, "device")
+
+    net = Net(nnx.Rngs(0))
+    net.eval()
+    step = px.Parallel(train, px.GradValues(loss, net), px.Optimizer(net, optax.sgd), reduce="same")
+    found: Results = {"losses": [step(X[:200], Y[:200]) for _ in range(3)], "Parallel": px.Parallel(net)(X)}
+    found |= {"stack": px.Parallel(net, reduce="stack")(X[:200]).reshape(200, 3)}
+    found |= {"Vectorize": px.Vectorize(net)(X), "Jit": px.Jit(net)(X)}
+    net.train()
+    px.Parallel(net)(X[:200])
+    return found | {"BatchNorm": net.norm.mean[...]}
+
+
+def make(key: jax.Array) -> dict[str, jax.Array]:
+    return {"w": jax.random.uniform(key, (7, 3)) - 0.5}  # normal numbers take long to compile
+
+
+def logits(params: Any, x: Any) -> Any:
+    return x @ params["w"]
+
+
+def descend(params: Any, x: Any, y: Any, rate: Any = 0.1) -> Any:
+    value, slopes = jax.value_and_grad(lambda params: ((logits(params, x) - jnp.eye(3)[y]) ** 2).mean())(params)
+    return jax.tree.map(lambda p, g: p - rate * g, params, slopes), value
+
+
+def ensembles() -> Results:
+    """Five members, on whatever devices there are."""
+    ens = px.ensemble(make, 5, 0, apply=logits)
+    found = {"predict": ens.predict(X), "losses": ens.train(descend, X, Y)}
+    loaded = px.ensemble(make, 5, 1, apply=logits)
+    if RANK:
+        with px.Checkpoints(os.path.join(sys.argv[1], "members")) as checkpoints:
+            checkpoints.save(0, ens.state)
+            loaded.state = checkpoints.restore(loaded.state).tree
+        np.testing.assert_array_equal(loaded[4]["w"], ens[4]["w"])
+    return found | {"members": ens.members(X)}
+
+
+def more_of_ensembles() -> Results:
+    ens = px.ensemble(make, 5, 0, apply=logits)
+    found = {"moments": ens.predict(X, average="moments"), "dropped": ens.drop(0).predict(X)}
+    found |= {"added": ens.add(ens[1]).predict(X), "finite": ens.finite()}
+    doubled = px.map_fn(lambda p: 2 * p["w"], ens.stacked(), ens.axis)
+    found |= {"doubled": px.gather(doubled, ens.axis)}
+    found |= {"rates": ens.train(descend, X, Y, jnp.linspace(0.1, 1.0, 5), in_axes=(None, None, 0))}
+    validated: Results = {"evaluate": lambda p, x, y: {"loss": descend(p, x, y)[1]}, "held_out": (X, Y)}
+    history = ens.fit(descend, (X, Y), epochs=2, batch_size=50, key=1, **validated)
+    return found | {"fit": history.epochs[-1].metrics["test/loss"], "stacked": ens.members(X)}
+
+
+def refusals() -> Results:
+    """Other data in each process, and devices that one of them has not."""
+    apart = np.arange(203) == 101 * HERE.process  # in each process another row
+    fewer = slice(200 + HERE.process)
+    state = px.TrainState.create({"w": jnp.zeros(7)}, optax.sgd(0.1))
+    step = px.train_step(lambda params, batch: (batch["x"] @ params["w"] - batch["z"]) ** 2)
+    if RANK:
+        if HERE.process:
+            with pytest.raises(px.DeviceError, match="each process needs one of its own"):
+                px.solve.Ridge(devices=1).fit(X, Z)
+        for words, call in (
+            (f"rows: X is another one in process {1 - HERE.process}", lambda: px.solve.rows(X + apart[:, None], Y)),
+            ("rows: y is another one in process", lambda: px.solve.rows(X, Y + apart)),
+            ("rows: sample_weight is another one", lambda: px.solve.rows(X, Y, 1.0 + apart)),
+            ("rows: X is another one in process", lambda: px.solve.Ridge().fit(X[fewer], Z[fewer])),
+            (r"'z'\] is another one", lambda: px.fit(state, step, px.loader({"x": X, "z": Z + apart}, 40), epochs=1)),
+            (r"'z'\] is another one", lambda: px.fit(state, step, [{"x": X, "z": Z + apart}], epochs=1)),
+        ):
+            with pytest.raises(px.DataError, match=words):
+                call()
+    fitted = px.fit(state, step, px.loader({"x": X, "z": Z}, 40), epochs=1, progress=False)  # still in step
+    return {"w": fitted.state.params["w"], "rows": jnp.sum(px.solve.rows(X, Y).weight)}
+
+
+_PARTS = collectives, ensembles, more_of_ensembles, solvers, estimators, transforms, refusals
+PARTS = {part.__name__: part for part in _PARTS}
+
+
+def results(names: list[str]) -> dict[str, np.ndarray]:
+    found = {f"{name}: {what}": value for name in names for what, value in PARTS[name]().items()}
+    return {
+        f"{what}{jax.tree_util.keystr(path)}": np.asarray(leaf)
+        for what, value in found.items()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(value)
+    }
+
+
+if __name__ == "__main__":
+    np.savez(os.path.join(sys.argv[1], f"rank-{HERE.process}.npz"), **results(sys.argv[2:]))  # pyright: ignore
