@@ -4,8 +4,8 @@ The clients' numbers of digits are log-normal, and most of a client's digits hav
 they are. A cohort depends on the seed and the round alone; it is padded to a few lengths, with a mask.
 
 A round is one program for the mesh and for a stream. With ``--engine stream`` it runs in chunks, with ``pool`` in other
-processes, with ``ray`` on a cluster: the curves are the same to rounding. SCAFFOLD keeps a vector for each client
-on the host; those of the cohort go into the round as rows, and their successors come back as rows.
+processes: the curves are the same to rounding. SCAFFOLD keeps a vector for each client on the host; those of the cohort
+go into the round as rows, and their successors come back as rows.
 
 FedAvg (McMahan et al., 2017) takes the weighted mean of the clients' models. FedAdam (Reddi et al., 2021) gives the
 mean change to Adam, as a gradient. SCAFFOLD (Karimireddy et al., 2020, option II) corrects each local step by the
@@ -27,7 +27,7 @@ import paraxis as px
 
 CLIENTS, COHORT = 60, 12
 LOCAL_STEPS, LOCAL_RATE = 20, 0.1
-ENGINES = ("mesh", "stream", "pool", "ray")
+ENGINES = ("mesh", "stream", "pool")
 
 
 class Clients(NamedTuple):
@@ -98,7 +98,7 @@ def runner(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     if name == "pool":  # its processes end with this one
         executor = ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))
         return px.Stream(at_once=3, map=executor.map).jit
-    return px.Stream(at_once=3, map=px.ray_map() if name == "ray" else None).jit
+    return px.Stream(at_once=3).jit
 
 
 def with_server(optimizer: optax.GradientTransformation) -> Callable[..., list[float]]:

@@ -139,7 +139,6 @@ PROGRAMS = {
         "bare": BARE,
         "nnx": NNX,
         "pool": POOL.replace("MAP", "map"),
-        "ray": POOL.replace("MAP", "px.ray_map()"),
         "solve": SOLVE,
         "tables": TABLES,
         "train": TRAIN,

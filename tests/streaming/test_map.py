@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import multiprocessing
+import warnings
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
@@ -32,7 +33,11 @@ def pool() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
     ray = pytest.importorskip("ray")
-    yield px.ray_map(num_cpus=1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"os\.fork", RuntimeWarning)  # it starts programs, and nothing more
+        ray.init(num_cpus=1)
+    perform = ray.remote(lambda fn, task: fn(task))
+    yield lambda fn, tasks: map(ray.get, [perform.remote(fn, task) for task in tasks])
     ray.shutdown()
 
 
@@ -101,6 +106,7 @@ def test_a_pool_that_lost_a_process_is_resumed_to_the_same_bits(tmp_path):
     assert seen[0].done > 6  # what the first pool had done is not done again
 
 
+@pytest.mark.slow
 def test_a_cluster_runs_the_tasks_of_a_lost_worker_again(ray, tmp_path):
     expected = bits(px.Stream(at_once=3, map=map).run(FN, W, px.Groups(Rows(CLIENTS))))
     groups = px.Groups(Deadly(CLIENTS, 150, tmp_path / "mark"))

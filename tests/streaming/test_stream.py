@@ -51,6 +51,7 @@ def every_result(v: Any, x: Any, y: Any) -> Any:
         "half": v.reduce_sum(losses.astype("bfloat16")).astype("float32"),
         "rows": losses / v.reduce_sum(losses),
         "given": x,
+        "again": x,
         "constant": v.broadcast(2.0),
         "draws": jax.random.normal(jax.random.key(1), (x.shape[0],)) * losses,
     }

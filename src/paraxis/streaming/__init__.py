@@ -3,6 +3,5 @@
 from paraxis.streaming._groups import Groups, Padded
 from paraxis.streaming._run import Progress
 from paraxis.streaming._stream import Schedule, Stream
-from paraxis.streaming._tasks import ray_map
 
-__all__ = ["Groups", "Padded", "Progress", "Schedule", "Stream", "ray_map"]
+__all__ = ["Groups", "Padded", "Progress", "Schedule", "Stream"]

@@ -37,8 +37,7 @@ class Groups:
         numbers: the number of each element in the source, ``(size,)``: those that a cohort has drawn.
 
     Raises:
-        DataError: if ``lengths`` are not one integer for each element, or the first element cannot be read.
-        DataError: if no array is as long as ``lengths`` says.
+        DataError: if ``lengths`` are not one integer for each element, or no array is as long as they say.
 
     Example:
         >>> import numpy as np, paraxis as px
@@ -138,56 +137,38 @@ class Groups:
         assert self._all_lengths is not None
         together = max(1, round(count * len(self._all_lengths) / len(self)))
         if together not in self._padded_to:
-            longest = np.sort(self._all_lengths)[::-1]
-            heads = np.arange(len(longest)) // together * together
-            self._padded_to[together] = _fewest(longest[heads], _NUM_LENGTHS)
+            longest = np.sort(self._all_lengths)[::-together]
+            self._padded_to[together] = _fewest(longest, _NUM_LENGTHS)
         among = self._padded_to[together]
         return int(among[np.searchsorted(among, lengths.max())])
 
-    def _look(self) -> "_Form":
+    def _look(self) -> "Form":
         """Return what elements look like, as the first does; of different length, the shortest and the longest."""
-        lengths = self._all_lengths
-        ends = [0] if lengths is None else [int(lengths.argmin()), int(lengths.argmax())]
+        lengths, ends = self._all_lengths, [0]
+        if lengths is not None:
+            ends = [int(lengths.argmin()), int(lengths.argmax())]
         elements = [*map(self._element, ends)]
         leaves, structure = jax.tree.flatten(elements[0])
-        is_long = [False] * len(leaves)
+        shapes = [x.shape for x in leaves]
         if lengths is not None:
-            both = zip(ends, map(jax.tree.leaves, elements), strict=True)
-            is_long = [*map(all, zip(*([x.shape[:1] == (lengths[n],) for x in y] for n, y in both), strict=True))]
-            if not any(is_long):
+            for at, both in enumerate(zip(*map(jax.tree.leaves, elements), strict=False)):
+                if all(x.shape[:1] == (lengths[n],) for n, x in zip(ends, both, strict=True)):
+                    shapes[at] = (_LENGTH, *shapes[at][1:])
+            if not any(shape[:1] == (_LENGTH,) for shape in shapes):
                 raise DataError(
                     f"Groups: element {ends[0]} is {_shown(elements[0])}, where lengths says {lengths[ends[0]]} rows; "
                     f"give lengths=[len(…) for each element], or leave lengths out if all have the same shapes"
                 )
-        shapes = [(_LENGTH, *x.shape[1:]) if long else x.shape for x, long in zip(leaves, is_long, strict=True)]
-        return _Form(ends[0], structure, tuple(shapes), tuple(x.dtype for x in leaves))
-
-    @property
-    def _kind(self) -> Any:
-        """What a trace with these groups depends on."""
-        return len(self), self._all_lengths is None, self._form
-
-    @property
-    def _padded(self) -> list[bool]:
-        """Return which leaves of what is read have padding; mask and count, the last two, have none."""
-        return [shape[:1] == (_LENGTH,) for shape in self._form.shapes] + [False] * 2 * (self._all_lengths is not None)
-
-    def _structs(self, size: int, length: int | None) -> Any:
-        """Return shapes ``(size, ...)`` of so many elements, padded to this length."""
-        tree = self._form.structs(length, size)
-        if length is None:
-            return tree
-        return Padded(tree, jax.ShapeDtypeStruct((size, length), bool), jax.ShapeDtypeStruct((size,), np.int32))
+        return Form(ends[0], structure, tuple(shapes), tuple(x.dtype for x in leaves))
 
     def _read(self, places: np.ndarray, length: int | None) -> Any:
         """Return elements by their places, stacked along a new first dimension, in NumPy arrays.
 
         Raises:
-            DataError: if one cannot be read, or JAX would cut its integers; the message names it.
-            DataError: if one does not look like the others; likewise.
+            DataError: naming an element that cannot be read, looks otherwise, or has integers that JAX would cut.
         """
         numbers, form = self.numbers[places], self._form
-        tree = form.structs(length, len(numbers))
+        tree = form.elements(length, len(numbers))
         if isinstance(self._source, _Rows) and length is None:
             found = _as_arrays("elements", lambda: self._source.rows(numbers))
             return jax.tree.map(lambda x, struct: x.astype(struct.dtype, copy=False), found, tree)
@@ -228,18 +209,31 @@ _LENGTH = -1
 """In a shape, the element's own length."""
 
 
-class _Form(NamedTuple):
-    """The shapes and dtypes of elements without their number, and an element that has them."""
+class Form(NamedTuple):
+    """What elements look like, whatever their number and length; and which element does."""
 
     example: int
     structure: Any
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[np.dtype, ...]
 
-    def structs(self, length: int | None, *size: int) -> Any:
-        """Return what an element of this length looks like to JAX, or so many of them."""
+    @property
+    def padded(self) -> list[bool]:
+        """Return which leaves have padding where elements are stacked; the mask and the count, the last, have none."""
+        padded = [shape[:1] == (_LENGTH,) for shape in self.shapes]
+        return [*padded, False, False] if any(padded) else padded
+
+    def elements(self, length: int | None, *size: int) -> Any:
+        """Return what an element of this length looks like to JAX, or so many of them, without mask and count."""
         shapes = [(*size, *(length if n == _LENGTH else n for n in shape)) for shape in self.shapes]
         return self.structure.unflatten(map(jax.ShapeDtypeStruct, shapes, map(_canonical, self.dtypes)))
+
+    def stacked(self, length: int | None, size: int) -> Any:
+        """Return what so many elements look like, padded to this length."""
+        tree = self.elements(length, size)
+        if length is None:
+            return tree
+        return Padded(tree, jax.ShapeDtypeStruct((size, length), bool), jax.ShapeDtypeStruct((size,), np.int32))
 
     def leaves_of(self, element: Any, number: int, length: int | None) -> list[np.ndarray]:
         """Return the arrays of an element of this length.
@@ -247,7 +241,7 @@ class _Form(NamedTuple):
         Raises:
             DataError: if it looks otherwise.
         """
-        (leaves, structure), first = jax.tree.flatten(element), self.structs(length)
+        (leaves, structure), first = jax.tree.flatten(element), self.elements(length)
         kinds = [[(x.shape, _canonical(x.dtype)) for x in found] for found in (leaves, jax.tree.leaves(first))]
         if structure != self.structure or kinds[0] != kinds[1]:
             rows = "if numbers of rows differ, give lengths=[len(…) for each element]"
@@ -294,8 +288,7 @@ def _fewest(lengths: np.ndarray, most: int) -> np.ndarray:
     """
     lengths = np.maximum(lengths, 1)
     values = np.unique(np.quantile(lengths, np.linspace(0, 1, 513), method="higher"))
-    counts = np.bincount(np.searchsorted(values, lengths))
-    below = np.concatenate([[0], np.cumsum(counts)])
+    below = np.append(0, np.searchsorted(np.sort(lengths), values, side="right"))
     covered = np.tril(values[:, None] * (below[1:, None] - below[:-1]).astype(float))  # [j, i]: by one length, i to j
     covered[np.triu_indices(len(values), 1)] = np.inf
     cost, chosen = covered[:, 0], list[np.ndarray]()
@@ -303,12 +296,10 @@ def _fewest(lengths: np.ndarray, most: int) -> np.ndarray:
         total = covered + np.append(0.0, cost[:-1])
         chosen.append(total.argmin(axis=1))
         cost = total.min(axis=1)
-    found, j = [len(values) - 1], len(values) - 1
-    for first in reversed(chosen):
-        if first[j] == 0:
-            break
-        j = first[j] - 1
+    found, j = list[int](), len(values) - 1
+    while j >= 0:
         found.append(j)
+        j = chosen.pop()[j] - 1 if chosen else -1
     return values[found[::-1]]
 
 

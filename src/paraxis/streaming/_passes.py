@@ -17,13 +17,13 @@ import jax.numpy as jnp
 from paraxis._core import collectives, jax_api, maps
 from paraxis._core.jax_api import JaxprEqn, Literal
 from paraxis.errors import AxisError
-from paraxis.streaming import _probe
-from paraxis.streaming._trace import Flat, Operation, meet, rows_p, verbs_in
+from paraxis.streaming import _rowwise
+from paraxis.streaming._trace import Flat, Operation, meet, verbs_in
 
 _FOLDS = {f"px_reduce_{kind}": kind for kind in ("sum", "max", "min", "any", "all")}
 _FOLDS |= {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_or": "any", "reduce_and": "all"}
 _FOLDS |= {"dot_general": "sum"}
-_SAME_ROWS = frozenset((jax_api.ONCE, rows_p.name, "select_n", "convert_element_type"))
+_SAME_ROWS = frozenset((jax_api.ONCE, "slice", "select_n", "convert_element_type"))
 """Operations whose results have the last bits of an operand."""
 
 
@@ -41,7 +41,7 @@ class Pass:
     shared: list[int]
     rows: list[int]
     results: list[int]
-    kinds: list[str]
+    kinds: tuple[str, ...]
     is_once: bool = False
 
     def program(self, flat: Flat) -> tuple[Callable[..., list[Any]], list[jax.ShapeDtypeStruct]]:
@@ -53,7 +53,7 @@ class Pass:
             for number in self.operations:
                 eqn, inputs, outputs, _ = flat.operations[number]
                 found: Sequence[Any] = [v.val if isinstance(v, Literal) else values[v] for v in inputs]
-                if eqn.primitive is not rows_p:
+                if eqn.primitive is not jax.lax.slice_p or found[0].shape != flat.avals[outputs[0]].shape:
                     found = jax_api.bind(eqn, eqn.params, found)
                 for v, y in zip(outputs, found, strict=True):
                     values.setdefault(v, y)  # what the pass is given is as an earlier one has computed it
@@ -89,7 +89,6 @@ class Plan:
             self._made.update(dict.fromkeys(operation.outputs, number))
             level = self._level_of(operation)
             self._level.update((v, level + (v in self._folds)) for v in operation.outputs)
-        self._returned = [v for v in whole.results if isinstance(v, int)]
         self.steps = self._planned()
 
     @property
@@ -122,7 +121,7 @@ class Plan:
             if outs == [None] or name not in ("px_broadcast", "broadcast_in_dim"):  # these give each element one row
                 self._once.add(number)  # for all elements, if they have rows: a range, random keys
                 self._sources.update(v for v in operation.outputs if self.dims[v] is not None)
-        elif name == "px_broadcast" or (eqn.primitive is rows_p and dims != outs):
+        elif name == "px_broadcast":
             meet(operation, "all elements are needed as one array")
         elif all(dim is None for dim in outs):
             if name not in _FOLDS or (is_reduction and axis != self._axis):
@@ -130,9 +129,9 @@ class Plan:
             self._folds[operation.outputs[0]] = _FOLDS[name]
         elif is_map or is_reduction:
             meet(operation, f"it is along another axis, {axis!r}; write jax.vmap there")
-        elif eqn.primitive is not rows_p:
+        else:
             used = [v in self._flat.used for v in operation.outputs]
-            if (reason := _probe.why_mixed(part, dims, outs, used)) is not None:
+            if (reason := _rowwise.why_mixed(part, dims, outs, used)) is not None:
                 meet(operation, reason)
 
     def _map(self, operation: Operation, dims: Sequence[int | None]) -> None:
@@ -159,17 +158,23 @@ class Plan:
         extremes = [v for v, kind in self._folds.items() if kind in ("max", "min")]
         candidates = {root for v in extremes for x in operations[self._made[v]].values for root in self._roots(x)}
         candidates.update(v for n in acting for v in operations[n].outputs if self.dims[v] is not None)
+        returned = [v for v in self._flat.results if isinstance(v, int)]
+        every = set(range(len(self.dims)))
+        whole = {v for v in every if v not in self._made or self._made[v] in self._once}
         steps = list[Pass]()
         for level in reversed(range(1 + max(self._level.values(), default=0))):  # later passes say what earlier keep
             folds = [v for v in self._folds if v in used and self._level[v] == level + 1]
-            rows = [v for v in self._returned if self.dims[v] is not None] + sorted(self.kept)
-            rows = [v for v in dict.fromkeys(rows) if self._level[v] == level]
+            rows = dict.fromkeys([*(v for v in returned if self.dims[v] is not None), *sorted(self.kept)])
+            results = [*folds, *(v for v in rows if self._level[v] == level)]
             begin = [n for n in acting if self._level_of(operations[n]) == level]
-            if folds or rows or begin:
-                steps.append(self._pass(level, folds, rows, begin, candidates))
-                self.kept.update(v for v in steps[-1].rows if v in candidates and v not in self._sources)
+            if results or begin:
+                known = {v for v in candidates if self._level[v] < level}.union(self._folds).difference(folds)
+                steps.append(self._pass(begin, results, whole | known, folds))
+                self.kept.update(candidates.intersection(steps[-1].rows))
             if once := [n for n in sorted(self._once) if self._level_of(operations[n]) == level]:
-                steps.append(self._before(once))
+                own = [v for n in once for v in operations[n].outputs]
+                read = {v for n, x in enumerate(operations) if n not in once for v in x.values}.union(returned)
+                steps.append(self._pass(once, [v for v in own if v in read], every.difference(own)))
         return steps[::-1]
 
     def _roots(self, value: int) -> list[int]:
@@ -181,31 +186,20 @@ class Plan:
             return [value]
         return [root for v in operation.values for root in self._roots(v)]
 
-    def _pass(self, level: int, folds: list[int], rows: list[int], begin: list[int], candidates: set[int]) -> Pass:
-        operations, done, given, seen = self._flat.operations, set(begin), set[int](), set[int]()
-        wanted = [*folds, *rows, *(v for n in begin for v in operations[n].values)]
+    def _pass(self, begin: list[int], results: list[int], known: set[int], folds: Sequence[int] | None = None) -> Pass:
+        """Return what computes results, and the operations ``begin``, of values that are known; no folds: once."""
+        operations, done, given = self._flat.operations, set(begin), set[int]()
+        wanted = [*results, *(v for n in begin for v in operations[n].values)]
         while wanted:
             v = wanted.pop()
-            if v in seen:
-                continue
-            seen.add(v)
-            is_whole = v in self._sources or v not in self._made or self._made[v] in self._once
-            if is_whole or (v in self._folds and v not in folds) or (v in candidates and self._level[v] < level):
+            if v in known:
                 given.add(v)
-            else:
+            elif self._made[v] not in done:
                 done.add(self._made[v])
                 wanted += operations[self._made[v]].values
-        of_rows = sorted(v for v in given if self.dims[v] is not None)
-        kinds = [self._folds[v] for v in folds]
-        return Pass(sorted(done), sorted(given.difference(of_rows)), of_rows, [*folds, *rows], kinds)
-
-    def _before(self, once: list[int]) -> Pass:
-        """Return what is computed between two passes."""
-        operations = self._flat.operations
-        own = {v for n in once for v in operations[n].outputs}
-        inputs = dict.fromkeys(v for n in once for v in operations[n].values if v not in own)
-        used = {v for n, x in enumerate(operations) if n not in once for v in x.values}.union(self._returned)
-        return Pass(once, [*inputs], [], sorted(own & used), [], is_once=True)
+        rows = [] if folds is None else sorted(v for v in given if self.dims[v] is not None)
+        kinds = tuple(self._folds[v] for v in folds or ())
+        return Pass(sorted(done), sorted(given.difference(rows)), rows, results, kinds, folds is None)
 
 
 # --- the parts of a pass's reductions --------------------------------------------------------------------------------
@@ -213,27 +207,20 @@ class Plan:
 _MERGE = {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum, "any": jnp.bitwise_or, "all": jnp.bitwise_and}
 
 
-class Totals:
-    """Parts of reductions put together as in a binary counter, in the same pairs whoever made them.
+def add(held: list[Any], part: list[Any], kinds: tuple[str, ...]) -> None:
+    """Add the parts of the next chunk to those of ``2**rank`` chunks each, with their ranks, as in a binary counter.
 
-    ``held[i]`` is of ``2**i`` chunks, or ``None``. The error of a sum grows with the logarithm of their number.
+    Whoever computed them, the same are put together. The error of a sum grows with the logarithm of their number.
     """
+    rank = 0
+    while held and held[-1][0] == rank:
+        part, rank = _merged(kinds, held.pop()[1], part), rank + 1
+    held.append([rank, part])
 
-    def __init__(self, kinds: Sequence[str]) -> None:
-        self.kinds, self.held = tuple(kinds), list[list[Any] | None]()
 
-    def add(self, part: list[Any]) -> None:
-        """Add the parts of the next chunk."""
-        place = 0
-        while place < len(self.held) and (other := self.held[place]) is not None:
-            self.held[place], part = None, _merged(self.kinds, other, part)
-            place += 1
-        self.held[place : place + 1] = [part]
-
-    def result(self) -> list[Any]:
-        """Return all of them together."""
-        parts = [part for part in self.held if part is not None]
-        return functools.reduce(lambda total, part: _merged(self.kinds, part, total), parts)
+def total(held: Sequence[Any], kinds: tuple[str, ...]) -> list[Any]:
+    """Return all parts together."""
+    return functools.reduce(lambda part, other: _merged(kinds, other, part), [part for _, part in held[::-1]])
 
 
 @functools.partial(jax.jit, static_argnums=0)

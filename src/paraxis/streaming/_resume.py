@@ -1,5 +1,6 @@
 """The state of a run in one file, so that the same call resumes after it was killed, to the same bits."""
 
+import contextlib
 import hashlib
 import json
 import time
@@ -18,30 +19,28 @@ from paraxis.errors import CheckpointError
 _EVERY = 10.0  # seconds between two savings; more where saving takes long
 
 
+def saved(folder: str | Path | None, depends: Callable[[], Any]) -> contextlib.AbstractContextManager["Saved | None"]:
+    """Give the file of a run, which depends on a tree of texts, numbers and arrays, if there is a folder for it."""
+    return contextlib.nullcontext() if folder is None else Saved(Path(folder) / "paraxis-run.npz", depends())
+
+
 class Saved:
     """The file of a run: within, it is kept up to date; an error leaves it, and success removes it.
 
-    Args:
-        folder: is made if it is not there.
-        depends: texts and arrays that the run depends on.
-
     Raises:
-        CheckpointError: if the folder holds another run, or its file is damaged or cannot be read.
+        CheckpointError: if it is another run's, damaged, or cannot be read.
     """
 
-    def __init__(self, folder: str | Path, depends: Iterable[Any]) -> None:
-        self._path = Path(folder) / "paraxis-run.npz"
-        self._digest = _digest([jax.__version__, *depends])
-        self._due = time.monotonic() + _EVERY
-        self._make: Callable[[], Any] | None = None
-        self._found: Any = None
+    def __init__(self, path: Path, depends: Any) -> None:
+        self._path, self._digest = path, _digest(jax.tree.leaves((jax.__version__, depends)))
+        self._due, self._make, self._found = time.monotonic() + _EVERY, None, None
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            if self._path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists():
                 self._found = self._read()
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise CheckpointError(
-                f"Stream: {str(self._path)!r} cannot be read: {type(error).__name__}: {error}; remove it to begin anew"
+                f"Stream: {str(path)!r} cannot be read: {type(error).__name__}: {error}; remove it to begin anew"
             ) from error
 
     def _read(self) -> Any:
@@ -108,12 +107,13 @@ def plain(x: Any) -> np.ndarray:
 
 
 def _digest(parts: Iterable[Any]) -> str:
-    """Return a digest of texts and of arrays' numbers."""
+    """Return a digest of texts and numbers, and of arrays' numbers."""
     found = hashlib.sha256()
     for part in parts:
-        if not isinstance(part, str):
+        text = str(part)
+        if hasattr(part, "dtype"):
             host = plain(part)
-            part = f"{host.dtype}{host.shape}"
+            text = f"{host.dtype}{host.shape}"
             found.update(np.ascontiguousarray(host).reshape(-1).view(np.uint8).data)
-        found.update(f"{len(part)} {part}".encode())
+        found.update(f"{len(text)} {text}".encode())
     return found.hexdigest()

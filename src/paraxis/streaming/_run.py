@@ -16,8 +16,8 @@ from paraxis._core.jax_api import Literal
 from paraxis._host import memory, reading
 from paraxis._host.progress import Display
 from paraxis.errors import AxisError
-from paraxis.streaming import _probe, _tasks
-from paraxis.streaming._passes import Pass, Totals
+from paraxis.streaming import _padding, _tasks
+from paraxis.streaming._passes import Pass, add, total
 from paraxis.streaming._program import READERS, Call, Chunk, Leaf, Lengths, Program
 from paraxis.streaming._resume import Saved, is_key
 from paraxis.streaming._tasks import Map
@@ -67,7 +67,7 @@ class Run:
         self._chunks = call.chunks(program.size, count)
         self._values: dict[Lengths, dict[int, Any]] = {}  # known values, and leaves of groups
         for lengths in dict.fromkeys(chunk.lengths for chunk in self._chunks):
-            self._values[lengths] = self._laid(dict(enumerate(call.values)) | program.whole(call, lengths).constants)
+            self._values[lengths] = self._laid(dict(enumerate(call.values)) | program.whole(lengths).constants)
         self._kept: dict[int, list[Any]] = {}  # rows of chunks, by value
         self._totals: list[list[Any]] = []  # of passes that are done
         self._began, self._ran = time.monotonic(), 0
@@ -77,15 +77,15 @@ class Run:
         target, dims = None if self._map else self._program.sharding(None), self._plan.dims
         return values | jax.device_put({v: x for v, x in values.items() if target and dims[v] is None}, target)
 
-    def depends(self) -> list[Any]:
-        """Return texts and arrays that the numbers of a run depend on."""
+    def depends(self) -> Any:
+        """Return what the numbers of a run depend on."""
         groups = [(x[0], x.numbers, x.lengths) for x in self._call.groups]
         given = [x for x in self._call.values if not isinstance(x, Leaf)]
-        flats = [self._program.whole(self._call, lengths) for lengths in self._values]
-        texts = [str(self._program.placement.num_devices), str(jax_api.is_wide())]
-        texts += [f"{chunk.lengths}: {chunk.numbers.tolist()}" for chunk in self._chunks]
-        texts += [re.sub(r" at 0x[0-9a-f]+", "", str(flat.closed.jaxpr)) for flat in flats]
-        return jax.tree.leaves((texts, groups, given, [flat.constants for flat in flats]))
+        chunks = [(chunk.numbers, chunk.lengths) for chunk in self._chunks]
+        flats = [self._program.whole(lengths) for lengths in self._values]
+        texts = [re.sub(r" at 0x[0-9a-f]+", "", str(flat.closed.jaxpr)) for flat in flats]
+        constants = [flat.constants for flat in flats]
+        return self._program.placement.num_devices, jax_api.is_wide(), groups, given, chunks, texts, constants
 
     def result(self, saved: Saved | None) -> Any:
         """Run all passes; return the function's result."""
@@ -97,7 +97,7 @@ class Run:
         for one in self._plan.steps:
             if one.is_once:
                 for lengths, values in self._values.items():
-                    run = self._program.compiled(self._call, one, self._program.size, lengths)
+                    run = self._program.compiled(one, self._program.size, lengths)
                     found = run(*[values[v] for v in one.shared])
                     values.update(self._laid(dict(zip(one.results, found, strict=True))))
                 continue
@@ -108,11 +108,11 @@ class Run:
                 values.update(zip(one.results, self._totals[number], strict=False))
             number += 1
         lengths, dims = self._chunks[0].lengths, self._plan.dims
-        flat, values = self._program.whole(self._call, lengths), self._values[lengths]
+        flat, values, rows = self._program.whole(lengths), self._values[lengths], functools.cache(self._rows_of)
         leaves = list[Any]()
         for v in flat.results:
             if isinstance(v, int) and dims[v] is not None:
-                leaves.append(self._whole(v))
+                leaves.append(rows(v))
             else:
                 leaves.append(jnp.asarray(v.val if isinstance(v, Literal) else values[v]))
         return pytrees.opened(jax.tree.unflatten(flat.out_tree, leaves))
@@ -121,8 +121,7 @@ class Run:
 
     def _pass(self, number: int, one: Pass, saved: Saved | None, at: int = 0, held: Sequence[Any] = ()) -> list[Any]:
         """Return the totals of a pass, of which ``at`` chunks are done; its rows are kept."""
-        totals, count, at = Totals(one.kinds), len(one.kinds), int(at)
-        totals.held = [*held]
+        held, count, at = [*held], len(one.kinds), int(at)
         if not at:
             self._kept.update((v, []) for v in one.results[count:])
         if one not in self._program.checked and self._check(one):
@@ -130,20 +129,18 @@ class Run:
         with contextlib.closing(self._elsewhere(one, at) if self._map else self._here(one, at)) as chunks:
             for found in chunks:
                 at += 1
-                if count:
-                    totals.add(found[:count])
+                add(held, found[:count], one.kinds)
                 for v, y in zip(one.results[count:], found[count:], strict=True):
                     self._kept[v].append(np.asarray(y))
                 if saved:
-                    saved.keep(functools.partial(self._state, number, at, [*totals.held]))
+                    saved.keep(functools.partial(self._state, number, one, at, [*held]))
                 if self._show:
                     self._show(self._progress(number, at))
-        return totals.result() if count else []
+        return total(held, one.kinds)
 
-    def _state(self, number: int, at: int, held: Any) -> Any:
+    def _state(self, number: int, one: Pass, at: int, held: Any) -> Any:
         """Return what passes gave, and what the one under way has come to with its first ``at`` chunks."""
-        done = {v for one in self._plan.passes[:number] for v in one.results}
-        kept = {v: rows if v in done else rows[:at] for v, rows in self._kept.items()}
+        kept = self._kept | {v: self._kept[v][:at] for v in one.results[len(one.kinds) :]}
         return [self._totals[:number], at, held, kept]
 
     def _progress(self, number: int, at: int) -> Progress:
@@ -174,7 +171,7 @@ class Run:
             found.append(x if target is None else jax.device_put(x, target))
         return found
 
-    def _whole(self, v: int) -> np.ndarray:
+    def _rows_of(self, v: int) -> np.ndarray:
         """Put the rows of a result together, in the order of the elements; those of chunks are let go on the way."""
         parts, dim = self._kept[v], self._plan.dims[v] or 0
         shape = (*parts[0].shape[:dim], self._program.size, *parts[0].shape[dim + 1 :])
@@ -185,12 +182,8 @@ class Run:
 
     # --- chunks, here and elsewhere --------------------------------------------------------------------------------
 
-    def _compute(self, one: Pass, chunk: Chunk, shared: Sequence[Any], rows: Sequence[Any]) -> list[Any]:
-        run = self._program.compiled(self._call, one, len(chunk.numbers), chunk.lengths)
-        return jax.block_until_ready(run(*shared, *rows))
-
     def _here(self, one: Pass, begin: int) -> Generator[list[Any], None, None]:
-        wide = jax_api.is_wide()
+        wide, before = jax_api.is_wide(), list[Any]()
 
         def read(at: int) -> list[Any]:
             with jax.enable_x64(wide):  # a thread does not see the width that is in force where it is started
@@ -199,14 +192,22 @@ class Run:
         calls = (functools.partial(read, at) for at in range(begin, len(self._chunks)))
         with contextlib.closing(reading.ahead(calls, READERS, READERS)) as ahead:
             for chunk, rows in zip(self._chunks[begin:], ahead, strict=True):
-                yield self._compute(one, chunk, [self._values[chunk.lengths][v] for v in one.shared], rows)
-                if self._program.fits is not None:
+                found = self._compute(one, chunk, [self._values[chunk.lengths][v] for v in one.shared], rows)
+                if self._program.fits:
+                    before = found
+                jax.block_until_ready(before)  # without a bound on memory, one chunk computes, and one waits
+                if self._program.fits:
                     memory.give_back()
+                before = found
+                yield found
+
+    def _compute(self, one: Pass, chunk: Chunk, shared: Sequence[Any], rows: Sequence[Any]) -> list[Any]:
+        return self._program.compiled(one, len(chunk.numbers), chunk.lengths)(*shared, *rows)
 
     def _elsewhere(self, one: Pass, begin: int) -> Generator[list[Any], None, None]:
         programs = dict[Any, bytes]()
         for key in dict.fromkeys((len(chunk.numbers), chunk.lengths) for chunk in self._chunks):
-            programs[key] = _tasks.exported(*one.program(self._program.part(self._call, *key)))
+            programs[key] = _tasks.exported(*one.program(self._program.part(*key)))
         there = [groups if _tasks.can_be_sent(groups) else None for groups in self._call.groups]
         here = [groups if sent is None else None for groups, sent in zip(self._call.groups, there, strict=True)]
         tasks = ((x, x.read(here, self._rows(one, at))) for at, x in enumerate(self._chunks[begin:], begin))
@@ -215,34 +216,30 @@ class Run:
         assert self._map is not None
         yield from _tasks.carried_out(self._map, work, tasks)
 
-    # --- a forgotten mask ------------------------------------------------------------------------------------------
-
     def _check(self, one: Pass) -> bool:
         """Refuse a pass whose results depend on padding; return whether there was some that could tell."""
-        groups, whole = self._call.groups, self._program.whole(self._call, self._chunks[0].lengths)
-        leaves = enumerate(self._rows(one, 0))
-        padded = {n: x.place for n, x in leaves if isinstance(x, Leaf) and groups[x.place]._padded[x.number]}
-        if not padded or any(jax_api.has_effects(whole.operations[n].eqn) for n in one.operations):
+        groups, whole, own = self._call.groups, self._program.whole(self._chunks[0].lengths), dict[int, Any]()
+        if any(jax_api.has_effects(whole.operations[n].eqn) for n in one.operations):
             return True
-        own = {n: np.asarray(groups[place].lengths) for n, place in padded.items()}
-
-        def telling(at: int) -> int:
-            """Return how many elements have two rows, and two of padding."""
-            numbers, to = self._chunks[at].numbers, [length or 0 for length in self._chunks[at].lengths]
-            return max(((own[n][numbers] > 1) & (own[n][numbers] < to[x] - 1)).sum() for n, x in padded.items())
-
-        at = max(range(len(self._chunks)), key=telling)
-        if not telling(at):
-            return False
+        for n, x in enumerate(self._rows(one, 0)):
+            if isinstance(x, Leaf) and groups[x.place]._form.padded[x.number]:
+                own[n] = x.place, groups[x.place].lengths
+        telling = [  # how many elements have two rows, and two of padding
+            sum(((x[c.numbers] > 1) & (x[c.numbers] < c.lengths[place] - 1)).sum() for place, x in own.values())
+            for c in self._chunks
+        ]
+        at = int(np.argmax(telling))
+        if not telling[at]:
+            return not own
         chunk = self._chunks[at]
-        wrong = _probe.counted(
+        wrong = _padding.counted(
             lambda values, rows: self._compute(one, chunk, values, self._laid_rows(one, rows)),
             [self._values[chunk.lengths][v] for v in one.shared],
             chunk.read(groups, self._rows(one, at)),
-            {n: lengths[chunk.numbers] for n, lengths in own.items()},
+            {n: x[chunk.numbers] for n, (_, x) in own.items()},
         )
         if wrong is not None:
-            name = re.split(r"\W", whole.closed.jaxpr.debug_info.arg_names[one.rows[next(iter(padded))]] or "data")[0]
+            name = re.split(r"\W", whole.closed.jaxpr.debug_info.arg_names[one.rows[min(own)]] or "data")[0]
             raise AxisError(
                 f"Stream: {self._plan.line(one.results[wrong])}: the result depends on rows that only pad the elements "
                 f"of {name}. Use the mask for all that is computed over an element's rows: jnp.mean(x, "

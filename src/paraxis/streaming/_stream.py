@@ -13,7 +13,7 @@ import jax
 from paraxis._core import check
 from paraxis.errors import DataError
 from paraxis.streaming._program import Call, Program
-from paraxis.streaming._resume import Saved
+from paraxis.streaming._resume import Saved, saved
 from paraxis.streaming._run import Progress, Run, shown
 from paraxis.streaming._tasks import Map
 
@@ -21,9 +21,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _COPIES = 6  # of rows of a table: being read, put together, waiting, on their way to the devices, being computed with
-_ENOUGH = 1 << 24
-"""Bytes of rows of a table that are read at once; more only takes longer. The memory of parts up to 32 MB is used
-again; that of larger ones is new each time, and its pages then cost more than reading (`bench_table.py`)."""
+_ENOUGH = 1 << 24  # bytes of them that are read at once: the memory of larger parts is new each time, and costs more
 
 
 class Schedule(NamedTuple):
@@ -45,10 +43,9 @@ class Stream:
     """Runs a program over more elements than memory holds: chunk by chunk, on all devices of this machine.
 
     ``Stream(at_once=64).run(fn, *args)`` gives what ``fn(*args)`` gives, to rounding, where ``fn`` is a program, its
-    gradient, or any other function built from the verbs. It is traced for all elements and for a chunk, and cut at its
-    reductions; then the elements are read chunk by chunk, as often as reductions depend on each other: a loss and its
-    gradient take one pass, a loss of data that are normalised by their mean and deviation three. :meth:`passes` tells
-    beforehand. Sums are taken in a fixed tree: the same chunks give the same bits, whoever computes them.
+    gradient, or any other function built from the verbs. It is cut at its reductions; then the elements are read chunk
+    by chunk, as often as reductions depend on each other (:meth:`passes` tells): a loss and its gradient take one pass.
+    Sums are taken in a fixed tree: the same chunks give the same bits, whoever computes them.
 
     Args:
         at_once: elements in flight per device; with ``map``, in each task at once. Give this or ``memory``.
@@ -56,9 +53,8 @@ class Stream:
             text such as ``"2GB"``. As many elements are run at once as fit; for that, passes are compiled for two
             sizes more. Values kept between passes, results with a row for each element, and what the process needs
             anyway are not counted.
-        map: carries out the chunks elsewhere: a function with the signature of ``concurrent.futures.Executor.map``,
-            such as that of a process pool, of loky, Dask or mpi4py; docs/streaming.md has one for Ray. It gets compiled
-            programs, without any code of yours, and runs them on a CPU device each.
+        map: carries out the chunks elsewhere, on a CPU device each: a function with the signature of
+            ``concurrent.futures.Executor.map``, such as that of a process pool. It gets compiled programs, and no code.
         folder: where a run saves what it has done, so that the same call goes on after it was stopped, to the same
             bits. It is made if it is not there, and goes when the run is done.
         verbose: whether to show how far it is: below a notebook's cell, on a terminal's line, elsewhere a line every
@@ -142,15 +138,11 @@ class Stream:
         @functools.wraps(fn)
         def run(*args: Any) -> _R:
             call = Call(fn, args)
-            key = call.key
-            if key not in known:
-                known[key] = self._program(call)
-            program = known[key]
+            program = known.get(call.key) or known.setdefault(call.key, self._program(call))
             with shown(self.verbose) as show:
                 one = Run(call, program, self._count(call, program), self.map, show)
-                saved = None if self.folder is None else Saved(self.folder, one.depends())
-                with saved or contextlib.nullcontext():
-                    return one.result(saved)
+                with saved(self.folder, one.depends) as file:
+                    return one.result(file)
 
         return cast("Callable[_P, _R]", run)
 
@@ -168,7 +160,7 @@ class Stream:
         call = Call(fn, args)
         program = self._program(call)
         chunks, plan = call.chunks(program.size, self._count(call, program)), program.plan
-        avals = program.whole(call, chunks[0].lengths).avals
+        avals = program.whole(chunks[0].lengths).avals
         kept = [tuple(n for d, n in enumerate(avals[v].shape) if d != plan.dims[v]) for v in plan.kept]
         return Schedule(len(plan.passes), [(len(chunk.numbers), chunk.lengths) for chunk in chunks], kept)
 
@@ -178,30 +170,21 @@ class Stream:
         return Program(call, alone=self.map is not None, options=None if self.memory is None else without_calls)
 
     def _count(self, call: Call, program: Program) -> int:
-        """Return the number of elements in a chunk."""
+        """Return the number of elements in a chunk. What a pass needs grows linearly with it."""
+        devices = program.placement.num_devices
         if self.at_once is not None:
-            return min(self.at_once * program.placement.num_devices, program.size)
-        if program.fits is None:
-            program.fits = self._fitting(call, program)
+            return min(self.at_once * devices, program.size)
+        if not program.fits:
+            assert isinstance(self.memory, int)
+            two, four = (program.bytes_of(call, count * devices) for count in (2, 4))
+            each = max(1, (four - two) // 2)  # one element more on each device
+            if self.memory < two - each:
+                raise ValueError(
+                    f"Stream: memory must be at least {two - each:,} bytes, which one element on each of {devices} "
+                    f"devices takes, got {self.memory:,}; write px.Stream(memory={2 * (two - each)})"
+                )
+            program.fits = min((2 + (self.memory - two) // each) * devices, program.size)
         return program.fits
-
-    def _fitting(self, call: Call, program: Program) -> int:
-        """Return how many elements fit into memory: what a pass needs grows linearly with them."""
-        assert isinstance(self.memory, int)
-        devices, lengths = program.placement.num_devices, call.chunks(program.size, program.size)[0].lengths
-        least, more = (
-            max(program.bytes_of(call, one, count * devices, lengths) for one in program.plan.passes)
-            for count in (2, 4)
-        )
-        each = max(1, (more - least) // (2 * devices))
-        count = 2 * devices + (self.memory - least) // each
-        if count < devices:
-            least -= each * devices
-            raise ValueError(
-                f"Stream: memory must be at least {least:,} bytes, which one element on each of {devices} devices "
-                f"takes, got {self.memory:,}; write px.Stream(memory={2 * least})"
-            )
-        return min(count // devices * devices, program.size)
 
     # --- for solvers, which read a px.Table themselves -------------------------------------------------------------
 
@@ -228,16 +211,14 @@ class Stream:
 
     @contextlib.contextmanager
     def rows_shown(self) -> Iterator[Callable[[int, int, int], None]]:
-        """Give what a solver tells of its passes: the rows that are done, the number of all, and that of the pass."""
+        """Give what a solver calls with the rows that are done, the number of all, and that of the pass."""
         with shown(self.verbose) as show:
             yield lambda done, rows, number: show and show(Progress("rows", done, rows, number, None, None))
 
     def rows_saved(self, described: Mapping[str, Any]) -> contextlib.AbstractContextManager[Saved | None]:
-        """Give where a solver's run is saved, which depends on these texts and arrays, if there is a folder.
+        """Give where a solver's run, which depends on these texts and arrays, is saved, if there is a folder.
 
         Raises:
             CheckpointError: if the folder holds another run, or cannot be used.
         """
-        if self.folder is None:
-            return contextlib.nullcontext()
-        return Saved(self.folder, (x if hasattr(x, "dtype") else str(x) for x in jax.tree.leaves(described)))
+        return saved(self.folder, lambda: described)

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import pickle
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -27,34 +26,6 @@ class Work(NamedTuple):
     shared: dict[Lengths, list[Any]]
     groups: list[Groups | None]
     wide: bool
-
-
-def ray_map(**options: Any) -> Map:
-    """Return a ``map`` for :class:`px.Stream` that runs on a Ray cluster, as plain Ray tasks.
-
-    Ray runs a task again when its worker or node is lost. The cluster is the one that this process has joined, else the
-    one that ``RAY_ADDRESS`` names, else one that Ray starts on this machine. ``options`` are those of ``ray.remote``.
-
-    Raises:
-        ModuleNotFoundError: if Ray is missing; the extra ``ray`` brings it.
-
-    Example:
-        >>> import paraxis as px
-        >>> stream = px.Stream(at_once=16, map=px.ray_map(max_retries=5))
-    """
-
-    def mapped(fn: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
-        with needed("px.ray_map", "ray"):
-            import ray
-        if not ray.is_initialized():
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", r"os\.fork", RuntimeWarning)  # it starts programs, and nothing more
-                ray.init()
-        remote: Any = ray.remote(**options) if options else ray.remote
-        call = remote(lambda task: fn(task))
-        yield from map(ray.get, [call.remote(task) for task in tasks])
-
-    return mapped
 
 
 def exported(fn: Callable[..., Any], structs: Sequence[Any]) -> bytes:

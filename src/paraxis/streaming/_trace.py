@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core import jax_api, maps, scope
@@ -44,22 +43,16 @@ class Flat:
 
     Attributes:
         avals, constants: the type of each value; those that are known.
-        operations: those that results or effects need, in order.
-        results: what the function returns.
+        operations, results: in order, those that results or effects need; and what the function returns.
         used: the values that operations read, and those returned.
     """
 
     def __init__(self, closed: ClosedJaxpr, out_tree: Any) -> None:
         self.closed, self.out_tree = closed, out_tree
         self.avals, self.constants, self.operations = list[Any](), dict[int, Any](), list[Operation]()
-        self.results = self._read(closed, [self._new(v.aval) for v in closed.jaxpr.invars], "an unknown line")
-        self.used = {v for v in self.results if isinstance(v, int)}
-        needed = []
-        for operation in reversed(self.operations):
-            if jax_api.has_effects(operation.eqn) or not self.used.isdisjoint(operation.outputs):
-                needed.append(operation)
-                self.used.update(operation.values)
-        self.operations = needed[::-1]
+        arguments = [self._new(v.aval) for v in closed.jaxpr.invars]
+        self.results = self._read(jax_api.dce(closed)[0], arguments, "an unknown line")
+        self.used = {v for x in self.operations for v in x.values}.union(v for v in self.results if isinstance(v, int))
 
     def _new(self, aval: Any) -> int:
         self.avals.append(aval)
@@ -88,20 +81,13 @@ class Flat:
 
 # --- tracing for a number of elements --------------------------------------------------------------------------------
 
-rows_p = jax_api.Primitive("px_rows")
-"""An array of all elements, from outside of the trace, where a verb takes it: its rows are those of the chunk."""
-rows_p.def_abstract_eval(lambda x, *, size: x.update(shape=(size, *x.shape[1:])))
-jax_api.define_lowering(rows_p, lambda x, *, size: x[:size])
-jax_api.ad.deflinear2(rows_p, lambda ct, x, *, size: [rows_p.bind(ct, size=x.aval.shape[0])])
-jax_api.batching.primitive_batchers[rows_p] = lambda xs, dims, *, size: (
-    rows_p.bind(jnp.moveaxis(xs[0], dims[0], 1), size=size),
-    1,
-)
-
 
 @contextlib.contextmanager
 def sized(name: str | None, whole: int, size: int) -> Iterator[None]:
-    """Within, verbs take the axis of this name, and of ``whole`` elements, to have ``size``; no name: as they are."""
+    """Within, verbs take the axis of this name, and of ``whole`` elements, to have ``size``; no name: as they are.
+
+    Of an array of all elements, from outside of the trace, they take the first ones: its rows are those of the chunk.
+    """
 
     def axis(found: Axis) -> Axis:
         return dataclasses.replace(found, size=size) if found.name == name and found.size == whole else found
@@ -110,7 +96,7 @@ def sized(name: str | None, whole: int, size: int) -> Iterator[None]:
         sizes = (whole, size) if found.name == name else (found.size,)
         if np.ndim(x) == 0 or x.shape[0] not in sizes or maps.recall(x) is not None:
             return x
-        return rows_p.bind(x, size=found.size)
+        return jax.lax.slice_in_dim(x, 0, found.size)
 
     chunk = scope.Chunked(axis, lambda tree, found: jax.tree.map(lambda x: rows(x, found), tree))
     with scope.entered(dataclasses.replace(scope.current(), chunk=chunk)):
@@ -184,35 +170,36 @@ def dims_of(whole: Flat, part: Flat, size: int, count: int) -> list[int | None]:
 
 def with_literals(whole: Flat, part: Flat) -> list[Operation]:
     """Return the operations for some elements, with the literals of those for all, in bodies, too."""
-    operations = []
+    found = []
     for a, b in zip(whole.operations, part.operations, strict=True):
-        eqn = b.eqn.replace(params=_merged(a, a.eqn.params, b.eqn.params))
-        operations.append(Operation(eqn, [*map(_literal, a.inputs, b.inputs)], b.outputs, a.line))
-    return operations
+        inputs = [*map(_literal, a.inputs, b.inputs)]
+        found.append(Operation(_equation(a, a.eqn, b.eqn), inputs, b.outputs, a.line))
+    return found
 
 
 def _literal(whole: Any, part: Any) -> Any:
-    """Return an operand of the trace for some; a literal as it is in the one for all."""
     both = isinstance(whole, Literal) and isinstance(part, Literal) and np.shape(whole.val) == np.shape(part.val)
     return whole if both else part
+
+
+def _equation(at: Operation, whole: JaxprEqn, part: JaxprEqn) -> JaxprEqn:
+    def one(path: Any, a: Any, b: Any) -> Any:
+        return _parameter(at, path[0].key, a, b)
+
+    params = jax.tree.map_with_path(one, whole.params, part.params, is_leaf=lambda x: x is None)
+    return part.replace(invars=[*map(_literal, whole.invars, part.invars)], params=params)
 
 
 _SIZES = "shape new_sizes limit_indices slice_sizes sizes size rows padded laid devices how sharding out_sharding"
 """Parameters that say shapes or places, in which two traces may differ."""
 
 
-def _merged(at: Operation, whole: Any, part: Any, name: str = "") -> Any:
-    """Return parameters of an operation for some elements, with the literals of those for all."""
+def _parameter(at: Operation, name: str, whole: Any, part: Any) -> Any:
     if isinstance(whole, ClosedJaxpr):  # which Jaxpr is, too, from JAX 0.12 on
         consts = [x if np.shape(x) == np.shape(y) else y for x, y in zip(whole.consts, part.consts, strict=True)]
-        return ClosedJaxpr(_merged_body(at, whole.jaxpr, part.jaxpr), consts)
+        return ClosedJaxpr(_body(at, whole.jaxpr, part.jaxpr), consts)
     if isinstance(whole, Jaxpr):
-        return _merged_body(at, whole, part)
-    if isinstance(whole, dict):
-        return {key: _merged(at, value, part[key], key) for key, value in whole.items()}
-    if (type(whole) in (tuple, list) or hasattr(whole, "_fields")) and len(whole) == len(part):
-        items = [_merged(at, a, b, name) for a, b in zip(whole, part, strict=True)]
-        return type(whole)(*items) if hasattr(whole, "_fields") else type(whole)(items)
+        return _body(at, whole, part)
     if isinstance(whole, (bool, int, float, complex, str)) and str(whole) != str(part) and name not in _SIZES.split():
         raise AxisError(
             f"Stream: the number of elements is written out in {at.name}, at {at.line}: {name} is {whole} for all of "
@@ -221,7 +208,7 @@ def _merged(at: Operation, whole: Any, part: Any, name: str = "") -> Any:
     return part
 
 
-def _merged_body(at: Operation, whole: Jaxpr, part: Jaxpr) -> Jaxpr:
+def _body(at: Operation, whole: Jaxpr, part: Jaxpr) -> Jaxpr:
     if len(whole.eqns) != len(part.eqns):
         meet(at, "its body depends on their number")
     eqns = []
@@ -232,5 +219,5 @@ def _merged_body(at: Operation, whole: Jaxpr, part: Jaxpr) -> Jaxpr:
                 f"Stream: a mapped function does {a.primitive.name} with as many entries as there are elements, at "
                 f"{jax_api.line_of(a) or at.line}; give each element its own row as an argument"
             )
-        eqns.append(b.replace(invars=[*map(_literal, a.invars, b.invars)], params=_merged(at, a.params, b.params)))
+        eqns.append(_equation(at, a, b))
     return part.replace(eqns=eqns, outvars=[*map(_literal, whole.outvars, part.outvars)])
