@@ -18,17 +18,11 @@ from typing import Any, Generic, Literal, Self, TypeVar
 import jax
 
 from paraxis._core import check
-from paraxis._core.check import needed
 from paraxis._host import processes
 from paraxis.errors import CheckpointError, DataError, StateError
 from paraxis.train import _leaves, _manifest
-from paraxis.train._leaves import Difference, Record
+from paraxis.train._leaves import ocp
 from paraxis.train._manifest import Writing
-
-with needed("px.Checkpoints", "train"):
-    from orbax.checkpoint import v1
-
-ocp: Any = v1  # its types are narrower than what it takes
 
 _Tree = TypeVar("_Tree")
 _RECORD, _LOCK = "paraxis", "paraxis.lock"
@@ -46,14 +40,14 @@ class Restored(Generic[_Tree]):
         tree: a tree with the target's structure and sharding.
         notes: the notes that were saved with it.
         step: the step of the checkpoint that was used.
-        differences: with ``partial=True``, the leaves that were not taken from the checkpoint, and the checkpoint's
-            leaves that the target does not have; otherwise empty.
+        differences: with ``partial=True``, a line for each leaf that was not taken from the checkpoint, and for each of
+            the checkpoint's leaves that the target does not have; otherwise empty.
     """
 
     tree: _Tree
     notes: dict[str, Any]
     step: int
-    differences: tuple[Difference, ...]
+    differences: tuple[str, ...]
 
 
 class Checkpoints:
@@ -107,10 +101,9 @@ class Checkpoints:
         self.every = every
         self.best_by, self._mode = best or (None, None)
         policies = ocp.training.preservation_policies
-        kept: list[Any] = [policies.PreserveAll() if keep is None else policies.LatestN(keep)]
-        kept += [] if keep_every is None else [policies.EveryNSteps(keep_every)]
-        kept += [] if best is None else [policies.BestN(get_metric_fn=self._value, n=1)]
-        self._policy = policies.AnyPreservationPolicy(kept)
+        self._kept: list[Any] = [policies.PreserveAll() if keep is None else policies.LatestN(keep)]
+        self._kept += [] if keep_every is None else [policies.EveryNSteps(keep_every)]
+        self._kept += [] if best is None else [policies.BestN(get_metric_fn=self._value, n=1)]
         self._saver: Any = None
         self._unlock: weakref.finalize | None = None  # lets other runs save here
         self._writing: Writing | None = None
@@ -133,7 +126,7 @@ class Checkpoints:
     @property
     def best(self) -> int | None:
         """The step whose notes have the best value, according to ``best=``; of two equal ones, the later."""
-        values = {step: self._value(self._read(step).notes) for step in self.steps} if self.best_by else {}
+        values = {step: self._value(self._read(step)["notes"]) for step in self.steps} if self.best_by else {}
         return max((s for s in values if values[s] > -math.inf), key=lambda s: (values[s], s), default=None)
 
     def is_due(self, step: int) -> bool:
@@ -167,19 +160,19 @@ class Checkpoints:
             raise DataError(
                 f"Checkpoints.save: best= needs a number in the notes; write save(step, tree, {{{self.best_by!r}: …}})"
             )
-        arrays, record = _leaves.split(_leaves.by_path(tree), noted)
+        arrays, record = _leaves.split(_leaves.by_path(tree))
         self.wait()
         self.claim()
+        metrics = None if self.best_by is None else {self.best_by: noted[self.best_by]}
+        beside = {_RECORD: {"notes": noted, **record}}
         with self._failing(step):
             if self._saver is None:
-                every_step = ocp.training.save_decision_policies.FixedIntervalPolicy(1)
-                policies = {"preservation_policy": self._policy, "save_decision_policy": every_step}
-                self._saver = ocp.training.Checkpointer(self.path, cleanup_tmp_directories=True, **policies)
-            metrics = None if self.best_by is None else {self.best_by: noted[self.best_by]}
-            beside = {_RECORD: dataclasses.asdict(record)}
-            is_there = step in self.steps
+                policy = ocp.training.preservation_policies.AnyPreservationPolicy(self._kept)
+                self._saver = ocp.training.Checkpointer(
+                    self.path, preservation_policy=policy, cleanup_tmp_directories=True
+                )
             response = self._saver.save_async(
-                step, arrays, metrics=metrics, custom_metadata=beside, force=True, overwrite=is_there
+                step, arrays, metrics=metrics, custom_metadata=beside, force=True, overwrite=step in self.steps
             )
         self._writing = Writing(step, response, self.path / str(step))
 
@@ -223,27 +216,20 @@ class Checkpoints:
             chosen = self._choose(step) if processes.is_first() else 0
         chosen = int(processes.reports(str(chosen))[0])
         record, leaves = self._read(chosen), _leaves.by_path(target)
-        differences = _leaves.compare(record.kinds, leaves)
-        own = {difference.path for difference in differences} & leaves.keys()
-        is_empty = any(isinstance(leaves[path], jax.ShapeDtypeStruct) for path in own)
-        if differences and (not partial or is_empty or len(own) == len(leaves)):
-            lines = [f"  {difference}" for difference in differences[:_MOST_LISTED]]
-            lines += [f"  and {len(differences) - _MOST_LISTED} more"] if len(differences) > _MOST_LISTED else []
+        differences = _leaves.compare(record["kinds"], leaves)
+        listed = tuple(f"{path or 'the whole tree'}: {difference}" for path, difference in differences.items())
+        taken = {path: leaf for path, leaf in leaves.items() if path not in differences}
+        is_empty = any(isinstance(leaves.get(path), jax.ShapeDtypeStruct) for path in differences)
+        if differences and (not partial or is_empty or not taken):
+            lines = "\n  ".join(listed[:_MOST_LISTED])
             raise StateError(
-                "\n".join([f"Checkpoints.restore: step {chosen} in {self.path} and the target differ:", *lines]) + "\n"
-                "give a target like what was saved; restore(target, partial=True) takes the leaves that agree, and "
-                "keeps the target's own arrays for the rest"
+                f"Checkpoints.restore: step {chosen} in {self.path} and the target differ in {len(listed)} leaves:\n  "
+                f"{lines}\ngive a target like what was saved; or restore(target, partial=True) takes the leaves that "
+                "agree, and keeps the target's own arrays for the rest"
             )
-        taken = [path for path in leaves if path not in own]
-        saved = [path for path in taken if path not in record.values and 0 not in leaves[path].shape]
-        context = ocp.Context()
-        context.pytree.loading.partial_load = True
-        with context:
-            wanted = {path: _leaves.abstract(leaves[path]) for path in saved}
-            loaded = ocp.load(self.path / str(chosen), wanted, checkpointable_name="state") if wanted else {}
-        merged = leaves | {path: _leaves.merge(record, loaded, path, leaves[path]) for path in taken}
+        merged = leaves | _leaves.load(self.path / str(chosen), record, taken)
         tree = jax.tree.unflatten(jax.tree.structure(target), merged.values())
-        return Restored(tree, record.notes, chosen, differences)
+        return Restored(tree, record["notes"], chosen, listed)
 
     def claim(self) -> None:
         """Make the directory and hold its lock, in the first process; ``save`` does so too.
@@ -270,14 +256,10 @@ class Checkpoints:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Wait, and let other runs save here. What could not be written is an error, unless there is another."""
+    def __exit__(self, *_: object) -> None:
+        """Wait, and let other runs save here."""
         try:
             self.wait()
-        except CheckpointError as failure:
-            if error is None:
-                raise
-            error.add_note(str(failure))
         finally:
             self._close()
             if self._unlock is not None:
@@ -299,20 +281,20 @@ class Checkpoints:
                 return candidate
             damaged += f"\n  {candidate}: {reason}"
             if step is None:
-                names = (f"damaged-{candidate}{f'-{k}' if k > 1 else ''}" for k in itertools.count(1))
-                aside = next(path for path in map(directory.with_name, names) if not path.exists())
+                names = (directory.with_name(f"damaged-{candidate}" + k * "-again") for k in itertools.count())
+                aside = next(path for path in names if not path.exists())
                 directory.rename(aside)
                 self._close()
-                now = f"it is now {aside}, and the one before it is used"
-                words = f"the checkpoint of step {candidate} in {self.path} is damaged: {reason}; {now}"
-                warnings.warn(words, stacklevel=3)
+                words = f"the checkpoint of step {candidate} in {self.path} is damaged: {reason}; it is now {aside}"
+                warnings.warn(f"{words}, and the one before it is used", stacklevel=3)
         raise CheckpointError(f"Checkpoints.restore: every checkpoint in {self.path} is damaged:{damaged}")
 
-    def _read(self, step: int) -> Record:
+    def _read(self, step: int) -> dict[str, Any]:
+        """Return the record beside a checkpoint's arrays, as :func:`_leaves.split` makes it, and the notes."""
         found = ocp.metadata(self.path / str(step)).custom_metadata or {}
         if _RECORD not in found:
             raise CheckpointError(f"Checkpoints: {self.path / str(step)} was not saved by px.Checkpoints")
-        return Record(**found[_RECORD])
+        return found[_RECORD]
 
     def _value(self, notes: Mapping[str, Any]) -> float:
         """Return how good notes are; a missing number and NaN are worst."""

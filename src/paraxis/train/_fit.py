@@ -14,7 +14,7 @@ from paraxis._host import processes
 from paraxis._host.progress import print_line
 from paraxis.errors import DataError, StateError
 from paraxis.train import _resume
-from paraxis.train._callbacks import Callbacks, Reporter
+from paraxis.train._callbacks import Reporter
 from paraxis.train._early_stopping import StopEarly
 from paraxis.train._evaluate import evaluations_of
 from paraxis.train._history import History, Record
@@ -92,15 +92,12 @@ def fit(
 ) -> Fitted[_State]:
     """Train step by step on batches of data, up to a number of epochs or steps.
 
-    The metrics of a step are fetched when four later steps have been started, so that the devices do not wait for the
-    host; only an evaluation, a checkpoint, or a callback after an epoch waits for them.
-
     With ``checkpoint``, a run that was killed at any point resumes when the same command is started again, and ends
     with the same bits as without the kill: state, history, log and TensorBoard points (except for the times in them).
     If the step is another program than the one that was saved, by a digest of its jaxpr, a line says so.
 
-    A full disk does not end a run: if the log or a checkpoint cannot be written, there is a warning, and the state is
-    returned. With several processes, a process that cannot write its part of a checkpoint ends the run.
+    A log or a checkpoint that cannot be written, say on a full disk, is a warning, and training continues; with several
+    processes, such a checkpoint ends the run.
 
     Ctrl-C and SIGTERM end the run after the current step: it is saved, a line says so, and :class:`TrainingStopped`
     ends the program with exit status 0, unless you catch it. A second Ctrl-C raises ``KeyboardInterrupt`` at once.
@@ -116,9 +113,7 @@ def fit(
         evaluate: an :class:`Evaluate`, or a list of them: they run on their schedules, and at the end.
         checkpoint: a :class:`Checkpoints`, or the path of one, which is then saved after each epoch. The end of the
             run is always saved.
-        callbacks: a function, called with each :class:`Event`; or an object with some of the methods ``on_start``,
-            ``on_step``, ``on_epoch``, ``on_evaluate``, ``on_checkpoint`` and ``on_end``; or a list of these. With
-            several processes, each process calls its own.
+        callbacks: a function that is called with each :class:`Event`, or a list of them; in each process.
         log: path of a file of JSON lines: one at the start, one for each step, epoch and evaluation. An older log is
             replaced, or cut at the step of a resume; any other file is refused.
         tensorboard: path of a directory of event files; needs tensorboardX.
@@ -171,7 +166,8 @@ def fit(
         from paraxis.train._checkpoints import Checkpoints
 
         checkpoint = Checkpoints(checkpoint)
-    found, heard, evaluations = data_of("px.fit: data", data), Callbacks(callbacks), evaluations_of(evaluate)
+    found, evaluations = data_of("px.fit: data", data), evaluations_of(evaluate)
+    heard = callbacks if isinstance(callbacks, (list, tuple)) else (callbacks,)
     arrays = {name: x for name, x in found.leaves.items() if isinstance(x, np.ndarray)}
     processes.require_same("px.fit", arrays, "give each process the same data: px.fit divides them")
     is_first, reporters = processes.is_first(), list[Reporter]()

@@ -1,52 +1,22 @@
 """The leaves of a checkpoint by their paths: what Orbax writes of each, and which differ from a target."""
 
-import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paraxis._core.check import needed
 from paraxis.errors import StateError
 
-_PYTHON = (bool, int, float, complex, str)
+with needed("px.Checkpoints", "train"):
+    from orbax.checkpoint import v1
 
+ocp: Any = v1  # its types are narrower than what it takes
 
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """A leaf that is not the same in a checkpoint and in the target.
-
-    Attributes:
-        path: of the leaf, as in ``".params['w']"``.
-        saved: the leaf in the checkpoint, as in ``"float32 (3, 4)"``; ``None`` if it is missing there.
-        wanted: the leaf in the target, likewise.
-    """
-
-    path: str
-    saved: str | None
-    wanted: str | None
-
-    def __str__(self) -> str:
-        saved, wanted = self.saved or "missing", self.wanted or "missing"
-        return f"{self.path or 'the whole tree'}: {saved} in the checkpoint, {wanted} in the target"
-
-
-@dataclasses.dataclass(frozen=True)
-class Record:
-    """The JSON values beside a checkpoint's arrays.
-
-    Attributes:
-        kinds: by path, dtype and shape of each leaf, or its Python type.
-        values: by path, the Python numbers and texts, which Orbax does not keep whole.
-        keys: by path, the implementation of random keys.
-        notes: the user's.
-    """
-
-    kinds: dict[str, str]
-    values: dict[str, Any]
-    keys: dict[str, str]
-    notes: dict[str, Any]
+_PYTHON = (bool, int, float, str)
 
 
 def by_path(tree: Any) -> dict[str, Any]:
@@ -54,24 +24,39 @@ def by_path(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def split(leaves: Mapping[str, Any], notes: dict[str, Any]) -> tuple[dict[str, Any], Record]:
-    """Return the arrays that Orbax writes, and the record beside them."""
-    arrays, record = {}, Record({path: kind(path, leaf) for path, leaf in leaves.items()}, {}, {}, notes)
+def split(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arrays that Orbax writes, and a record of JSON values beside them, by path.
+
+    The record has the ``kinds`` of all leaves, the ``values`` of Python numbers and texts, and the implementation of
+    random ``keys``.
+    """
+    arrays, values, keys = dict[str, Any](), dict[str, Any](), dict[str, str]()
+    kinds = {path: kind(path, leaf) for path, leaf in leaves.items()}
     for path, leaf in leaves.items():
         if type(leaf) in _PYTHON:
-            record.values[path] = [leaf.real, leaf.imag] if isinstance(leaf, complex) else leaf
+            values[path] = leaf
             continue
         if _is_key(leaf):
-            record.keys[path], leaf = str(jax.random.key_impl(leaf)), jax.random.key_data(leaf)
+            keys[path], leaf = str(jax.random.key_impl(leaf)), jax.random.key_data(leaf)
         if not isinstance(leaf, jax.Array) or (jax.process_count() > 1 and leaf.is_fully_addressable):
             leaf = np.asarray(leaf)  # the same in all processes; the first one's is written
-            leaf = leaf.astype(leaf.dtype.newbyteorder("="), copy=False)
         if leaf.size:  # Orbax refuses empty arrays
             arrays[path] = leaf
-    return arrays or {"": np.zeros(1)}, record
+    return arrays or {"": np.zeros(1)}, {"kinds": kinds, "values": values, "keys": keys}
 
 
-def abstract(leaf: Any) -> Any:
+def load(directory: Path, record: Mapping[str, Any], targets: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the saved leaves of some paths, in the form of the targets'."""
+    arrays = {path: x for path, x in targets.items() if path not in record["values"] and 0 not in x.shape}
+    context = ocp.Context()
+    context.pytree.loading.partial_load = True
+    with context:
+        wanted = {path: _abstract(x) for path, x in arrays.items()}
+        loaded = ocp.load(directory, wanted, checkpointable_name="state") if wanted else {}
+    return {path: _like(x, record, loaded, path) for path, x in targets.items()}
+
+
+def _abstract(leaf: Any) -> Any:
     """Return the form in which Orbax loads a leaf: on its devices if it is bound to some, else as a NumPy array."""
     sharding = getattr(leaf, "sharding", None) if getattr(leaf, "committed", True) else None
     if _is_key(leaf):
@@ -81,23 +66,25 @@ def abstract(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
-def merge(record: Record, loaded: Mapping[str, Any], path: str, like: Any) -> Any:
-    """Return the saved leaf of a path, in the form of the target's."""
-    if path in record.values:
-        value = record.values[path]
-        return complex(*value) if isinstance(like, complex) else type(like)(value)
-    x: Any = loaded[path] if path in loaded else np.zeros(abstract(like).shape, abstract(like).dtype)
-    if isinstance(like, (np.generic, np.ndarray)):
-        return x[()] if isinstance(like, np.generic) else x
-    x = jax.random.wrap_key_data(x, impl=record.keys[path]) if path in record.keys else jnp.asarray(x)
-    is_placed = getattr(like, "committed", True) and getattr(like, "sharding", None) is not None
-    return jax.device_put(x, like.sharding) if is_placed and not x.committed else x
+def _like(target: Any, record: Mapping[str, Any], loaded: Mapping[str, Any], path: str) -> Any:
+    if path in record["values"]:
+        return type(target)(record["values"][path])
+    x: Any = loaded[path] if path in loaded else np.zeros(_abstract(target).shape, _abstract(target).dtype)
+    if isinstance(target, (np.generic, np.ndarray)):
+        return x
+    x = jax.random.wrap_key_data(x, impl=record["keys"][path]) if path in record["keys"] else jnp.asarray(x)
+    is_placed = getattr(target, "committed", True) and getattr(target, "sharding", None) is not None
+    return jax.device_put(x, target.sharding) if is_placed and not x.committed else x
 
 
-def compare(saved: Mapping[str, str], wanted: Mapping[str, Any]) -> tuple[Difference, ...]:
-    """Return all differences: the target's leaves in their order, then the checkpoint's others."""
+def compare(saved: Mapping[str, str], wanted: Mapping[str, Any]) -> dict[str, str]:
+    """Return all differences by path: the target's leaves in their order, then the checkpoint's others."""
     kinds = {path: kind(path, leaf) for path, leaf in wanted.items()}
-    return tuple(Difference(p, saved.get(p), kinds.get(p)) for p in {**kinds, **saved} if saved.get(p) != kinds.get(p))
+    return {
+        path: f"{saved.get(path, 'missing')} in the checkpoint, {kinds.get(path, 'missing')} in the target"
+        for path in {**kinds, **saved}
+        if saved.get(path) != kinds.get(path)
+    }
 
 
 def kind(path: str, leaf: Any) -> str:

@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from paraxis._host import digests, processes
 from paraxis.errors import CheckpointError, DataError, NonFiniteError, StateError
 from paraxis.train import _nonfinite
-from paraxis.train._callbacks import Callbacks, Event, Kind, Reporter
+from paraxis.train._callbacks import Event, Kind, Reporter
 from paraxis.train._early_stopping import StopEarly, source_of
 from paraxis.train._evaluate import AHEAD, Evaluate
 from paraxis.train._history import Record, Sums, fetch, means_of, send
@@ -52,7 +52,7 @@ class Loop:
     evaluations: dict[str, Evaluate]
     rule: StopEarly | None
     checkpoints: "Checkpoints | None"
-    callbacks: Callbacks
+    callbacks: Sequence[Callable[[Event], Any]]
     reporters: list[Reporter]
     say: Callable[[str], None]
     reason: str | None = None
@@ -174,7 +174,7 @@ class Loop:
         saves = source_of(self._best_by or "") in due  # the best is saved, though none is due
         if checkpoints is not None:
             saves |= at_epoch if checkpoints.every is None else checkpoints.is_due(self.num_steps)
-        sees_epochs = self.callbacks.hear("epoch") or (self.rule is not None and not source_of(self.rule.metric))
+        sees_epochs = self.callbacks or (self.rule is not None and not source_of(self.rule.metric))
         if due or saves or self.is_over or (at_epoch and sees_epochs):
             self._drain()
             self._finish(stop, saves=saves)
@@ -289,8 +289,15 @@ class Loop:
         self._report(Event(kind, self.num_steps, self._epoch, metrics or {}, 0, self.run.state))
 
     def _report(self, event: Event) -> None:
-        for reporter in (*self.reporters, self.callbacks):
+        for reporter in self.reporters:
             reporter(event)
+        for callback in self.callbacks:
+            try:
+                callback(event)
+            except Exception as error:
+                name = getattr(callback, "__qualname__", type(callback).__name__)
+                error.add_note(f"px.fit: raised by the callback {name}, after step {event.step}")
+                raise
 
 
 def num_rows(batch: Any) -> int:

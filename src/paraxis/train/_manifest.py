@@ -1,7 +1,6 @@
 """A checkpoint that is written, and then its files' sizes and CRC-32, since Orbax loads flipped bits in silence."""
 
 import contextlib
-import functools
 import json
 import logging
 import threading
@@ -23,37 +22,25 @@ class Writing(threading.Thread):
         super().__init__(name=f"paraxis-checkpoint-{step}")
         self.step, self.error = step, None
         self._response, self._directory = response, directory
-        _unfinished.add(self)
-        _wait_at_exit()
+        with contextlib.suppress(AttributeError):
+            # Orbax can start no threads once Python ends them, and there is no public hook before that.
+            threading._register_atexit(_finish, weakref.ref(self))  # pyright: ignore[reportAttributeAccessIssue]
         self.start()
 
     def run(self) -> None:
         try:
             self._response.result()
             if processes.is_first():
-                names = sorted(p.relative_to(self._directory).as_posix() for p in self._directory.rglob("*"))
-                kinds = {name: _size_and_crc(self._directory / name) for name in names if name != NAME}
+                found = {path.relative_to(self._directory): path for path in sorted(self._directory.rglob("*"))}
+                kinds = {name.as_posix(): _size_and_crc(path) for name, path in found.items() if path.is_file()}
                 with files.replaced(self._directory / NAME) as file:
-                    file.write(json.dumps({name: kind for name, kind in kinds.items() if kind}).encode())
+                    file.write(json.dumps(kinds).encode())
         except Exception as error:
             self.error = error
 
 
-_unfinished: "weakref.WeakSet[Writing]" = weakref.WeakSet()
-
-
-@functools.cache
-def _wait_at_exit() -> None:
-    """Have the interpreter wait for checkpoints before it ends: afterwards, Orbax can start no more threads.
-
-    There is no public hook before concurrent.futures refuses new work.
-    """
-    with contextlib.suppress(AttributeError):
-        threading._register_atexit(_finish_all)  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _finish_all() -> None:
-    for writing in list(_unfinished):
+def _finish(reference: weakref.ref[Writing]) -> None:
+    if (writing := reference()) is not None:
         writing.join()
         if writing.error is not None:
             words = "the checkpoint of step %d could not be written: %s"
@@ -72,17 +59,16 @@ def damage(directory: Path) -> str | None:
     except ValueError as error:
         return f"{NAME} cannot be read: {error}"
     for name, expected in written.items():
+        if not (directory / name).is_file():
+            return f"{name} is missing"
         if (found := _size_and_crc(directory / name)) != expected:
-            return f"{name} has size and CRC-32 {found}, not {expected}" if found else f"{name} is missing"
+            return f"{name} has size and CRC-32 {found}, not {expected}"
     return None
 
 
-def _size_and_crc(path: Path) -> list[int] | None:
-    """Return those of a file; ``None`` if there is none."""
-    if not path.is_file():
-        return None
-    size, crc = 0, 0
+def _size_and_crc(path: Path) -> list[int]:
+    crc = 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
-            size, crc = size + len(block), zlib.crc32(block, crc)
-    return [size, crc]
+            crc = zlib.crc32(block, crc)
+        return [file.tell(), crc]
