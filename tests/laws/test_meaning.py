@@ -362,20 +362,6 @@ def test_callbacks_that_compare_equal_are_told_apart() -> None:
         assert_close(px.map_fn(body, x, axis), x * factor)
 
 
-def test_what_was_compiled_keeps_no_array_that_others_may_change() -> None:
-    axis, x, mine = axis_on(2, 3), values(3), np.ones(3, np.float32)
-
-    def made(array: np.ndarray) -> Callable[[jax.Array], jax.Array]:
-        return lambda v: jax.jit(lambda v: (v * array).sum())(v)
-
-    for call in (lambda f: px.map_fn(f, x, axis), lambda f: px.program(rows=axis)(lambda x: px.map_fn(f, x))(x)):
-        mine[:] = 1
-        assert_close(call(made(mine)), 3 * x)
-        mine[:] = 5
-        with jax.default_matmul_precision("highest"):  # then it is traced again
-            assert_close(call(made(np.ones(3, np.float32))), 3 * x)
-
-
 @pytest.mark.parametrize(("devices", "size"), [(8, 8), (1, 3)])
 def test_a_masked_mean_of_products_has_a_gradient(devices: int, size: int) -> None:
     """The mask is a nested call in what is transposed; it was traced on the mesh outside the devices' program."""

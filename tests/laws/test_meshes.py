@@ -74,17 +74,6 @@ def test_a_broadcast_made_at_once_lies_where_somebody_said(kind: str, said: str,
     np.testing.assert_array_equal(np.asarray(copies), np.broadcast_to(np.arange(4.0), (8, 4)))
 
 
-@pytest.mark.filterwarnings("ignore:.*with mesh.*:DeprecationWarning")
-def test_a_mesh_entered_as_before_set_mesh_is_not_passed_over_in_silence() -> None:
-    axis, few = px.Axis("rows", 8), mesh_of(rows=2)
-    with few, pytest.raises(px.AxisError, match=r"`with mesh:` asks for 2 of 8 devices.*with jax.set_mesh\(mesh\)"):
-        px.map_fn(jnp.sin, values(8), axis)
-    with few, jax.set_mesh(few):
-        assert px.map_fn(jnp.sin, values(8), axis).sharding.device_set == set(jax.devices()[:2])
-    with jax.make_mesh((8,), ("rows",)):
-        assert len(px.map_fn(jnp.sin, values(8), axis).sharding.device_set) == 8
-
-
 def test_values_scattered_and_gathered() -> None:
     axis, x = px.Axis("rows", 16), np.arange(32.0, dtype=np.float32).reshape(16, 2)
     placed: Any = px.scatter({"x": x}, axis)["x"]

@@ -482,11 +482,6 @@ def test_of_a_solver_only_what_it_runs_is_counted() -> None:
     assert [name for name in work.uncounted if "getrf" in name]  # the factorization itself is LAPACK's
 
 
-def test_what_cannot_be_called_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"explain: fn must be a function, got 3"):
-        px.explain(3)  # pyright: ignore[reportArgumentType]
-
-
 # --- shown -----------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,10 @@
-"""Concrete arrays: laid over devices, this process's and others', and brought back."""
+"""Rows of an axis as arrays: padded, laid over the devices of this process and of others, and brought back.
+
+Elements lie in blocks: device ``d`` holds rows ``d * num_local`` up to ``(d + 1) * num_local`` of the padded axis.
+Padding rows repeat a real one, so that whatever a function does is safe on them; what they give is never used. It is
+the last one, by :func:`repeat_last`; or, inside a program, where it would have to be sent, a device's own first one, by
+:func:`pad` and :func:`fill`.
+"""
 
 import functools
 from collections.abc import Callable
@@ -9,57 +15,142 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding
 
-from paraxis._core import jax_api, layout, placing
+from paraxis._core import jax_api, placing
+from paraxis._core.axis import Axis
 from paraxis._core.placing import Placement
 from paraxis.errors import DeviceError
 
-
-def sharding(placement: Placement, *, rows: bool) -> NamedSharding | None:
-    """Return how a value lies on the devices: by rows if they divide, else whole on each. ``None``: nothing to say."""
-    return split_sharding(placement, placement.spec if rows and placement.divides else ())
+# --- inside a program --------------------------------------------------------------------------------------------
 
 
-def block_sharding(placement: Placement) -> NamedSharding | None:
-    """Return how padded rows ``(num_padded, ...)`` lie on the devices. ``None``: on one."""
-    return split_sharding(placement, placement.spec)
+def repeat_last(rows: Any, num_padded: int) -> Any:
+    """Pad rows ``(n, ...)`` on the host or on devices: the last one is repeated until there are ``num_padded``."""
+    extra = num_padded - rows.shape[0]
+    if not extra:
+        return rows
+    module: Any = np if isinstance(rows, np.ndarray) else jnp
+    return module.concatenate([rows, module.broadcast_to(rows[-1:], (extra, *rows.shape[1:]))])
 
 
-def split_sharding(placement: Placement, spec: Any) -> NamedSharding | None:
-    """Return how a value lies whose dimensions are split over these mesh axes. ``None``: on one device.
+def tells_in_type(x: jax.Array) -> bool:
+    """Return whether the type of an array says how it lies, on an Explicit mesh."""
+    return bool(jax.typeof(x).sharding.mesh.explicit_axes)
 
-    An integer in place of the mesh axes says which dimension is split over the axis.
+
+def typed_beside(x: jax.Array, other: jax.Array) -> jax.Array:
+    """Return the same value; if ``other`` lies on an Explicit mesh, whole on each device, with a type that says so."""
+    mesh = jax.typeof(other).sharding.mesh
+    if not tells_in_type(other) or jax.typeof(x).sharding.mesh == mesh:
+        return x
+    target = mesh if isinstance(x, jax_api.Tracer) else getattr(other.sharding, "mesh", mesh)
+    return jax.reshard(x, NamedSharding(target, P(*(None,) * x.ndim)))
+
+
+def on_mesh(x: jax.Array, placement: Placement) -> jax.Array:
+    """On an Explicit mesh: the same value with a type that says so (constants come without)."""
+    if not placement.is_explicit or not jax.typeof(x).sharding.mesh.empty:
+        return x
+    return _resharded(x, placement, [None] * x.ndim)
+
+
+def constrain(x: jax.Array, placement: Placement, *, rows: bool = True) -> jax.Array:
+    """On an Explicit mesh: the same value with its rows laid over the axis (or over nothing)."""
+    return _resharded(x, placement, [placement.mesh_axes if rows else None, *_others(x, placement)[1:]])
+
+
+def on_all(x: jax.Array, placement: Placement) -> jax.Array:
+    """On an Explicit mesh: the same value, one for all devices that the axis lies over."""
+    x = on_mesh(x, placement)
+    return _resharded(x, placement, _others(x, placement))
+
+
+def _resharded(x: jax.Array, placement: Placement, spec: Any) -> jax.Array:
+    assert placement.mesh is not None
+    return jax.reshard(x, NamedSharding(placement.mesh, P(*spec)))
+
+
+def _others(x: jax.Array, placement: Placement) -> list[Any]:
+    return [without(entry, placement.mesh_axes) for entry in jax_api.sharding_spec(jax.typeof(x))]
+
+
+def without(entry: Any, names: tuple[str, ...]) -> Any:
+    """Return an entry of a PartitionSpec, ``None`` if it has one of these mesh axes."""
+    return None if entry in names or (isinstance(entry, tuple) and not set(entry).isdisjoint(names)) else entry
+
+
+def pad(x: jax.Array, placement: Placement, *, safe: bool = True) -> jax.Array:
+    """``(size, ...)`` → ``(num_padded, ...)``. If ``safe``, :func:`fill` makes new rows such as can be computed on.
+
+    Written with an operation that the compiler splits over the devices without moving anything; a concatenation
+    with a copy of a row is gathered. Only if a device has no row of its own is one sent.
     """
-    mesh = placing.concrete_mesh(placement)
-    if not placement.mesh_axes or mesh is None:
+    if not placement.is_padded:
+        return x
+    if placement.is_explicit:
+        x = constrain(x, placement, rows=False)
+    if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # PRNG keys have no zero
+        return repeat_last(x, placement.num_padded)
+    zero: Any = np.zeros((), x.dtype)
+    zero = zero.item() if x.weak_type else zero  # a Python number is as weakly typed, and has the same dtype
+    extra = placement.num_padded - placement.size
+    padded = jax.lax.pad(x, zero, [(0, extra, 0)] + [(0, 0, 0)] * (x.ndim - 1))
+    if not placement.has_idle_device or not safe:
+        return padded
+    return _fill_where_padded(jnp.arange(placement.num_padded) < placement.size, padded, x[:1])
+
+
+def fill(block: jax.Array, placement: Placement, *, safe: bool = True) -> jax.Array:
+    """On a device: padding rows repeat the device's first row, so that whatever is computed on them is safe.
+
+    ``safe`` as in :func:`pad`: rows that a device without elements would compute on have been filled there.
+    """
+    real = real_rows(placement)
+    if real is None or (placement.has_idle_device and safe):
+        return block
+    return _fill_where_padded(real, block, block[:1])
+
+
+def device_index(placement: Placement) -> jax.Array | int:
+    """On a device: the number of this device's block."""
+    return jax.lax.axis_index(placement.crossed_axes) if placement.crossed_axes else 0
+
+
+def real_rows(placement: Placement) -> jax.Array | None:
+    """On a device: which of its rows are elements, ``(num_local,)``; ``None``: all."""
+    if not placement.is_padded:
         return None
-    return NamedSharding(mesh, P(*(None,) * spec, placement.mesh_axes) if isinstance(spec, int) else P(*spec))
+    first = device_index(placement) * placement.num_local
+    return first + jnp.arange(placement.num_local, dtype=np.int32) < placement.size
 
 
-def laid_out(tree: Any, placement: Placement, *, copied: bool = True) -> Any:
-    """Lay leaves ``(size, ...)`` as ``(num_padded, ...)`` in blocks over the devices.
-
-    Args:
-        tree: arrays on the host or on devices.
-        placement: where to.
-        copied: copy what is on the host, so that nobody can change it later. If not, devices may use it where it is:
-            for rows that are let go before the caller gets the word again.
-
-    Communicates: sends each device its rows.
-    """
-
-    def one(x: Any) -> Any:
-        if not isinstance(x, np.ndarray):
-            return _padded(settle(jnp.asarray(x), placement, rows=True), placement)
-        found = layout.repeat_last(x, placement.num_padded)
-        return found.copy() if found is x and copied else found
-
-    return put(jax.tree.map(one, tree), block_sharding(placement))
+def _fill_where_padded(real: jax.Array, rows: jax.Array, row: jax.Array) -> jax.Array:
+    return jnp.where(real.reshape((-1,) + (1,) * (rows.ndim - 1)), rows, row)
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _padded(x: jax.Array, placement: Placement) -> jax.Array:
-    x = layout.constrain(x, placement, rows=False) if placement.is_explicit else x
-    return layout.repeat_last(x, placement.num_padded)
+def unpad(x: jax.Array, placement: Placement) -> jax.Array:
+    """``(num_padded, ...)`` → ``(size, ...)``."""
+    if not placement.is_padded:
+        return x
+    x = constrain(x, placement, rows=False) if placement.is_explicit else x
+    return jax.lax.slice_in_dim(x, 0, placement.size)
+
+
+def agreed(x: jax.Array, axis: Axis) -> jax.Array:
+    """``(size, ...)`` → ``(...)``: the row that all elements have alike, one element per device. Nothing is sent."""
+    placement = placing.place(axis)
+    if not placement.mesh_axes:
+        return x[0]
+    # Its derivative: each element gives its share, 1/size of the whole.
+    return placing.shard_map(lambda row: row[0], placement.mesh, placement.mesh_axes, placement.spec, P())(x)
+
+
+def gathered(x: jax.Array, axis: Axis) -> jax.Array:
+    """``(size, ...)`` as a plain array that any operation takes: on an Explicit mesh its rows are brought together."""
+    placement = placing.place(axis)
+    return constrain(x, placement, rows=False) if placement.is_explicit else x
+
+
+# --- concrete arrays ---------------------------------------------------------------------------------------------
 
 
 def is_traced(tree: Any) -> bool:
@@ -67,51 +158,52 @@ def is_traced(tree: Any) -> bool:
     return any(isinstance(leaf, jax_api.Tracer) for leaf in jax.tree.leaves(tree))
 
 
-def on_auto_mesh(call: Callable[..., Any], *operands: Any) -> Any:
-    """Call with concrete arrays that lie on an Explicit mesh laid on its Auto twin, and the results laid back on it.
+def sharding(placement: Placement, spec: Any = None) -> NamedSharding | None:
+    """Return how rows lie in blocks, if they divide or are padded. ``None``: on one device.
 
-    Nothing moves between devices. Where that cannot be, since something is being traced, the operands stay as they are.
+    ``spec`` says it of other values: ``()``, a copy is on each device; or the mesh axes over which each dimension is
+    split, or the number of the one that is split over the axis.
     """
-    explicit = [x for x in jax.tree.leaves(operands) if isinstance(x, jax.Array) and layout.tells_in_type(x)]
-    if not explicit or is_traced(explicit) or jax_api.is_tracing():
-        return call(*operands)
-    mesh = _mesh(explicit[0])
-    assert mesh is not None
-    twin = Mesh(mesh.devices, mesh.axis_names)
-
-    def laid(x: Any, onto: Mesh) -> Any:
-        return jax.device_put(x, NamedSharding(onto, getattr(x.sharding, "spec", P())))
-
-    def there(x: Any) -> Any:
-        return laid(x, twin) if isinstance(x, jax.Array) and layout.tells_in_type(x) else x
-
-    with placing.without_context():
-        found = call(*jax.tree.map(there, operands))
-    return jax.tree.map(lambda x: laid(x, mesh), found)
+    mesh = placement.devices if placement.mesh_axes else None
+    if mesh is None:
+        return None
+    if isinstance(spec, int):
+        spec = (*(None,) * spec, placement.mesh_axes)
+    return NamedSharding(mesh, placement.spec if spec is None else P(*spec))
 
 
-def on_host(x: jax.Array) -> np.ndarray:
-    """Return a concrete array, also one of which other processes hold parts: then all must ask for it.
+def laid_out(tree: Any, placement: Placement, *, copied: bool = True) -> Any:
+    """Lay leaves ``(size, ...)``, on the host or on devices, as ``(num_padded, ...)`` in blocks over the devices.
 
-    Raises:
-        DeviceError: if no part of it is on this process's devices.
+    What is on the host is ``copied``, so that nobody can change it later; if not, devices may use it where it is.
+
+    Communicates: sends each device its rows.
     """
-    if not x.addressable_shards:
-        raise DeviceError(
-            "gather: the value lies on devices of other processes only; put the axis on a mesh with devices of each: "
-            "px.Axis(name, size, mesh=jax.sharding.Mesh(jax.devices(), (name,)))"
-        )
-    return np.asarray(local(x))
+
+    def one(x: Any) -> Any:
+        if not isinstance(x, np.ndarray):
+            return _padded(settle(jnp.asarray(x), placement, rows=True), placement)
+        found = repeat_last(x, placement.num_padded)
+        return found.copy() if found is x and copied else found
+
+    return put(jax.tree.map(one, tree), sharding(placement))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _padded(x: jax.Array, placement: Placement) -> jax.Array:
+    x = constrain(x, placement, rows=False) if placement.is_explicit else x
+    return repeat_last(x, placement.num_padded)
 
 
 def settle(x: Any, placement: Placement, *, rows: bool) -> Any:
     """Bring a concrete array onto the placement's mesh if it is bound to another; leave tracers alone.
 
-    Another mesh may have the same devices, and yet its axes mean nothing here.
+    It lies by rows if they divide, else whole on each device. Another mesh may have the same devices, and yet its axes
+    mean nothing here.
     """
     if isinstance(x, jax_api.Tracer) or not isinstance(x, jax.Array):
         return x
-    target = sharding(placement, rows=rows)
+    target = sharding(placement, None if rows and placement.divides else ())
     return x if target is None or (x.committed and _mesh(x) == target.mesh) else put(x, target)
 
 
@@ -119,69 +211,27 @@ def _mesh(x: jax.Array) -> Mesh | None:
     return getattr(x.sharding, "mesh", None)
 
 
-def unbound(tree: Any) -> Any:
-    """Concrete numbers and arrays as arrays that are bound to no device, wherever they lay.
+def on_auto_mesh(call: Callable[..., Any], *operands: Any) -> Any:
+    """Call with concrete arrays that lie on an Explicit mesh laid on its Auto twin, and the results laid back on it.
 
-    What is compiled for one bound to a device is compiled anew for the same one unbound.
+    Nothing moves between devices. Where that cannot be, since something is being traced, the operands stay as they are.
     """
+    if is_traced(operands) or jax_api.is_tracing():
+        return call(*operands)
 
-    def one(x: Any) -> jax.Array:
-        if not isinstance(x, jax.Array) or not x.committed:
-            return jnp.asarray(x)
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(one(jax.random.key_data(x)), impl=jax.random.key_impl(x))
-        return jnp.asarray(on_host(x).item() if x.weak_type and not x.ndim else on_host(x))
+    def is_explicit(x: Any) -> bool:
+        return isinstance(x, jax.Array) and tells_in_type(x)
 
-    return jax.tree.map(one, tree)
+    def laid(x: Any, onto: Mesh) -> Any:
+        return jax.device_put(x, NamedSharding(onto, getattr(x.sharding, "spec", P())))
 
-
-def whole_beside(x: jax.Array, other: jax.Array) -> jax.Array:
-    """Return a copy of a concrete array on each device that another lies on.
-
-    Communicates: if these are several processes', the first one's copy is sent to the others.
-    """
-    mesh = _mesh(other)
+    mesh = next((_mesh(x) for x in jax.tree.leaves(operands) if is_explicit(x)), None)
     if mesh is None:
-        return x if x.devices() == other.devices() else jax.device_put(x, *other.devices())
-    target = NamedSharding(mesh, P())
-    if x.sharding == target:
-        return x
-    # Computed in each process, it may differ in last bits, with which loops on the devices would part.
-    if target.is_fully_addressable:
-        return put(x, target)
-    return put(np.asarray(jax_api.multihost_utils.broadcast_one_to_all(np.asarray(x))), target)
-
-
-def whole(values: Any) -> Any:
-    """Values that lie on the devices of several processes, whole on each of these; others as they are.
-
-    Every process must call it, unless all values are whole already.
-
-    Communicates: brings together what is split.
-    """
-
-    def one(x: Any) -> Any:
-        if _is_local(x) or x.is_fully_replicated:
-            return x
-        return jax.jit(_same, out_shardings=NamedSharding(x.sharding.mesh, P()))(x)
-
-    return jax.tree.map(one, values)
-
-
-def local(values: Any) -> Any:
-    """Return the same, on one device of this process.
-
-    Communicates: as :func:`whole`.
-    """
-    return jax.tree.map(lambda x: x if _is_local(x) else x.addressable_data(0), whole(values))
-
-
-def _is_local(x: Any) -> bool:
-    return not isinstance(x, jax.Array) or isinstance(x, jax_api.Tracer) or x.is_fully_addressable
-
-
-def _same(x: Any) -> Any:
-    return x
+        return call(*operands)
+    twin = Mesh(mesh.devices, mesh.axis_names)
+    with placing.without_context():
+        found = call(*jax.tree.map(lambda x: laid(x, twin) if is_explicit(x) else x, operands))
+    return jax.tree.map(lambda x: laid(x, mesh), found)
 
 
 def put(tree: Any, target: Sharding | None) -> Any:
@@ -208,10 +258,86 @@ def put(tree: Any, target: Sharding | None) -> Any:
             return x
         x = jnp.asarray(x)
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(one(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+            return _by_bits(one, x)
         if not _is_local(x) and not x.is_fully_replicated:
             return jax.device_put(x, target)
         host = np.asarray(x)
         return jax.make_array_from_callback(host.shape, target, lambda index: host[index])
 
     return jax.tree.map(one, tree)
+
+
+def _by_bits(fn: Callable[[jax.Array], jax.Array], keys: jax.Array) -> jax.Array:
+    return jax.random.wrap_key_data(fn(jax.random.key_data(keys)), impl=jax.random.key_impl(keys))
+
+
+def whole(values: Any) -> Any:
+    """Values that lie on the devices of several processes, whole on each of these; others as they are.
+
+    Every process must call it, unless all values are whole already.
+
+    Communicates: brings together what is split.
+    """
+
+    def one(x: Any) -> Any:
+        is_whole = _is_local(x) or x.is_fully_replicated
+        return x if is_whole else jax.device_put(x, NamedSharding(x.sharding.mesh, P()))
+
+    return jax.tree.map(one, values)
+
+
+def local(values: Any) -> Any:
+    """Return the same, on one device of this process.
+
+    Communicates: as :func:`whole`.
+    """
+    return jax.tree.map(lambda x: x if _is_local(x) else x.addressable_data(0), whole(values))
+
+
+def _is_local(x: Any) -> bool:
+    return not isinstance(x, jax.Array) or isinstance(x, jax_api.Tracer) or x.is_fully_addressable
+
+
+def on_host(x: jax.Array) -> np.ndarray:
+    """Return a concrete array, also one of which other processes hold parts: then all must ask for it.
+
+    Raises:
+        DeviceError: if no part of it is on this process's devices.
+    """
+    if not x.addressable_shards:
+        raise DeviceError(
+            "gather: the value lies on devices of other processes only; put the axis on a mesh with devices of each: "
+            "px.Axis(name, size, mesh=jax.sharding.Mesh(jax.devices(), (name,)))"
+        )
+    return np.asarray(local(x))
+
+
+def unbound(tree: Any) -> Any:
+    """Concrete numbers and arrays as arrays that are bound to no device, wherever they lay.
+
+    What is compiled for one bound to a device is compiled anew for the same one unbound.
+    """
+
+    def one(x: Any) -> jax.Array:
+        if not isinstance(x, jax.Array) or not x.committed:
+            return jnp.asarray(x)
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return _by_bits(one, x)
+        return jnp.asarray(on_host(x).item() if x.weak_type and not x.ndim else on_host(x))
+
+    return jax.tree.map(one, tree)
+
+
+def whole_beside(x: jax.Array, other: jax.Array) -> jax.Array:
+    """Return a copy of a concrete array on each device that another lies on.
+
+    Communicates: if these are several processes', the first one's copy is sent to the others.
+    """
+    mesh = _mesh(other)
+    if mesh is None:
+        return x if x.devices() == other.devices() else jax.device_put(x, *other.devices())
+    target = NamedSharding(mesh, P())
+    if x.sharding == target or target.is_fully_addressable:
+        return put(x, target)
+    # Computed in each process, it may differ in last bits, with which loops on the devices would part.
+    return put(np.asarray(jax_api.multihost_utils.broadcast_one_to_all(np.asarray(x))), target)

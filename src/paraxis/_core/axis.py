@@ -1,15 +1,22 @@
-"""An axis: a named, repeated dimension of a program. A value; it holds no arrays and no devices' state."""
+"""An axis is a named, repeated dimension of a program; a scope, the axes that are declared and mapped in a trace.
 
+An axis is a value: it holds no arrays and no devices' state. The scope is a context variable, so threads and async
+tasks never see each other's.
+"""
+
+import contextlib
+import contextvars
 import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from paraxis._core import check
 from paraxis.errors import AxisError
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@dataclasses.dataclass(frozen=True)
 class Axis:
     """A named dimension of a program, with a size and, if you like, the devices to lie on.
 
@@ -54,42 +61,86 @@ class Axis:
         if not isinstance(self.name, str) or not self.name:
             got = check.described(self.name)
             raise AxisError(f"Axis: name must be a non-empty string, got {got}; write px.Axis('clients', 8)")
-        object.__setattr__(self, "size", _positive(self, "size", self.size))
-        if self.at_once is not None:
-            object.__setattr__(self, "at_once", _positive(self, "at_once", self.at_once))
+        for field in ("size", "at_once") if self.at_once is not None else ("size",):
+            number = check.count(f"Axis {self.name!r}", field, getattr(self, field), error=AxisError)
+            object.__setattr__(self, field, number)
         if self.mesh is not None and not isinstance(self.mesh, Mesh):
-            raise AxisError(
-                f"Axis {self.name!r}: mesh must be a jax.sharding.Mesh, got {type(self.mesh).__name__}; "
-                f"write px.Axis({self.name!r}, {self.size}, mesh=jax.sharding.Mesh(jax.devices(), ({self.name!r},)))"
-            )
+            raise AxisError(f"Axis {self.name!r}: mesh must be a jax.sharding.Mesh, got {type(self.mesh).__name__}")
         if isinstance(self.over, list):
             object.__setattr__(self, "over", tuple(self.over))
-        names = self.mesh_names
-        if not names or not all(isinstance(n, str) and n for n in names) or len(set(names)) < len(names):
-            got = check.described(self.over)
-            raise AxisError(
-                f"Axis {self.name!r}: over must be a mesh axis or a tuple of different ones, got {got}; "
-                f"write px.Axis({self.name!r}, {self.size}, over='data')"
-            )
 
     @property
     def mesh_names(self) -> tuple[str, ...]:
         """The mesh axes this axis asks for."""
-        if self.over is None:
-            return (self.name,)
-        return self.over if isinstance(self.over, tuple) else (self.over,)
-
-    def __repr__(self) -> str:
-        parts = [repr(self.name), str(self.size)]
-        if self.mesh is not None:
-            parts.append(f"mesh={dict(self.mesh.shape)}")
-        if self.over is not None:
-            parts.append(f"over={self.over!r}")
-        if self.at_once is not None:
-            parts.append(f"at_once={self.at_once}")
-        return f"Axis({', '.join(parts)})"
+        over = self.name if self.over is None else self.over
+        return (over,) if isinstance(over, str) else over
 
 
-def _positive(axis: Axis, argument: str, value: Any) -> int:
-    write = f"px.Axis({axis.name!r}, {'8' if argument == 'size' else f'{axis.size}, at_once=8'})"
-    return check.count(f"Axis {axis.name!r}", argument, value, write=write, error=AxisError)
+@dataclasses.dataclass(frozen=True)
+class Scope:
+    """The axes in force while a program or a body is traced.
+
+    Attributes:
+        declared: the axes of the current program.
+        mapped: the axes being mapped, outermost first.
+        mesh: what the outermost of these lies on, if that is known.
+        taken: the mesh axes that they lie over.
+        chunk: in a trace for some of the elements, gives for an axis and a tree of what a verb takes as its elements'
+            values: an axis with as many as are traced for, and their rows.
+        alone: every axis lies on one device, whatever it asks for.
+    """
+
+    declared: tuple[Axis, ...] = ()
+    mapped: tuple[Axis, ...] = ()
+    mesh: AbstractMesh | None = None
+    taken: tuple[str, ...] = ()
+    chunk: Callable[[Axis, Any], tuple[Axis, Any]] | None = None
+    alone: bool = False
+
+
+_scope: contextvars.ContextVar[Scope] = contextvars.ContextVar("paraxis_scope", default=Scope())
+current = _scope.get
+
+
+@contextlib.contextmanager
+def entered(**changes: Any) -> Iterator[None]:
+    """Within, the scope has these changes."""
+    token = _scope.set(dataclasses.replace(current(), **changes))
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+def resolve(verb: str, axis: Axis | str | None) -> Axis:
+    """Return the axis that a verb uses, or raise an AxisError if that cannot be told."""
+    scope = current()
+    found = axis if isinstance(axis, Axis) else _declared(verb, axis, scope.declared)
+    return found if scope.chunk is None else scope.chunk(found, None)[0]
+
+
+def _declared(verb: str, name: str | None, declared: tuple[Axis, ...]) -> Axis:
+    found = [axis for axis in declared if name in (None, axis.name)]
+    if len(found) == 1:
+        return found[0]
+    missing = "no axis was given" if name is None else f"there is no axis {name!r}"
+    here = f"the program has {', '.join(repr(axis.name) for axis in declared)}" if declared else "this is in no program"
+    named = f"px.Axis({name or 'clients'!r}, 8)), or @px.program({name or 'clients'}=8"
+    axis = repr(declared[-1].name) if declared else named
+    raise AxisError(f"{verb}: {missing}, and {here}; write px.{verb}(…, {axis})")
+
+
+def mapped_axis(collective: str, axis: Axis | str) -> Axis:
+    """Return the mapped axis that a collective combines along, or raise an AxisError."""
+    name, size = (axis.name, axis.size) if isinstance(axis, Axis) else (axis, None)
+    mapped = current().mapped
+    known = next((known for known in reversed(mapped) if known.name == name), None)
+    if known is None or size not in (None, known.size):
+        here = ", ".join(f"{a.name!r} of {a.size} elements" for a in mapped) or "nothing"
+        of_size = f" of {size} elements" if size else ""
+        raise AxisError(
+            f"{collective}: axis {name!r}{of_size} is not being mapped here ({here} is). "
+            f"Collectives belong inside the function given to px.map_fn or px.pmap; on a placed value write "
+            f"px.reduce_sum(x, {name!r})"
+        )
+    return known

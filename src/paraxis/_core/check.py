@@ -7,15 +7,12 @@ import contextlib
 import math
 import numbers
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import numpy as np
 
 from paraxis.errors import DataError
-
-LARGEST = 2**31 - 1
-"""The largest size of an axis."""
 
 
 def described(value: Any) -> str:
@@ -26,16 +23,10 @@ def described(value: Any) -> str:
     return shown if len(shown) <= 60 else f"{shown[:50]}… ({type(value).__name__})"
 
 
-def function(who: str, argument: str, value: Any, write: str = "") -> None:
-    """Check that an argument can be called."""
-    if not callable(value):
-        _refuse(TypeError, who, argument, "must be a function", value, write)
-
-
 def one_of(who: str, argument: str, value: Any, choices: tuple[Any, ...], error: type[Exception] = ValueError) -> None:
     """Check that an argument is one of some choices."""
     if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
-        _refuse(error, who, argument, f"must be one of {', '.join(map(repr, choices))}", value)
+        raise error(f"{who}: {argument} must be one of {', '.join(map(repr, choices))}, got {described(value)}")
 
 
 def count(
@@ -44,17 +35,16 @@ def count(
     value: Any,
     *,
     least: int = 1,
-    most: int = LARGEST,
+    most: int = 2**31 - 1,
     write: str = "",
     error: Any = ValueError,
 ) -> int:
     """Return an integer between two bounds as an ``int``. Booleans are none."""
     found: Any = value if isinstance(value, numbers.Integral) and not isinstance(value, bool) else None
-    if found is None or found < least:
-        _refuse(error, who, argument, f"must be an integer of at least {least}", value, write)
-    if found > most:
-        _refuse(error, who, argument, f"must be at most {most:,}", value, write)
-    return int(found)
+    if found is not None and least <= found <= most:
+        return int(found)
+    expected = f"at most {most:,}" if found is not None and found > most else f"an integer of at least {least}"
+    raise error(f"{who}: {argument} must be {expected}, got {described(value)}{write and f'; write {write}'}")
 
 
 def number(
@@ -74,7 +64,8 @@ def number(
     if not (least <= x <= most and (x > above or above == -math.inf)):
         bounds = [f"of at least {least:g}"] * (least > -math.inf) + [f"above {above:g}"] * (above > -math.inf)
         bounds += [f"of at most {most:g}"] * (most < math.inf)
-        _refuse(error, who, argument, f"must be a number {' and '.join(bounds)}".strip(), value, write)
+        expected = f"must be a number {' and '.join(bounds)}".strip()
+        raise error(f"{who}: {argument} {expected}, got {described(value)}{write and f'; write {write}'}")
 
 
 _KEPT = {np.dtype(np.int64): np.iinfo(np.int32), np.dtype(np.uint64): np.iinfo(np.uint32)}
@@ -83,23 +74,16 @@ _KEPT = {np.dtype(np.int64): np.iinfo(np.int32), np.dtype(np.uint64): np.iinfo(n
 def no_cut(who: str, argument: str, tree: Any) -> None:
     """Check that JAX keeps a tree's integers: where 64 bits are off, it cuts those beyond 32 in silence."""
     for at, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if (reason := why_cut(leaf)) is not None:
-            raise DataError(f"{who}: {argument}{jax.tree_util.keystr(at)} {reason}")
-
-
-def why_cut(leaf: Any) -> str | None:
-    """Return which integer of an array JAX would cut, and what to write; ``None`` if it keeps all."""
-    kept = None if isinstance(leaf, jax.Array) else _KEPT.get(getattr(leaf, "dtype", None))  # type: ignore[arg-type]
-    if kept is None or jax.dtypes.canonicalize_dtype(np.int64) == np.int64:
-        return None
-    array = np.asarray(leaf)
-    if not array.size or (array.min() >= kept.min and array.max() <= kept.max):
-        return None
-    worst = array.max() if array.max() > kept.max else array.min()
-    return (
-        f"holds {worst} ({array.dtype}), which {kept.dtype} does not hold; write x.astype(np.float32) for a quantity, "
-        "np.unique(x, return_inverse=True)[1] for names of things, or jax.config.update('jax_enable_x64', True)"
-    )
+        kept: Any = None if isinstance(leaf, jax.Array) else _KEPT.get(getattr(leaf, "dtype", None))  # type: ignore[arg-type]
+        if kept is None or not np.size(leaf) or jax.dtypes.canonicalize_dtype(np.int64) == np.int64:
+            continue
+        worst = max(np.min(leaf), np.max(leaf), key=lambda x: max(int(x) - kept.max, kept.min - int(x)))
+        if not kept.min <= worst <= kept.max:
+            raise DataError(
+                f"{who}: {argument}{jax.tree_util.keystr(at)} holds {worst} ({leaf.dtype}), which {kept.dtype} does "
+                "not hold; write x.astype(np.float32) for a quantity, np.unique(x, return_inverse=True)[1] for names "
+                "of things, or jax.config.update('jax_enable_x64', True)"
+            )
 
 
 @contextlib.contextmanager
@@ -116,7 +100,3 @@ def needed(what: str, extra: str, instead: str = "") -> Iterator[None]:
             raise
         said = f"{what} needs {package}, which is not installed; write pip install 'paraxis[{extra}]'"
         raise ModuleNotFoundError(", ".join(filter(None, [said, instead])), name=error.name) from error
-
-
-def _refuse(error: type[Exception], who: str, argument: str, expected: str, value: Any, write: str = "") -> NoReturn:
-    raise error(f"{who}: {argument} {expected}, got {described(value)}{write and f'; write {write}'}")

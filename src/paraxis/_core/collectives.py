@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import jax_api, primitives, pytrees, scope
-from paraxis._core.axis import Axis
+from paraxis._core import jax_api, primitives, pytrees
+from paraxis._core.axis import Axis, mapped_axis
 from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 from paraxis._core.placing import Placement
 from paraxis.errors import AxisError
@@ -102,7 +102,7 @@ def axis_index(axis: Axis | str) -> jax.Array:
         >>> px.map_fn(lambda x: x + px.axis_index("rows"), jnp.array([1.0, 2.0, 6.0]), px.Axis("rows", 3))
         Array([1., 3., 8.], dtype=float32)
     """
-    return jax.lax.axis_index(scope.mapped_axis("axis_index", axis).name)
+    return jax.lax.axis_index(mapped_axis("axis_index", axis).name)
 
 
 def axis_size(axis: Axis | str) -> int:
@@ -113,12 +113,12 @@ def axis_size(axis: Axis | str) -> int:
         >>> px.map_fn(lambda x: x / px.axis_size("rows"), jnp.array([3.0, 6.0, 9.0]), px.Axis("rows", 3))
         Array([1., 2., 3.], dtype=float32)
     """
-    return scope.mapped_axis("axis_size", axis).size
+    return mapped_axis("axis_size", axis).size
 
 
 def _exchanged(collective: str, x: Any, axis: Axis | str) -> Any:
     """JAX's collective of that name. Python's numbers stay such: their sum is known without a program."""
-    name = scope.mapped_axis(collective, axis).name
+    name = mapped_axis(collective, axis).name
     x = jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, bool) else leaf, pytrees.sealed(x))
     if collective in ("pmax", "pmin"):
         return pytrees.opened(jax.tree.map(lambda leaf: primitives.across(jnp.asarray(leaf), collective, name), x))

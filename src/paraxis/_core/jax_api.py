@@ -5,6 +5,7 @@ range (0.10.2 and 0.12). What is imported here is listed with the reason why it 
 """
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,6 @@ from jax._src import (
     core,  # the one place that says whether a trace is under way, where no argument tells
     distributed as distributed,  # its client is the only barrier that has a timeout
     hardware_utils,  # says whether there are TPUs, without starting them
-    mesh as meshes,  # what `with mesh:` entered
     source_info_util as source,  # says which line an operation that is bound again comes from
     xla_bridge as xla_bridge,  # says whether devices were started; can tell CPU's network its address
 )
@@ -49,10 +49,10 @@ def define_lowering(primitive: Primitive, implementation: Callable[..., Any]) ->
 
 
 def _once(x: jax.Array) -> jax.Array:
-    if jax.__version_info__ >= (0, 12) or not jax.numpy.issubdtype(x.dtype, np.inexact):
-        return jax.lax.optimization_barrier(x)
-    # On CPU, the compiler of these versions removes barriers first. A loop's result it keeps; this one changes nothing.
-    return jax.lax.fori_loop(0, 2, lambda i, x: jax.numpy.where(i == 2, -x, x), x)
+    if jax.__version_info__ < (0, 12) and jax.numpy.issubdtype(x.dtype, np.inexact):  # jax < 0.12
+        # On CPU, its compiler removes barriers first. A loop's result it keeps; this one changes nothing.  # jax < 0.12
+        return jax.lax.fori_loop(0, 2, lambda i, x: jax.numpy.where(i == 2, -x, x), x)  # jax < 0.12
+    return jax.lax.optimization_barrier(x)
 
 
 ONCE = "px_reduce_operand"  # a policy of jax.checkpoint that saves all of px_reduce… saves this, too
@@ -86,12 +86,6 @@ def define_map(
     ``batched(operands, dims, size=, name=, params=)``: collectives may use the name of the batch. ``params`` have a
     ``body``, and say ``how.names``, the sizes of the axes that it may name.
     """
-    primitive = Primitive(name)
-    primitive.multiple_results = True
-    primitive.def_effectful_abstract_eval(avals)
-    primitive.def_impl(evaluated)
-
-    mlir.register_lowering(primitive, mlir.lower_fun(implementation, multiple_results=True))
 
     def without_high(*operands: Any, **params: Any) -> Any:
         with core.extend_axis_env_nd(list(params["how"].names.items())):
@@ -110,25 +104,23 @@ def define_map(
 
     def jvp_rule(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
         live = [type(t) is not ad.Zero and getattr(t, "dtype", None) != jax.dtypes.float0 for t in tangents]
-        given = [t for t, is_live in zip(tangents, live, strict=True) if is_live]
-        results, moving, found = jvp(primals, live, given, **params)
-        rest = iter(found)
-        return results, [
-            next(rest) if moves else ad.Zero(jax.typeof(y).to_tangent_aval())
-            for y, moves in zip(results, moving, strict=True)
-        ]
+        results, moving, found = jvp(primals, live, [*itertools.compress(tangents, live)], **params)
+        rest, zeros = iter(found), (ad.Zero(jax.typeof(y).to_tangent_aval()) for y in results)
+        return results, [next(rest) if moves else zero for moves, zero in zip(moving, zeros, strict=True)]
 
     def transpose_rule(cts: Sequence[Any], *operands: Any, **params: Any) -> list[Any]:
         linear = [ad.is_undefined_primal(x) for x in operands]
-        live = [type(ct) is not ad.Zero for ct in cts]
+        live, each = [type(ct) is not ad.Zero for ct in cts], list(zip(operands, linear, strict=True))
         if not any(live):
-            return [ad.Zero(x.aval.to_ct_aval()) if ad.is_undefined_primal(x) else None for x in operands]
-        given = [ct for ct, is_live in zip(cts, live, strict=True) if is_live]
-        rest = iter(transpose(given, live, operands, linear, **params))
-        return [
-            typed_as(x.aval, next(rest)) if is_linear else None for x, is_linear in zip(operands, linear, strict=True)
-        ]
+            return [ad.Zero(x.aval.to_ct_aval()) if is_linear else None for x, is_linear in each]
+        rest = iter(transpose([*itertools.compress(cts, live)], live, operands, linear, **params))
+        return [typed_as(x.aval, next(rest)) if is_linear else None for x, is_linear in each]
 
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_effectful_abstract_eval(avals)
+    primitive.def_impl(evaluated)
+    mlir.register_lowering(primitive, mlir.lower_fun(implementation, multiple_results=True))
     ad.primitive_jvps[primitive] = jvp_rule
     ad.primitive_transposes[primitive] = transpose_rule
     batching.fancy_primitive_batchers[primitive] = batch_rule
@@ -145,25 +137,6 @@ def without_constants(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     info = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
     open_ = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars], debug_info=info)
     return ClosedJaxpr(open_, ()), list(closed.consts)
-
-
-def with_copies(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Return the same jaxpr with copies of the NumPy arrays in it, which whoever made them may change."""
-    return ClosedJaxpr(_with_copies(closed.jaxpr), [*map(_own, closed.consts)])
-
-
-def _with_copies(jaxpr: Jaxpr) -> Jaxpr:
-    eqns = [
-        eqn.replace(params=map_jaxprs(eqn.params, _with_copies, _own), invars=[*map(_own, eqn.invars)])
-        for eqn in jaxpr.eqns
-    ]
-    return jaxpr.replace(eqns=eqns, outvars=[*map(_own, jaxpr.outvars)])
-
-
-def _own(item: Any) -> Any:
-    if isinstance(item, Literal) and isinstance(item.val, np.ndarray):
-        return Literal(np.array(item.val), item.aval)
-    return np.array(item) if isinstance(item, np.ndarray) else item
 
 
 def dce(
@@ -223,16 +196,8 @@ def _anywhere(constant: Any) -> Any:
     return constant
 
 
-def evaluate(
-    closed: ClosedJaxpr,
-    args: Sequence[Any],
-    inline: Callable[[JaxprEqn], bool],
-    special: Callable[[JaxprEqn, Sequence[Any]], Sequence[Any] | None] = lambda eqn, operands: None,
-) -> list[Any]:
-    """Run a jaxpr equation by equation.
-
-    ``inline`` picks calls to be run by their bodies; ``special`` may give an equation's results itself.
-    """
+def evaluate(closed: ClosedJaxpr, args: Sequence[Any], inline: Callable[[JaxprEqn], bool]) -> list[Any]:
+    """Run a jaxpr equation by equation; ``inline`` picks calls to be run by their bodies."""
     values: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, map(_anywhere, closed.consts), strict=True))
     values.update(zip(closed.jaxpr.invars, args, strict=True))
 
@@ -241,48 +206,24 @@ def evaluate(
 
     for eqn in closed.jaxpr.eqns:
         operands = [read(v) for v in eqn.invars]
-        results = special(eqn, operands)
-        if results is None and inline(eqn):
+        if inline(eqn):
             inner = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call"]
-            results = evaluate(inner, operands, inline, special)
-        if results is None:
+            results = evaluate(inner, operands, inline)
+        else:
             results = bind(eqn, eqn.params, operands)
         values.update(zip(eqn.outvars, results, strict=True))
     return [read(v) for v in closed.jaxpr.outvars]
 
 
-def rebuilt(closed: ClosedJaxpr, eqns: Sequence[JaxprEqn], outvars: Sequence[Any]) -> ClosedJaxpr:
-    """Return a jaxpr of the same arguments with other equations, which do no more besides, and results."""
-    info = closed.jaxpr.debug_info._replace(result_paths=None)
-    done = {effect for eqn in eqns for effect in eqn.effects}
-    effects = {e for e in closed.jaxpr.effects if e in done or hasattr(e, "input_index")}  # what is done to arguments
-    jaxpr = closed.jaxpr.replace(eqns=list(eqns), outvars=list(outvars), debug_info=info, effects=effects)
-    return ClosedJaxpr(jaxpr, closed.consts)
-
-
-RULED = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
-"""Calls with a derivative that is the user's."""
-
-CALLS = frozenset(("jit", "pjit", "call", "core_call", "closed_call", "remat", "remat2", "checkpoint", *RULED))
+CALLS = frozenset(
+    ("jit", "eval_jaxpr", "remat2", "custom_jvp_call", "custom_vjp_call", "call", "closed_call")  # jax < 0.12: two last
+)
 """Operations that do what their body does, once."""
 
 
 def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
     """Return each jaxpr among an equation's parameters (bodies of loops, branches, calls)."""
     return jaxprs_in_params(eqn.params)
-
-
-def scan_parts(eqn: JaxprEqn) -> tuple[int, int]:
-    """Return how many arguments a scan's steps share, and how many, after those, are carried.
-
-    The parameters that count them differ between versions of JAX.
-    """
-    (body,) = subjaxprs(eqn)
-    ranks = ([v.aval.ndim for v in vs] for vs in (eqn.invars, body.invars, eqn.outvars, body.outvars))  # pyright: ignore
-    given, taken, results, made = ranks
-    num_carry = sum(a == b for a, b in zip(results, made, strict=True))
-    num_scanned = sum(a > b for a, b in zip(given, taken, strict=True))
-    return len(eqn.invars) - num_carry - num_scanned, num_carry
 
 
 @contextlib.contextmanager
@@ -311,41 +252,23 @@ def holds(jaxpr: Jaxpr, *names: str) -> bool:
     return not found.isdisjoint(names) or any([holds(body, *names) for body in bodies])  # noqa: C419  # fewer calls
 
 
-CALLBACKS = ("pure_callback", "io_callback")
-"""Operations that call Python while a program runs, for what it returns."""
-
-PRINTS = ("debug_callback", "debug_print")
-"""Operations that only tell Python something."""
-
-
 def has_effects(program: Jaxpr | JaxprEqn) -> bool:
     """Return whether running a program, or one operation, does something besides giving results."""
     return any(not isinstance(effect, core.NamedAxisEffect) for effect in program.effects)
 
 
-def map_jaxprs(
-    params: Mapping[str, Any], change: Callable[[Jaxpr], Jaxpr], const: Callable[[Any], Any] = lambda x: x
-) -> dict[str, Any]:
+def map_jaxprs(params: Mapping[str, Any], change: Callable[[Jaxpr], Jaxpr]) -> dict[str, Any]:
     """Return an equation's parameters with each jaxpr among them replaced by one of the same signature."""
 
-    def one(item: Any) -> Any:
+    def value(item: Any) -> Any:
         if isinstance(item, ClosedJaxpr):
-            return ClosedJaxpr(change(item.jaxpr), [*map(const, item.consts)])
+            return ClosedJaxpr(change(item.jaxpr), item.consts)
+        if isinstance(item, (tuple, list)):
+            changed = map(value, item)
+            return type(item)(*changed) if hasattr(item, "_fields") else type(item)(changed)
         return change(item) if isinstance(item, Jaxpr) else item
 
-    def value(item: Any) -> Any:
-        if isinstance(item, (tuple, list)):
-            changed = map(one, item)
-            return type(item)(*changed) if hasattr(item, "_fields") else type(item)(changed)
-        return one(item)
-
     return {name: value(item) for name, item in params.items()}
-
-
-def entered_devices() -> int:
-    """Return the number of devices of the mesh that ``with mesh:`` entered, which JAX has given up; 0: of none."""
-    mesh = meshes.thread_resources.env.physical_mesh
-    return 0 if mesh.empty else mesh.size
 
 
 def sharding_spec(aval: Any) -> tuple[Any, ...]:
@@ -387,16 +310,6 @@ def weak(y: jax.Array) -> jax.Array:
     if jax.typeof(y).weak_type:
         return y
     return lax._convert_element_type(y, y.dtype, weak_type=True)  # pyright: ignore[reportReturnType]
-
-
-def behind(x: Any) -> Any:
-    """Return the value that ``grad``, ``jvp`` and ``vmap`` compute with, if ``x`` stands for one; else ``None``.
-
-    There is none while a function is traced to be compiled.
-    """
-    while isinstance(x, Tracer):
-        x = getattr(x, "primal", getattr(x, "val", None))
-    return x if isinstance(x, jax.Array) else None
 
 
 def detects_cluster() -> bool:

@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
 
-from paraxis._core import collectives, in_mesh, jax_api, layout, placing, scope, sums
+from paraxis._core import arrays, collectives, in_mesh, jax_api, placing, sums
+from paraxis._core.axis import current
 from paraxis._core.jax_api import ClosedJaxpr
 from paraxis._core.placing import Placement
 from paraxis._core.sums import Element
@@ -70,15 +71,15 @@ class Elements:
             work = functools.partial(self._block, chunk, safe=not rests)
             if not rests:
                 return work(*blocks)
-            has_rows = layout.device_index(placement) * placement.num_local < placement.size
+            has_rows = arrays.device_index(placement) * placement.num_local < placement.size
             if self._is_slow_in_branches:
                 return [jnp.where(has_rows, y, jnp.zeros((), y.dtype)) for y in work(*blocks)]
             return jax.lax.cond(has_rows, work, rest, *blocks)
 
         sides = list(zip(operands, shared, strict=True))
-        rows = [x if s else layout.pad(x, placement, safe=not rests) for x, s in sides]
+        rows = [x if s else arrays.pad(x, placement, safe=not rests) for x, s in sides]
         found = zip(self._on_mesh(on_device, rows), summed, strict=True)
-        return [jnp.sum(y, 0, dtype=y.dtype) if s else layout.unpad(y, placement) for y, s in found]
+        return [jnp.sum(y, 0, dtype=y.dtype) if s else arrays.unpad(y, placement) for y, s in found]
 
     def _on_mesh(self, on_device: Callable[..., Any], operands: Sequence[jax.Array]) -> Sequence[jax.Array]:
         placement, shared = self.placement, self.element.shared
@@ -86,7 +87,7 @@ class Elements:
             return on_device(*operands)
         if placement.is_explicit:
             sides = zip(operands, shared, strict=True)
-            operands = [layout.on_all(x, placement) if s else self._laid(x) for x, s in sides]
+            operands = [arrays.on_all(x, placement) if s else self._laid(x) for x, s in sides]
             others = any(any(jax_api.sharding_spec(jax.typeof(x))[1:]) for x in operands)
             if others and jax.__version_info__ < (0, 12):  # jax < 0.12
                 warnings.warn(_GATHERED.format(placement.axis.name), stacklevel=2)
@@ -97,8 +98,8 @@ class Elements:
         """Run a device's chunks: blocks ``(num_local, ...)`` → the same, or sums ``(1, ...)``, carried along."""
         (body, shared, summed, _), placement = self.element, self.placement
         fn = jax_api.jaxpr_as_fun(in_mesh.moved(chunk, jax.sharding.get_abstract_mesh()))
-        pairs, real = list(zip(blocks, shared, strict=True)), layout.real_rows(placement)
-        rows = [layout.fill(x, placement, safe=safe) for x, is_shared in pairs if not is_shared]
+        pairs, real = list(zip(blocks, shared, strict=True)), arrays.real_rows(placement)
+        rows = [arrays.fill(x, placement, safe=safe) for x, is_shared in pairs if not is_shared]
         rows += [] if real is None else [real]
 
         def run(rows: Sequence[jax.Array]) -> list[jax.Array]:
@@ -173,12 +174,12 @@ class Elements:
         placement, mesh = self.placement, self.placement.mesh
         if placement.is_explicit:
             divide = x.shape[0] % placement.num_devices == 0
-            return layout.constrain(layout.on_mesh(x, placement), placement, rows=divide)
+            return arrays.constrain(arrays.on_mesh(x, placement), placement, rows=divide)
         if mesh is None or not placement.mesh_axes or jnp.issubdtype(x.dtype, jax.dtypes.extended):
             return x
         target: Any = NamedSharding(mesh, P(placement.mesh_axes, *(P.UNCONSTRAINED,) * (x.ndim - 1)))
-        padded = jax.lax.with_sharding_constraint(layout.pad(x, placement, safe=False), target)
-        return layout.unpad(padded, placement)
+        padded = jax.lax.with_sharding_constraint(arrays.pad(x, placement, safe=False), target)
+        return arrays.unpad(padded, placement)
 
 
 def _stacked(ys: Sequence[jax.Array]) -> jax.Array:
@@ -210,7 +211,7 @@ def require_together(placement: Placement, lowering: Lowering) -> None:
 def keeps_nothing(placement: Placement) -> bool:
     """Return whether what chunks compute is computed again where it is needed once more."""
     # Chunks of a stream must do the same, however few elements they have.
-    return placement.num_chunks > 1 or (scope.current().chunk is not None and placement.axis.at_once is not None)
+    return placement.num_chunks > 1 or (current().chunk is not None and placement.axis.at_once is not None)
 
 
 def unrolls(body: ClosedJaxpr, placement: Placement, lowering: Lowering) -> bool:

@@ -22,11 +22,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
 
-from paraxis._core import arrays, collectives, jax_api, layout, lowerings, placing, scope, structure, sums, tree
-from paraxis._core.axis import Axis
+from paraxis._core import arrays, collectives, jax_api, lowerings, placing, structure, sums
+from paraxis._core.axis import Axis, current, entered
 from paraxis._core.jax_api import ClosedJaxpr, ShapedArray
 from paraxis._core.lowerings import Elements, Lowering
 from paraxis._core.placing import Placement
+from paraxis._core.pytrees import merged, taken
 from paraxis._core.sums import Element
 
 
@@ -70,13 +71,13 @@ class Map:
         placement = self.how.placement
         body, read = jax_api.dce(self.body, unread=False)
         return map_p.bind(
-            *tree.taken(self.operands, read),
+            *taken(self.operands, read),
             body=body,
             axis=placement.axis.name,
             size=placement.size,
-            shared=tuple(tree.taken(self.shared, read)),
+            shared=tuple(taken(self.shared, read)),
             summed=(False,) * len(body.out_avals) if summed is None else tuple(summed),
-            linear=tuple(tree.taken([*[False] * (len(read) - len(linear)), *linear], read)),
+            linear=tuple(taken([*[False] * (len(read) - len(linear)), *linear], read)),
             how=self.how,
             devices=placing.named_devices(placement),
         )
@@ -90,10 +91,9 @@ def traced(
     Raises:
         AxisError: if the body names a mesh axis, or elements exchange values that are not all under way together.
     """
-    outer, mesh = scope.current(), placing.abstract_mesh(placement) if placement.is_said else None
+    outer, mesh = current(), placement.mesh.abstract_mesh if placement.is_said and placement.mesh else None
     mapped, covered = (*outer.mapped, placement.axis), (*outer.taken, *placement.mesh_axes)
-    inner = dataclasses.replace(outer, mapped=mapped, mesh=outer.mesh or mesh, taken=covered)
-    with scope.entered(inner), _unseen(covered):
+    with entered(mapped=mapped, mesh=outer.mesh or mesh, taken=covered), _unseen(covered):
         found, out_tree = Map.of(fn, operands, shared, How(placement, lowering, mapped))
     collectives.require_no_mesh_axis(found.body.jaxpr, placement, mapped)
     if collectives.mentions(found.body.jaxpr, placement.axis):
@@ -113,16 +113,16 @@ def _unseen(covered: Sequence[str]) -> Any:
 
 
 def _avals(*operands: Any, body: ClosedJaxpr, summed: Sequence[bool], how: How, **_: Any) -> Any:
-    placement, mesh = how.placement, placing.abstract_mesh(how.placement)
+    placement, mesh = how.placement, how.placement.mesh
 
     def aval(element: Any, is_summed: bool) -> ShapedArray:
         lead = () if is_summed else (placement.size,)
         found = jax_api.ShapedArray((*lead, *element.shape), element.dtype, weak_type=element.weak_type)
         if mesh is None or not placement.is_explicit:
             return found
-        spec = [layout.without(entry, placement.mesh_axes) for entry in jax_api.sharding_spec(element)]
+        spec = [arrays.without(entry, placement.mesh_axes) for entry in jax_api.sharding_spec(element)]
         over = [placement.mesh_axes if placement.divides else None for _ in lead]
-        return found.update(sharding=NamedSharding(mesh, P(*over, *spec)))
+        return found.update(sharding=NamedSharding(mesh.abstract_mesh, P(*over, *spec)))
 
     effects = {e for e in body.effects if jax_api.axis_of(e) != placement.axis.name}
     return [aval(a, s) for a, s in zip(body.out_avals, summed, strict=True)], effects
@@ -137,12 +137,8 @@ def _computed(*operands: jax.Array, body: ClosedJaxpr, how: How, **params: Any) 
 
 def _evaluated(*operands: Any, devices: Any, **params: Any) -> list[jax.Array]:
     """On concrete arrays: by a program that is found by its structure, and compiled if there is none."""
-
-    def compiled() -> Callable[..., Any]:
-        body = jax_api.with_copies(params["body"])
-        return jax.jit(functools.partial(_computed, **{**params, "body": body, "devices": devices}))
-
-    run, sides = structure.kept(structure.key(params), compiled), zip(operands, params["shared"], strict=True)
+    run = structure.kept(structure.key(params), lambda: jax.jit(functools.partial(_computed, **params)))
+    sides = zip(operands, params["shared"], strict=True)
     return run(*(arrays.settle(x, params["how"].placement, rows=not s) for x, s in sides))
 
 
@@ -167,26 +163,26 @@ def _jvp(primals: Sequence[Any], live: Sequence[bool], tangents: Sequence[Any], 
 
     def of_live(args: Sequence[Any]) -> Callable[..., tuple[list[Any], list[Any]]]:
         """Return the body as a function of the live arguments: the results that move, and those that do not."""
-        rest = tree.taken(args, live, False)
+        rest = taken(args, live, False)
 
         def function(*some: Any) -> tuple[list[Any], list[Any]]:
-            own = tree.merged(live, some, rest)
+            own = merged(live, some, rest)
             found = jax_api.evaluate(body, own, lambda eqn: eqn.primitive.name == "custom_vmap_call")
-            return tree.taken(found, moving), tree.taken(found, moving, False)
+            return taken(found, moving), taken(found, moving, False)
 
         return function
 
     structures: list[Any] = []
 
     def forward(*args: Any) -> list[Any]:
-        moved, tangent, still = jax.linearize(of_live(args), *tree.taken(args, live), has_aux=True)
+        moved, tangent, still = jax.linearize(of_live(args), *taken(args, live), has_aux=True)
         leaves, structure = jax.tree.flatten(tangent)
         structures.append(structure)
-        return [*tree.merged(moving, moved, still), *leaves]
+        return [*merged(moving, moved, still), *leaves]
 
     def again(*args: Any) -> list[Any]:
         own, given = args[: len(primals)], args[len(primals) :]
-        return jax.jvp(of_live(own), tree.taken(own, live), list(given), has_aux=True)[1]
+        return jax.jvp(of_live(own), taken(own, live), list(given), has_aux=True)[1]
 
     def linear(*args: Any) -> list[Any]:
         return jax.tree.unflatten(structures[-1], args[: len(residuals)])(*args[len(residuals) :])
@@ -198,8 +194,8 @@ def _jvp(primals: Sequence[Any], live: Sequence[bool], tangents: Sequence[Any], 
     else:
         results, residuals = _with_residuals(traced, summed)
     operands = [*(x for x, _ in residuals), *tangents]
-    sides = [*(is_shared for _, is_shared in residuals), *tree.taken(shared, live)]
-    return results[:number], moving, Map.of(linear, operands, sides, how)[0].bind(tree.taken(summed, moving))
+    sides = [*(is_shared for _, is_shared in residuals), *taken(shared, live)]
+    return results[:number], moving, Map.of(linear, operands, sides, how)[0].bind(taken(summed, moving))
 
 
 def _with_residuals(traced: Map, summed: Sequence[bool]) -> tuple[list[jax.Array], list[tuple[Any, bool]]]:
@@ -213,11 +209,11 @@ def _with_residuals(traced: Map, summed: Sequence[bool]) -> tuple[list[jax.Array
     varying, sought = collectives.differing(jaxpr, traced.shared), jaxpr.outvars[number:]
     made = [v for v in sought if isinstance(v, jax_api.Literal) or v not in known]
     differ = [not isinstance(v, jax_api.Literal) and v in varying for v in made]
-    rows, once = tree.taken(made, differ), tree.taken(made, differ, False)
+    rows, once = taken(made, differ), taken(made, differ, False)
     kept = dataclasses.replace(traced, body=jax_api.dce(closed, [*jaxpr.outvars[:number], *rows])[0])
     found = kept.bind([*summed, *[False] * len(rows)])
     values = jax_api.jaxpr_as_fun(jax_api.dce(closed, once, effects=False)[0])(*traced.operands) if once else []
-    new = iter(zip(tree.merged(differ, found[number:], values), (not d for d in differ), strict=True))
+    new = iter(zip(merged(differ, found[number:], values), (not d for d in differ), strict=True))
     return found, [next(new) if isinstance(v, jax_api.Literal) or v not in known else known[v] for v in sought]
 
 
@@ -226,20 +222,18 @@ def _transpose(
 ) -> Any:
     """Return the cotangents of the linear operands, which are given as shapes, from ``cts`` of the ``live`` results."""
     body, how, shared, summed = params["body"], params["how"], params["shared"], params["summed"]
-    fn, known = jax_api.jaxpr_as_fun(body), tree.taken(operands, moves, False)
-    sought = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in tree.taken(body.in_avals, moves)]
+    fn, known = jax_api.jaxpr_as_fun(body), taken(operands, moves, False)
+    sought = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in taken(body.in_avals, moves)]
 
     def back(*args: Any) -> list[Any]:
         given, cts = args[: len(known)], args[len(known) :]
-        return list(
-            jax.linear_transpose(lambda *xs: tree.taken(fn(*tree.merged(moves, xs, given)), live), *sought)(list(cts))
-        )
+        return list(jax.linear_transpose(lambda *xs: taken(fn(*merged(moves, xs, given)), live), *sought)(list(cts)))
 
     # A rule of the user's may not be linear, and a branch per element has no transpose after vmap.
     is_plain = not jax_api.holds(body.jaxpr, "custom_lin", "cond")
-    sides = [*tree.taken(shared, moves, False), *tree.taken(summed, live)]
+    sides = [*taken(shared, moves, False), *taken(summed, live)]
     transposed, _ = Map.of(back, [*known, *cts], sides, how)
-    return transposed.bind(tree.taken(shared, moves), [*[False] * len(known), *[is_plain] * len(cts)])
+    return transposed.bind(taken(shared, moves), [*[False] * len(known), *[is_plain] * len(cts)])
 
 
 # --- under vmap --------------------------------------------------------------------------------------------------
@@ -302,7 +296,7 @@ class Sums:
         if collectives.mentions(body.jaxpr, how.placement.axis) or sums.end(body, self._map.shared, every) is None:
             return False
         # Chunks of a stream must do the same, however few elements they have.
-        return scope.current().chunk is not None or not lowerings.unrolls(body, how.placement, how.lowering)
+        return current().chunk is not None or not lowerings.unrolls(body, how.placement, how.lowering)
 
     def of(self, term: Callable[..., jax.Array], extras: Sequence[jax.Array]) -> list[jax.Array]:
         """Return the sums of ``term(result, *extras)`` of each result; of ``extras``, each element gets its own row."""

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,15 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
-from paraxis._core import jax_api, scope
-from paraxis._core.axis import Axis
+from paraxis._core.axis import Axis, Scope, current, entered
 from paraxis.errors import AxisError
 
 DEVICES = "paraxis_devices"
 """A mesh axis of this name, which only :func:`devices_mesh` makes, takes any axis that leaves its place open."""
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@dataclasses.dataclass(frozen=True)
 class Placement:
     """An axis with its place decided, and with it how many rows it is padded to.
 
@@ -104,41 +102,32 @@ class Placement:
     def spec(self) -> P:
         return P(self.mesh_axes) if self.mesh_axes else P()
 
-    def __repr__(self) -> str:
-        return f"{self.axis.name}:{self.size}/{self.num_devices}"
+    @property
+    def devices(self) -> Mesh | None:
+        """The mesh with its devices; ``None`` where these are not known, or there is none."""
+        return self.mesh if isinstance(self.mesh, Mesh) else mesh_in_force()
 
 
 def place(axis: Axis) -> Placement:
-    """Decide where an axis lies, here and now.
-
-    Raises:
-        AxisError: if the mesh lacks what the axis asks for.
-    """
-    known, context = scope.current(), jax.sharding.get_abstract_mesh()
-    if known.alone:
+    """Decide where an axis lies, here and now; an AxisError says what the mesh lacks."""
+    scope, context = current(), jax.sharding.get_abstract_mesh()
+    if scope.alone:
         return Placement(dataclasses.replace(axis, mesh=None, over=None), None, ())
-    if known.mapped:
-        return _place_inside(axis, known, context)
+    if scope.mapped:
+        return _place_inside(axis, scope, context)
     if axis.mesh is not None or not context.empty:
         mesh = context if axis.mesh is None else axis.mesh
         return Placement(axis, mesh, _names_on(axis, mesh))
     if axis.over is not None:
         raise AxisError(
             f"axis {axis.name!r} is to lie over mesh axis {axis.over!r}, but there is no mesh. Set one, "
-            f"`with jax.set_mesh(mesh): …`, or pass it: "
-            f"px.Axis({axis.name!r}, {axis.size}, mesh=mesh, over={axis.over!r})"
+            f"`with jax.set_mesh(mesh): …`, or pass it: px.Axis({axis.name!r}, {axis.size}, mesh=mesh, over=…)"
         )
     mesh = mesh_of(axis.name, tuple(jax.devices()))
-    entered = jax_api.entered_devices()
-    if entered not in (0, mesh.size):
-        raise AxisError(
-            f"axis {axis.name!r} cannot be placed: `with mesh:` asks for {entered} of {mesh.size} devices, but has no "
-            f"effect on an axis. Write `with jax.set_mesh(mesh): …`, or px.Axis({axis.name!r}, {axis.size}, mesh=mesh)"
-        )
     return Placement(axis, mesh, (axis.name,)) if mesh.size > 1 else Placement(axis, None, ())
 
 
-def _place_inside(axis: Axis, outer: scope.Scope, context: AbstractMesh) -> Placement:
+def _place_inside(axis: Axis, outer: Scope, context: AbstractMesh) -> Placement:
     """Inside another axis's body: the mesh axes still free, or none."""
     if context.empty and outer.mesh is not None:
         context = outer.mesh
@@ -150,12 +139,10 @@ def _place_inside(axis: Axis, outer: scope.Scope, context: AbstractMesh) -> Plac
             f"{outer.mapped[-1].name!r}, which lies on {dict(context.shape)}. "
             f"Put both on one mesh: px.Axis({axis.name!r}, {axis.size}, mesh=mesh, over=…)"
         )
-    taken = (*context.manual_axes, *outer.taken)
-    names = _names_on(axis, context, required=axis.over is not None)
-    clash = [name for name in names if name in taken and axis.over is not None]
-    if clash:
+    names, taken = _names_on(axis, context, required=axis.over is not None), {*context.manual_axes, *outer.taken}
+    if axis.over is not None and taken.intersection(names):
         raise AxisError(
-            f"axis {axis.name!r} is to lie over mesh axis {clash[0]!r}, which already carries an axis that it is "
+            f"axis {axis.name!r} is to lie over mesh axis {axis.over!r}, which already carries an axis that it is "
             f"nested in; lay it over another one, or leave `over` out to keep it within each device"
         )
     free = tuple(n for n in names if n in context.axis_names and n not in taken)
@@ -195,24 +182,6 @@ def mesh_of(name: str, devices: tuple[Any, ...]) -> Mesh:
     return Mesh(np.array(devices), (name,))
 
 
-@functools.lru_cache(maxsize=64)
-def shared_mesh(axes: tuple[tuple[str, int], ...], devices: tuple[Any, ...]) -> Mesh:
-    """Share devices out among axes of these names and sizes.
-
-    Of all ways to write their number as a product, one factor per axis, the one in which the busiest device runs the
-    fewest elements; ties go to the outermost axis.
-    """
-
-    def busiest(split: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        elements = math.prod(-(-size // part) for (_, size), part in zip(axes, split, strict=True))
-        return elements, tuple(-part for part in split)
-
-    divisors = [d for d in range(1, len(devices) + 1) if len(devices) % d == 0]
-    splits = itertools.product(divisors, repeat=len(axes))
-    split = min((s for s in splits if math.prod(s) == len(devices)), key=busiest)
-    return Mesh(np.array(devices).reshape(split), tuple(name for name, _ in axes))
-
-
 def named_devices(placement: Placement) -> Any | None:
     """Return a jaxpr that only names the mesh, for ``jit`` to find its devices; ``None``: it knows them."""
     return _named_devices(placement.mesh, placement.mesh_axes) if isinstance(placement.mesh, Mesh) else None
@@ -226,34 +195,14 @@ def _named_devices(mesh: Mesh, names: tuple[str, ...]) -> Any:
 
 
 def shard_map(
-    fn: Callable[..., Any],
-    mesh: Mesh | AbstractMesh | None,
-    names: tuple[str, ...],
-    in_specs: Any,
-    out: P | None = None,
+    fn: Callable[..., Any], mesh: Mesh | AbstractMesh | None, names: tuple[str, ...], in_specs: Any, out: Any = None
 ) -> Callable[..., Any]:
     """Return a function run by each device that lies along these axes of a mesh; results are rows, or as ``out`` says.
 
     What a device computes is not checked to be alike on all: JAX would change derivatives for it.
     """
-    return jax.shard_map(
-        fn,
-        mesh=mesh if isinstance(mesh, Mesh) else None,
-        in_specs=in_specs,
-        out_specs=P(names) if out is None else out,
-        axis_names=set(names),
-        check_vma=False,
-    )
-
-
-def abstract_mesh(placement: Placement) -> AbstractMesh | None:
-    """Return the mesh without its devices; ``None`` if there is none."""
-    return placement.mesh.abstract_mesh if isinstance(placement.mesh, Mesh) else placement.mesh
-
-
-def concrete_mesh(placement: Placement) -> Mesh | None:
-    """Return the mesh with its devices; ``None`` where these are not known, or there is none."""
-    return placement.mesh if isinstance(placement.mesh, Mesh) else mesh_in_force()
+    found, out = mesh if isinstance(mesh, Mesh) else None, P(names) if out is None else out
+    return jax.shard_map(fn, mesh=found, in_specs=in_specs, out_specs=out, axis_names=set(names), check_vma=False)
 
 
 def mesh_in_force() -> Mesh | None:
@@ -268,7 +217,7 @@ def mesh_in_force() -> Mesh | None:
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """Within, every axis lies on one device, whatever it asks for: a program is traced to be run elsewhere."""
-    with scope.entered(dataclasses.replace(scope.current(), alone=True)), without_context():
+    with entered(alone=True), without_context():
         yield
 
 
@@ -285,22 +234,20 @@ def without_context() -> Iterator[None]:
 def settled(axis: Axis) -> Axis:
     """Return the same axis with the mesh that it lies on here and now, to lie there wherever it is used."""
     placement = place(axis)
-    mesh = concrete_mesh(placement)
-    if mesh is None or isinstance(placement.mesh, Mesh):
+    if isinstance(placement.mesh, Mesh) or placement.devices is None:
         return axis
-    return dataclasses.replace(axis, mesh=mesh, over=placement.mesh_axes)
+    return dataclasses.replace(axis, mesh=placement.devices, over=placement.mesh_axes)
 
 
 def processes(placement: Placement) -> set[int]:
     """Return the processes that its devices belong to."""
-    mesh = concrete_mesh(placement)
+    mesh = placement.devices
     return {jax.process_index()} if mesh is None else {device.process_index for device in mesh.devices.flat}
 
 
 def on_auto(placement: Placement) -> Placement:
     """Return the same place on a mesh with its devices and Auto axes only: the compiler splits what is computed."""
-    mesh = concrete_mesh(placement) if placement.mesh_axes else None
+    mesh = placement.devices if placement.mesh_axes else None
     if mesh is None:
         return dataclasses.replace(placement, mesh=None, mesh_axes=())
-    is_auto = not mesh.explicit_axes
-    return dataclasses.replace(placement, mesh=mesh if is_auto else Mesh(mesh.devices, mesh.axis_names))
+    return dataclasses.replace(placement, mesh=Mesh(mesh.devices, mesh.axis_names) if mesh.explicit_axes else mesh)

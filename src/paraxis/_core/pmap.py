@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, check, jax_api, layout, placing, pytrees, scope, tree, verbs
-from paraxis._core.axis import Axis
+from paraxis._core import arrays, check, jax_api, placing, pytrees, verbs
+from paraxis._core.axis import Axis, current
 from paraxis._core.placing import Placement
-from paraxis.errors import AxisError, DataError
+from paraxis.errors import DataError
 
 _R = TypeVar("_R")
 
@@ -61,11 +61,10 @@ def pmap(
         >>> px.pmap(lambda x: x / px.psum(x, "i"), axis_name="i")(jnp.array([1.0, 1.0, 2.0]))
         Array([0.25, 0.25, 0.5 ], dtype=float32)
     """
-    check.function("pmap", "fn", fn, "px.pmap(lambda x: …)")
-    if axis_size is not None:
-        axis_size = check.count("pmap", "axis_size", axis_size, write="axis_size=8", error=AxisError)
     static, donated = _positions(static_broadcasted_argnums), _positions(donate_argnums)
     name = axis_name if axis_name is not None else f"pmap({getattr(fn, '__name__', 'fn')})"
+    known: set[Any] = set()  # how arguments lie that need not be prepared
+    returns_models = False
 
     def split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any, list[int | None], Axis]:
         """Return the leaves of what is not static, their structure, the mapped axis of each, and the px.Axis."""
@@ -76,6 +75,7 @@ def pmap(
         return leaves, structure, axes, _placed(Axis(name, _size(axes, (dynamic, kwargs), axis_size)))
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
+        nonlocal returns_models
         leaves, structure, axes, axis = split(args, kwargs)
         leading = [
             verbs.broadcast(x, axis) if at is None else jnp.moveaxis(x, at, 0)
@@ -86,37 +86,35 @@ def pmap(
             return fn(*(own.get(i, arg) for i, arg in enumerate(args)), **named)
 
         result = verbs.map_sealed(pytrees.of_opened(element), structure.unflatten(leading), axis)
-        return _with_out_axes(out_axes, result)
+        returns_models |= pytrees.is_sealed(result)
+        results, out_tree = jax.tree.flatten(result)
+        outs = zip(_entries("out_axes", out_axes, result), results, strict=True)
+        return out_tree.unflatten([y[0] if at is None else jnp.moveaxis(y, 0, at) for at, y in outs])
 
     def in_blocks(*args: Any, **kwargs: Any) -> Any:
-        result = mapped(*args, **kwargs)
-        placement = placing.place(split(args, kwargs)[-1])
-        target = arrays.block_sharding(placement) if placement.is_padded and not placement.is_explicit else None
-        if target is None or out_axes != 0 or donated or jax.default_backend() != "cpu":
+        result, placement = mapped(*args, **kwargs), placing.place(split(args, kwargs)[-1])
+        target = arrays.sharding(placement)
+        is_cut = placement.is_padded and not placement.is_explicit and out_axes == 0 and not donated
+        if target is None or not is_cut or jax.default_backend() != "cpu":
             return result
-        rows = jax.tree.map(lambda y: layout.pad(y, placement, safe=False), result)
+        rows = jax.tree.map(lambda y: arrays.pad(y, placement, safe=False), result)
         return _Blocks(jax.lax.with_sharding_constraint(rows, target), placement)
-
-    compiled = jax.jit(in_blocks, static_argnums=static, donate_argnums=donated)
 
     def prepared(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Seal models, refuse integers that JAX would cut, and move arrays that are bound to other devices."""
-        if not all(isinstance(x, jax.Array) for x in jax.tree.leaves((args, kwargs))):
-            args = tuple(x if i in static else pytrees.sealed(x) for i, x in enumerate(args))
-            kwargs = pytrees.sealed(kwargs)
-            check.no_cut("pmap", "args", args)
-            check.no_cut("pmap", "kwargs", kwargs)
+        args = tuple(x if i in static else pytrees.sealed(x) for i, x in enumerate(args))
+        kwargs = pytrees.sealed(kwargs)
+        check.no_cut("pmap", "args", args)
+        check.no_cut("pmap", "kwargs", kwargs)
         leaves, structure, axes, axis = split(args, kwargs)
-        if any(map(_is_bound, leaves)):
-            placement = placing.place(axis)
-            leaves = [
-                arrays.settle(x, placement, rows=at == 0) if _is_bound(x) else x
-                for x, at in zip(leaves, axes, strict=True)
-            ]
+        placement = placing.place(axis)
+        leaves = [
+            arrays.settle(x, placement, rows=at == 0) if _is_bound(x) else x for x, at in zip(leaves, axes, strict=True)
+        ]
         dynamic, kwargs = structure.unflatten(leaves)
         return tuple(dynamic.get(i, arg) for i, arg in enumerate(args)), kwargs
 
-    known: set[Any] = set()  # how arguments lie that need not be prepared
+    compiled = jax.jit(in_blocks, static_argnums=static, donate_argnums=donated)
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -133,7 +131,7 @@ def pmap(
         result = compiled(*args, **kwargs)
         if type(result) is _Blocks:
             result = _together(jax.block_until_ready(result))
-        return result if (structure := jax.tree.structure(result)) in known else _opened(result, structure, known)
+        return pytrees.opened(result) if returns_models else result
 
     def trace(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = prepared(args, kwargs)
@@ -158,14 +156,11 @@ class _Blocks:
 
 @jax.jit
 def _together(blocks: _Blocks) -> Any:
-    return jax.tree.map(lambda y: layout.unpad(y, blocks.placement), blocks.rows)
+    return jax.tree.map(lambda y: arrays.unpad(y, blocks.placement), blocks.rows)
 
 
-def _opened(result: Any, structure: Any, known: set[Any]) -> Any:
-    found = pytrees.opened(result)
-    if found is result:
-        known.add(structure)
-    return found
+def _is_bound(x: Any) -> bool:
+    return isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer) and x.committed
 
 
 def _positions(given: int | Sequence[int]) -> tuple[int, ...]:
@@ -174,64 +169,44 @@ def _positions(given: int | Sequence[int]) -> tuple[int, ...]:
 
 def _axes_of(in_axes: Any, dynamic: Mapping[int, Any], num_args: int) -> list[int | None]:
     """Return one axis (or ``None``) per leaf, from a prefix tree over all or over the non-static arguments."""
-    if in_axes is None or isinstance(in_axes, int):
-        return [in_axes] * len(jax.tree.leaves(dynamic))
-    entries = tuple(in_axes) if isinstance(in_axes, list) else in_axes
+    if isinstance(in_axes, (tuple, list)):
+        in_axes = tuple(in_axes[i] for i in dynamic) if len(in_axes) == num_args else tuple(in_axes)
+    return _entries("in_axes", in_axes, tuple(dynamic.values()))
+
+
+def _entries(option: str, prefix: Any, tree: Any) -> list[int | None]:
     try:
-        if len(entries) == num_args:
-            entries = tuple(entries[position] for position in dynamic)
-        return tree.entries(entries, tuple(dynamic.values()))
+        return pytrees.entries(prefix, tree)
     except (ValueError, TypeError) as error:
         raise DataError(
-            f"pmap: in_axes={in_axes!r} does not fit the {len(dynamic)} non-static arguments it was given; write one "
-            f"entry per positional argument, each an integer, None, or a tree that is a prefix of the argument"
+            f"pmap: {option}={prefix!r} does not fit {jax.tree.structure(tree)}; write an integer, None, or a tree of "
+            f"these that is a prefix of it, with one entry for each argument that is not static, or each result"
         ) from error
 
 
 def _size(axes: Sequence[int | None], arguments: Any, given: int | None) -> int:
     """Return the number of elements, on which all mapped axes agree."""
-    leaves = jax.tree_util.tree_leaves_with_path(arguments)
     sizes: dict[str, Any] = {} if given is None else {"axis_size": given}
-    for ((part, *path), x), at in zip(leaves, axes, strict=True):
+    for ((part, *path), x), at in zip(jax.tree_util.tree_leaves_with_path(arguments), axes, strict=True):
         if at is not None:
-            shape, label = np.shape(x), tree.name(("args", "kwargs")[part.idx], path)
+            shape, label = np.shape(x), pytrees.name(("args", "kwargs")[part.idx], path)
             sizes[label] = shape[at] if -len(shape) <= at < len(shape) else f"no axis {at} in {shape}"
     found = set(sizes.values())
-    if len(found) == 1 and isinstance(size := found.pop(), int):
+    if len(found) == 1 and not isinstance(size := found.pop(), str):
         return size
-    if not sizes:
-        raise DataError("pmap: no argument is mapped, so the number of elements is unknown; write axis_size=8")
-    listed = ", ".join(f"{label}: {size}" for label, size in sizes.items())
+    listed = ", ".join(f"{label}: {size}" for label, size in sizes.items()) or "no argument is mapped"
     raise DataError(
-        f"pmap: the sizes of the mapped axes disagree ({listed}); they must be one and the same. Write None in in_axes "
-        f"for what every element gets whole"
+        f"pmap: the sizes of the mapped axes must be one and the same ({listed}). Write None in in_axes for what every "
+        f"element gets whole, and axis_size=8 if nothing else says how many there are"
     )
 
 
 def _placed(axis: Axis) -> Axis:
     """Choose as many devices as elements, if there are so many and no mesh is set: then none is padded."""
     context, devices = jax.sharding.get_abstract_mesh(), tuple(jax.devices())
-    if scope.current().mapped or axis.name in context.axis_names:
+    if current().mapped or axis.name in context.axis_names:
         return axis
     if not context.empty:
-        return Axis(axis.name, axis.size, over=context.axis_names)
-    if axis.size >= len(devices):
-        return axis
-    return Axis(axis.name, axis.size, mesh=placing.mesh_of(axis.name, devices[: axis.size]))
-
-
-def _is_bound(x: Any) -> bool:
-    return isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer) and x.committed
-
-
-def _with_out_axes(out_axes: Any, result: Any) -> Any:
-    leaves, structure = jax.tree.flatten(result)
-    try:
-        axes = tree.entries(out_axes, result)
-    except ValueError as error:
-        raise DataError(
-            f"pmap: out_axes={out_axes!r} does not fit the result, {structure}; write one entry per output, each an "
-            f"integer, None, or a tree that is a prefix of the output"
-        ) from error
-    moved = [y[0] if at is None else jnp.moveaxis(y, 0, at) for at, y in zip(axes, leaves, strict=True)]
-    return structure.unflatten(moved)
+        return dataclasses.replace(axis, over=context.axis_names)
+    mesh = placing.mesh_of(axis.name, devices[: axis.size]) if axis.size < len(devices) else None
+    return dataclasses.replace(axis, mesh=mesh)

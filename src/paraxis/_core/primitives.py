@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
 
-from paraxis._core import jax_api, layout, placing
+from paraxis._core import arrays, jax_api, placing
 from paraxis._core.jax_api import Primitive, ShapedArray
 from paraxis._core.placing import Placement
 
@@ -48,7 +48,7 @@ def copies(x: jax.Array, placement: Placement) -> jax.Array:
     if names and placement.mesh is not None and not placement.is_explicit and not placement.mesh.manual_axes:
         laid = Laid(placement.mesh, names)
     return broadcast_p.bind(
-        layout.on_mesh(x, placement),
+        arrays.on_mesh(x, placement),
         axis=placement.axis.name,
         size=placement.size,
         over=names if placement.is_explicit else (),

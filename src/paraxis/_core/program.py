@@ -5,15 +5,19 @@ It reduces to the core in one step: while the function is traced, its axes are t
 
 import dataclasses
 import functools
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, Self, SupportsIndex, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from paraxis._core import arrays, check, jax_api, placing, pytrees, scope, structure
-from paraxis._core.axis import Axis
+from paraxis._core import arrays, check, jax_api, placing, pytrees, structure
+from paraxis._core.axis import Axis, current, entered
+from paraxis._core.placing import Placement
 from paraxis.errors import AxisError
 
 _P = ParamSpec("_P")
@@ -53,13 +57,10 @@ def program(
     declared = {**(placements or {}), **axes}
     if not declared:
         raise AxisError("program: no axis was given; write @px.program(clients=8)")
-    made = tuple(_axis(name, size) for name, size in declared.items())
-
-    def decorate(fn: Callable[_P, _R]) -> "Program[_P, _R]":
-        check.function("program", "fn", fn, "@px.program(clients=8) before a function")
-        return Program(fn, made)
-
-    return decorate
+    made = tuple(size if isinstance(size, Axis) else Axis(name, size) for name, size in declared.items())  # pyright: ignore
+    if wrong := [axis for name, axis in zip(declared, made, strict=True) if axis.name != name]:
+        raise AxisError(f"program: {wrong[0]!r} was given another name; write @px.program({{{wrong[0].name!r}: …}})")
+    return lambda fn: Program(fn, made)
 
 
 class Program(Generic[_P, _R]):
@@ -78,24 +79,23 @@ class Program(Generic[_P, _R]):
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         declared = share_out(self.axes)
-        inner = dataclasses.replace(scope.current(), declared=declared)
+        what = getattr(self._fn, "__name__", "program")
+        check.no_cut(what, "args", args)
+        check.no_cut(what, "kwargs", kwargs)
         leaves, treedef = jax.tree.flatten(pytrees.sealed((args, kwargs)))
-        if any(map(check.why_cut, leaves)):
-            for argument, given in (("args", args), ("kwargs", kwargs)):
-                check.no_cut(getattr(self._fn, "__name__", "program"), argument, given)
-        is_traced = [_is_traced(leaf) for leaf in leaves]
+        is_traced = [isinstance(x, _NUMBERS) and not isinstance(x, (bool, np.bool_)) for x in leaves]
 
         def run(*traced: Any) -> Any:
             given = iter(traced)
             whole = [next(given) if moves else leaf for leaf, moves in zip(leaves, is_traced, strict=True)]
             args, kwargs = pytrees.opened(jax.tree.unflatten(treedef, whole))
-            with scope.entered(inner):
+            with entered(declared=declared):
                 return pytrees.sealed(self._fn(*args, **kwargs))
 
         vars(run)["__wrapped__"] = self._fn  # JAX's errors then name the user's function, and not this one
         placement = placing.place(declared[0])
-        traced = [leaf for leaf, moves in zip(leaves, is_traced, strict=True) if moves]
-        return pytrees.opened(_evaluated(run, [arrays.settle(leaf, placement, rows=False) for leaf in traced]))
+        operands = [arrays.settle(x, placement, rows=False) for x in itertools.compress(leaves, is_traced)]
+        return pytrees.opened(_evaluated(run, operands))
 
     @overload
     def __get__(self, instance: None, owner: Any = None) -> Self: ...
@@ -105,8 +105,18 @@ class Program(Generic[_P, _R]):
         return self if instance is None else functools.partial(self, instance)
 
     def __repr__(self) -> str:
-        where = ", ".join(_where(axis) for axis in share_out(self.axes))
+        where = ", ".join(_where(placing.place(axis)) for axis in share_out(self.axes))
         return f"<program {getattr(self._fn, '__name__', 'fn')}: {where}>"
+
+
+_NUMBERS = (int, float, complex, np.ndarray, np.generic, jax.Array)
+
+
+def _where(placement: Placement) -> str:
+    number, each = placement.num_devices, placement.num_local
+    turns = f", {placement.chunk} at once" if placement.num_chunks > 1 else ""
+    most = "at most " * placement.is_padded
+    return f"{placement.axis.name}={placement.size} on {number} device{'s' * (number > 1)} ({most}{each} each{turns})"
 
 
 def _evaluated(fn: Callable[..., Any], operands: Sequence[Any]) -> Any:
@@ -127,37 +137,24 @@ def _evaluated(fn: Callable[..., Any], operands: Sequence[Any]) -> Any:
     return jax.tree.unflatten(out_tree, run(*everything))
 
 
-def _is_traced(leaf: Any) -> bool:
-    is_number = isinstance(leaf, (int, float, complex, np.ndarray, np.generic, jax.Array))
-    return is_number and not isinstance(leaf, (bool, np.bool_))
-
-
 def share_out(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     """Give several axes of a program one mesh, if there is none and they ask for none."""
     free = len(axes) > 1 and all(axis.mesh is None and axis.over is None for axis in axes)
-    if not free or scope.current().mapped or not jax.sharding.get_abstract_mesh().empty:
+    if not free or jax.device_count() == 1 or current().mapped or not jax.sharding.get_abstract_mesh().empty:
         return axes
-    devices = tuple(jax.devices())
-    if len(devices) == 1:
-        return axes
-    mesh = placing.shared_mesh(tuple((axis.name, axis.size) for axis in axes), devices)
-    return tuple(Axis(axis.name, axis.size, mesh=mesh, at_once=axis.at_once) for axis in axes)
+    mesh = _shared_mesh(tuple((axis.name, axis.size) for axis in axes), tuple(jax.devices()))
+    return tuple(dataclasses.replace(axis, mesh=mesh) for axis in axes)
 
 
-def _axis(name: str, size: SupportsIndex | Axis) -> Axis:
-    if not isinstance(size, Axis):
-        return Axis(name, size)  # pyright: ignore[reportArgumentType]
-    if size.name != name:
-        raise AxisError(
-            f"program: axis {name!r} was given as {size!r}, which has another name; "
-            f"write @px.program({{{size.name!r}: …}})"
-        )
-    return size
+@functools.lru_cache(maxsize=64)
+def _shared_mesh(axes: tuple[tuple[str, int], ...], devices: tuple[Any, ...]) -> Mesh:
+    """Share devices out as :func:`program` says."""
 
+    def busiest(split: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        elements = math.prod(-(-size // part) for (_, size), part in zip(axes, split, strict=True))
+        return elements, tuple(-part for part in split)
 
-def _where(axis: Axis) -> str:
-    placement = placing.place(axis)
-    devices = f"{placement.num_devices} device{'s' if placement.num_devices > 1 else ''}"
-    turns = f", {placement.chunk} at once" if placement.num_chunks > 1 else ""
-    most = "at most " * (placement.num_devices * placement.num_local > axis.size)
-    return f"{axis.name}={axis.size} on {devices} ({most}{placement.num_local} each{turns})"
+    divisors = [d for d in range(1, len(devices) + 1) if len(devices) % d == 0]
+    splits = itertools.product(divisors, repeat=len(axes))
+    split = min((s for s in splits if math.prod(s) == len(devices)), key=busiest)
+    return Mesh(np.array(devices).reshape(split), tuple(name for name, _ in axes))

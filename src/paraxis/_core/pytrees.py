@@ -1,4 +1,4 @@
-"""Models that are pytrees, such as Equinox modules and registered classes with ``__call__``: what is fixed in them.
+"""Pytrees: leaves that carry an axis, and what is fixed in models, Equinox modules and classes with ``__call__``.
 
 Some leaves of such a model are arrays; the others, its functions, text and numbers, say how it computes, and JAX takes
 none of them. So a front end *seals* what it is given: each fixed leaf moves into the structure, where it is compared
@@ -9,27 +9,29 @@ A tree without models is what it was: its numbers are arrays.
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paraxis._core import check
+from paraxis._core.axis import Axis, current
+from paraxis.errors import DataError
+
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 
 
 @jax.tree_util.register_static
+@dataclasses.dataclass(eq=False)
 class Fixed:
     """A leaf that is part of the structure: equal to another if it is the same, or has the same type and value."""
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    value: Any
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Fixed):
-            return NotImplemented
-        a, b = self.value, other.value
+        a, b = self.value, getattr(other, "value", None)
         # The text of numbers tells 0.0 from -0.0.
         return a is b or (type(a) is type(b) and bool(a == b) and (not isinstance(a, float) or repr(a) == repr(b)))
 
@@ -38,9 +40,6 @@ class Fixed:
             return hash(self.value)
         except TypeError:  # such objects are equal if they say so; their type is all that is known to stay
             return hash(type(self.value))
-
-    def __repr__(self) -> str:
-        return f"Fixed({self.value!r})"
 
 
 def is_model(x: Any) -> bool:
@@ -61,13 +60,13 @@ def _classes(library: str, *names: str) -> tuple[type, ...]:
     return tuple(getattr(loaded, name) for name in names if hasattr(loaded, name))
 
 
+def _is_either(x: Any) -> bool:
+    return is_model(x) or is_nnx(x)
+
+
 def has_model(tree: Any) -> bool:
     """Return whether there is a model in a tree."""
     return any(map(is_model, jax.tree.leaves(tree, is_leaf=_is_either)))
-
-
-def _is_either(x: Any) -> bool:
-    return is_model(x) or is_nnx(x)
 
 
 def sealed(tree: Any) -> Any:
@@ -84,6 +83,11 @@ def _sealed(model: Any) -> Any:
 def opened(tree: Any) -> Any:
     """Return the tree that was :func:`sealed`."""
     return tree if isinstance(tree, _ARRAYS) else _replaced(tree, lambda fixed: fixed.value)
+
+
+def is_sealed(tree: Any) -> bool:
+    """Return whether there is something fixed in a tree."""
+    return any(isinstance(x, Fixed) for x in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Fixed)))
 
 
 def _replaced(tree: Any, value: Callable[[Fixed], Any]) -> Any:
@@ -116,25 +120,80 @@ class Rest:
 
 
 def split(tree: Any) -> tuple[Any, Any, Rest]:
-    """Take apart what is trained, other arrays, and the rest.
+    """Return what is trained and other arrays, as trees with ``None`` for what is not theirs; and what joins them.
 
     Of models, floating arrays are trained; of a tree around them, all leaves.
-
-    Returns:
-        Two trees like the one given, with ``None`` in place of what is not theirs; and what joins them.
     """
-    trained = []
-    for part in jax.tree.leaves(tree, is_leaf=is_model):
-        arrays = jax.tree.leaves(sealed(part))
-        trained += [not is_model(part) or jnp.issubdtype(x.dtype, jnp.inexact) for x in arrays]
+    trained = [
+        not is_model(part) or jnp.issubdtype(x.dtype, jnp.inexact)
+        for part in jax.tree.leaves(tree, is_leaf=is_model)
+        for x in jax.tree.leaves(sealed(part))
+    ]
     leaves, structure = jax.tree.flatten(sealed(tree))
-    params = [x if ours else None for x, ours in zip(leaves, trained, strict=True)]
-    others = [None if ours else x for x, ours in zip(leaves, trained, strict=True)]
-    without = (_replaced(jax.tree.unflatten(structure, x), lambda fixed: None) for x in (params, others))
-    return *without, Rest(structure, tuple(trained))
+
+    def part(chosen: bool) -> Any:
+        some = [x if is_trained is chosen else None for x, is_trained in zip(leaves, trained, strict=True)]
+        return _replaced(jax.tree.unflatten(structure, some), lambda fixed: None)
+
+    return part(True), part(False), Rest(structure, tuple(trained))
 
 
 def evaluating(tree: Any) -> Any:
     """Set each ``inference`` of the Equinox modules in a tree to true: nothing is trained now."""
     equinox = sys.modules.get("equinox")
     return tree if equinox is None else equinox.nn.inference_mode(tree)
+
+
+# --- leaves that carry an axis -----------------------------------------------------------------------------------
+
+
+def arrays(verb: str, argument: str, tree: Any) -> Any:
+    """Return the same tree with every leaf an array (Python numbers keep their weak type).
+
+    Raises:
+        DataError: if one has integers that JAX would cut.
+    """
+    check.no_cut(verb, argument, tree)
+    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf), tree)
+
+
+def placed(verb: str, argument: str, tree: Any, axis: Axis) -> Any:
+    """Return the same tree with every leaf an array of shape ``(axis.size, ...)``.
+
+    Raises:
+        DataError: naming the first leaf that is not.
+    """
+    tree, chunk = arrays(verb, argument, tree), current().chunk
+    tree = tree if chunk is None else chunk(axis, tree)[1]
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if leaf.ndim == 0 or leaf.shape[0] != axis.size:
+            raise DataError(
+                f"{verb}: {name(argument, path)} has shape {leaf.shape}, but a value placed on axis {axis.name!r} "
+                f"starts with its size, ({axis.size}, ...); write px.broadcast(…, {axis.name!r}) if all elements see "
+                f"the same value, or jnp.stack(…) of a list with one array per element"
+            )
+    return tree
+
+
+def entries(prefix: Any, tree: Any) -> list[Any]:
+    """Return the entry of a prefix tree, ``None`` among them, for each leaf of ``tree``."""
+    found: list[Any] = []
+    note = lambda entry, part: found.extend([entry] * len(jax.tree.leaves(part)))  # noqa: E731
+    jax.tree.map(note, prefix, tree, is_leaf=lambda x: x is None)
+    return found
+
+
+def taken(values: Iterable[Any], which: Iterable[bool], wanted: bool = True) -> list[Any]:
+    """Return the values for which ``which`` is as wanted."""
+    return [value for value, is_taken in zip(values, which, strict=True) if is_taken == wanted]
+
+
+def merged(which: Iterable[bool], ours: Iterable[Any], others: Iterable[Any]) -> list[Any]:
+    """Return our values where ``which`` is true, and others where it is not."""
+    ours, others = iter(ours), iter(others)
+    return [next(ours if is_ours else others) for is_ours in which]
+
+
+def name(argument: str, path: Any) -> str:
+    """Return how an error calls a leaf: ``args[0]['w']``."""
+    return f"{argument}{jax.tree_util.keystr(path)}"

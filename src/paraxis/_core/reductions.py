@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arrays, check, jax_api, layout, maps, placing, primitives, pytrees, scope, tree
-from paraxis._core.axis import Axis
+from paraxis._core import arrays, check, jax_api, maps, placing, primitives, pytrees
+from paraxis._core.axis import Axis, resolve
 from paraxis._core.placing import Placement
 from paraxis.errors import DataError
 
@@ -123,10 +123,10 @@ def reduce_all(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -
 
 def _reduce(kind: str, x: Any, axis: Axis | str | None, where: Any, w: Any = None) -> Any:
     verb, kind = f"reduce_{kind}", "mean" if kind == "weighted_mean" else kind
-    resolved = scope.resolve(verb, axis)
+    resolved = resolve(verb, axis)
     placement, size = placing.place(resolved), resolved.size
-    x = tree.placed(verb, "x", pytrees.sealed(x), resolved)
-    mask = None if where is None else tree.placed(verb, "where", where, resolved)
+    x = pytrees.placed(verb, "x", pytrees.sealed(x), resolved)
+    mask = None if where is None else pytrees.placed(verb, "where", where, resolved)
     if mask is not None and (getattr(mask, "ndim", 0), getattr(mask, "dtype", None)) != (1, bool):
         raise DataError(
             f"{verb}: where must be one boolean per element, bool[{size}], got {check.described(mask)}; write "
@@ -146,11 +146,12 @@ def _reduce(kind: str, x: Any, axis: Axis | str | None, where: Any, w: Any = Non
 
 def _weights(verb: str, x: Any, w: Any, mask: jax.Array | None, placement: Placement) -> tuple[Any, Any]:
     """Return trees like ``x`` of weights and of their totals."""
-    w = tree.placed(verb, "w", pytrees.sealed(w), placement.axis)
+    w = pytrees.placed(verb, "w", pytrees.sealed(w), placement.axis)
     for path, leaf in jax.tree_util.tree_leaves_with_path(w):
         if leaf.ndim != 1:
             raise DataError(
-                f"{verb}: {tree.name('w', path)} must be one weight per element, ({placement.size},), got {leaf.shape}"
+                f"{verb}: {pytrees.name('w', path)} must be one weight per element, ({placement.size},), got "
+                f"{leaf.shape}"
             )
     totals = jax.tree.map(lambda leaf: _folded("mean", leaf, placement, mask), w)
     if not isinstance(w, jax.Array):
@@ -175,7 +176,7 @@ def _folded(
 
 def _rows(leaf: jax.Array, placement: Placement) -> jax.Array:
     leaf = arrays.settle(leaf, placement, rows=True)
-    return layout.constrain(leaf, placement, rows=placement.divides) if placement.is_explicit else leaf
+    return arrays.constrain(leaf, placement, rows=placement.divides) if placement.is_explicit else leaf
 
 
 class _Term(NamedTuple):

@@ -16,81 +16,60 @@ import numpy as np
 from paraxis._core import jax_api
 from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, Literal
 
-
-class _Keyed:
-    """A program to compile, with a function that makes it; two are equal if their structures are."""
-
-    def __init__(self, structure: Hashable, make: Callable[[], Any]) -> None:
-        self.structure, self.make = structure, make
-
-    def __hash__(self) -> int:
-        return hash(self.structure)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Keyed) and self.structure == other.structure
-
-
-@functools.lru_cache(maxsize=512)
-def _made(keyed: _Keyed) -> Any:
-    return keyed.make()
+_MOST = 512
+_programs: dict[Hashable, Any] = {}
 
 
 def kept(structure: Hashable, make: Callable[[], Any]) -> Any:
-    """Return what was made for a program of this structure, or make it. Any thread may ask."""
-    return _made(_Keyed(structure, make))
+    """Return what was made for a program of this structure, or make it; it must hold what the key was taken of."""
+    found = _programs.get(structure)
+    if found is None:
+        if len(_programs) >= _MOST:
+            _programs.pop(next(iter(_programs)), None)
+        found = _programs.setdefault(structure, make())
+    return found
 
 
 def compiled(closed: ClosedJaxpr) -> Callable[..., Any]:
     """Return the compiled program of a trace, of flat arguments and results, made once for each structure."""
     closed, consts = jax_api.without_constants(closed)
-    found = kept(key(closed), lambda: jax.jit(jax_api.jaxpr_as_fun(jax_api.with_copies(closed))))
-    return functools.partial(found, *consts)
+    return functools.partial(kept(key(closed), lambda: jax.jit(jax_api.jaxpr_as_fun(closed))), *consts)
 
 
 def key(value: Any) -> Hashable:
     """Return the key of a jaxpr, or of a parameter that may hold some."""
-    if isinstance(value, ClosedJaxpr) and value.consts:
-        return (_of_jaxpr(value.jaxpr), tuple(map(_of_constant, value.consts)))
-    if isinstance(value, (ClosedJaxpr, Jaxpr)):
-        return _of_jaxpr(value.jaxpr if isinstance(value, ClosedJaxpr) else value)
+    if isinstance(value, ClosedJaxpr):
+        return (_of_jaxpr(value.jaxpr), *map(_of_constant, value.consts))
+    if isinstance(value, Jaxpr):
+        return _of_jaxpr(value)
     if isinstance(value, (tuple, list)):
         return (type(value), *map(key, value))
     if isinstance(value, Mapping):
         return (type(value), *sorted((name, key(entry)) for name, entry in value.items()))
-    if isinstance(value, (np.ndarray, np.generic)):
+    if isinstance(value, (np.ndarray, np.generic, float, complex)):
         return _of_constant(value)
-    if isinstance(value, (float, complex)):  # 0.0 and -0.0 are equal, and nan is not nan
-        return (type(value), repr(value))
     if callable(value) and not isinstance(value, type):  # equal ones may do different things
         if not dataclasses.is_dataclass(value):
-            return _Same(value)
+            return _itself(value)
         return (type(value), *(key(getattr(value, field.name)) for field in dataclasses.fields(value)))
     try:
         hash(value)
     except TypeError:
-        return _Same(value)
+        return _itself(value)
     return (type(value), value)
 
 
-class _Same:
-    """Something that is equal to itself alone. It is kept, so that no other takes its place in memory."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __hash__(self) -> int:
-        return id(self._value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._value is other._value
+def _itself(value: Any) -> Hashable:
+    """Return the key of something that is equal to itself alone. The program holds it, so that the id stays its own."""
+    return (type(value), id(value))
 
 
 def _of_constant(value: Any) -> Hashable:
     if isinstance(value, (np.ndarray, np.generic, bool, int, float, complex)):
-        array = np.asarray(value)
+        array = np.asarray(value)  # its bytes tell 0.0 from -0.0
         kind = np.ndarray if isinstance(value, np.ndarray) else type(value)  # JAX's own arrays of NumPy are that, too
         return (kind, array.dtype, array.shape, array.tobytes())
-    return _Same(value)  # an array of JAX's, which does not change
+    return _itself(value)  # an array of JAX's, which does not change
 
 
 def _of_jaxpr(jaxpr: Jaxpr) -> Hashable:

@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import collectives, jax_api, tree
+from paraxis._core import collectives, jax_api
 from paraxis._core.jax_api import ClosedJaxpr, JaxprEqn, Literal, Var
+from paraxis._core.pytrees import merged, taken
 
 _LINEAR = frozenset(
     ("neg", "transpose", "reshape", "squeeze", "broadcast_in_dim", "reduce_sum", "convert_element_type", "copy")
@@ -90,12 +91,16 @@ def _contracted(
 ) -> list[jax.Array]:
     """Transpose twice a function that is linear in some arguments, over all elements together the second time."""
     body, shared, summed, linear = element
-    fn, known, moving = jax_api.jaxpr_as_fun(body), tree.taken(operands, linear, False), tree.taken(operands, linear)
-    axes, is_shared = (_axes(tree.taken(shared, linear, False)), _axes(summed)), tree.taken(shared, linear)
-    of_one = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in tree.taken(body.in_avals, linear)]
+    fn, known, moving = (
+        jax_api.jaxpr_as_fun(body),
+        taken(operands, linear, False),
+        taken(operands, linear),
+    )
+    axes, is_shared = (_axes(taken(shared, linear, False)), _axes(summed)), taken(shared, linear)
+    of_one = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in taken(body.in_avals, linear)]
 
     def transposed(known: list[Any], cts: list[Any]) -> list[Any]:
-        return list(jax.linear_transpose(lambda *xs: fn(*tree.merged(linear, xs, known)), *of_one)(cts))
+        return list(jax.linear_transpose(lambda *xs: fn(*merged(linear, xs, known)), *of_one)(cts))
 
     def together(*cts: Any) -> list[Any]:
         found = jax.vmap(transposed, axes, axis_name=axis_name, axis_size=count)(known, list(cts))

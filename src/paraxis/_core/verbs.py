@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, check, jax_api, layout, maps, placing, primitives, pytrees, scope, tree
-from paraxis._core.axis import Axis
+from paraxis._core import arrays, check, jax_api, maps, placing, primitives, pytrees
+from paraxis._core.axis import Axis, resolve
 from paraxis._core.lowerings import Lowering
 from paraxis.errors import AxisError
 
@@ -46,13 +46,13 @@ def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
         Array([[1., 2.],
                [1., 2.]], dtype=float32)
     """
-    placement = placing.place(scope.resolve("broadcast", axis))
+    placement = placing.place(resolve("broadcast", axis))
 
     def one(leaf: jax.Array) -> jax.Array:
         leaf = arrays.settle(leaf, placement, rows=False) if placement.is_said else leaf
         return maps.remember(primitives.copies(leaf, placement), maps.Shared(leaf))
 
-    return pytrees.opened(jax.tree.map(one, tree.arrays("broadcast", "x", pytrees.sealed(x))))
+    return pytrees.opened(jax.tree.map(one, pytrees.arrays("broadcast", "x", pytrees.sealed(x))))
 
 
 def map_fn(fn: Callable[..., _R], args: Any, axis: Axis | str | None = None, *, lowering: Lowering = "auto") -> _R:
@@ -86,7 +86,6 @@ def map_fn(fn: Callable[..., _R], args: Any, axis: Axis | str | None = None, *, 
         >>> px.map_fn(lambda w, x: w * x, (px.broadcast(2.0, clients), jnp.arange(3.0)), clients)
         Array([0., 2., 4.], dtype=float32)
     """
-    check.function("map_fn", "fn", fn, "px.map_fn(lambda x: …, args, axis)")
     check.one_of("map_fn", "lowering", lowering, get_args(Lowering), AxisError)
     return pytrees.opened(map_sealed(pytrees.of_opened(fn), pytrees.sealed(args), axis, lowering=lowering))
 
@@ -95,9 +94,9 @@ def map_sealed(
     fn: Callable[..., Any], args: Any, axis: Axis | str | None = None, *, lowering: Lowering = "auto"
 ) -> Any:
     """:func:`map_fn` for trees whose models are sealed, in the function as well."""
-    resolved = scope.resolve("map_fn", axis)
+    resolved = resolve("map_fn", axis)
     placement = placing.place(resolved)
-    args = tree.placed("map_fn", "args", args, resolved)
+    args = pytrees.placed("map_fn", "args", args, resolved)
     leaves, structure = jax.tree.flatten(args if type(args) is tuple else (args,))
     forms = [maps.recall(leaf) for leaf in leaves]
     shared = [isinstance(form, maps.Shared) for form in forms]
@@ -144,11 +143,11 @@ def scatter(x: Any, axis: Axis | str | None = None) -> Any:
         (3,)
     """
     placement, x = _placed("scatter", x, axis)
-    target = arrays.sharding(placement, rows=True)
+    target = arrays.sharding(placement, None if placement.divides else ())
 
     def one(leaf: jax.Array) -> jax.Array:
         if isinstance(leaf, jax_api.Tracer):
-            return layout.constrain(leaf, placement) if placement.is_explicit and placement.divides else leaf
+            return arrays.constrain(leaf, placement) if placement.is_explicit and placement.divides else leaf
         return leaf if target is None else arrays.put(leaf, target)
 
     return pytrees.opened(jax.tree.map(one, x))
@@ -176,15 +175,15 @@ def gather(x: Any, axis: Axis | str | None = None) -> Any:
 
     def one(leaf: jax.Array) -> Any:
         if isinstance(leaf, jax_api.Tracer):
-            return layout.constrain(leaf, placement, rows=False) if placement.is_explicit else leaf
+            return arrays.constrain(leaf, placement, rows=False) if placement.is_explicit else leaf
         return arrays.on_host(leaf)
 
     return pytrees.opened(jax.tree.map(one, x))
 
 
 def _placed(verb: str, x: Any, axis: Axis | str | None) -> tuple[placing.Placement, Any]:
-    resolved = scope.resolve(verb, axis)
-    return placing.place(resolved), tree.placed(verb, "x", pytrees.sealed(x), resolved)
+    resolved = resolve(verb, axis)
+    return placing.place(resolved), pytrees.placed(verb, "x", pytrees.sealed(x), resolved)
 
 
 def keys(key: jax.Array, axis: Axis | str | None = None) -> jax.Array:
@@ -198,4 +197,4 @@ def keys(key: jax.Array, axis: Axis | str | None = None) -> jax.Array:
         >>> px.keys(jax.random.key(0), px.Axis("members", 5)).shape
         (5,)
     """
-    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(scope.resolve("keys", axis).size))
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(resolve("keys", axis).size))

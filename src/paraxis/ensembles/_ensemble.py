@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, check, jax_api, layout, placing, tree
+from paraxis._core import arrays, check, jax_api, placing, pytrees
 from paraxis._core.axis import Axis
 from paraxis._core.lowerings import Lowering
 from paraxis._core.placing import Placement
@@ -203,7 +203,7 @@ class Ensemble:
         history, best, scanned = _fit.History(len(self), epochs, count // batch_size, stop_early), None, None
         in_axes = None, 0, None if rows is None else 0, 0
         prepared = functools.partial(self._prepared, "epoch", step, _fit.steps, in_axes=in_axes)
-        target = arrays.sharding(self._placement, rows=False)
+        target = arrays.sharding(self._placement, ())
         data, held_out = arrays.put(jax.tree.map(jnp.asarray, (data, held_out)), target)
         with checkpoint or contextlib.nullcontext():
             if checkpoint is not None and checkpoint.latest is not None:
@@ -290,7 +290,7 @@ class Ensemble:
         fn = _members.called if fn is None else fn
         check.no_cut(f"ensemble.{kind}", "args", args)
         leaves, structure = jax.tree.flatten(args)
-        axes = [None] * len(leaves) if in_axes is None else tree.entries(in_axes, args)
+        axes = [None] * len(leaves) if in_axes is None else pytrees.entries(in_axes, args)
         if not {*axes} <= {0, None}:
             raise DataError(f"ensemble.{kind}: in_axes must be 0 or None for each argument, got {in_axes}")
         own = tuple([entry == 0 for entry in axes])
@@ -321,7 +321,7 @@ class Ensemble:
             return _averages.combined(kind, rows, placement.axis, where) if average else padded(rows, placement)
 
         donated = 0 if self._donate and kind in ("train", "epoch") else ()
-        return jax.jit(run, out_shardings=None if average else arrays.block_sharding(placement), donate_argnums=donated)
+        return jax.jit(run, out_shardings=None if average else arrays.sharding(placement), donate_argnums=donated)
 
     @functools.cached_property
     def _spans(self) -> bool:
@@ -348,7 +348,7 @@ class Ensemble:
     def _rows(self, chosen: np.ndarray) -> State:
         """Return some members' arrays, ``(...)`` or with a row for each."""
         with placing.without_context():
-            return jax.tree.map(lambda x: layout.gathered(x, self.axis)[chosen], self._cut(self._members))
+            return jax.tree.map(lambda x: arrays.gathered(x, self.axis)[chosen], self._cut(self._members))
 
     def _like(self, rows: State) -> "Ensemble":
         """Return an ensemble of the same form with other members, ``(size, ...)``."""
@@ -362,9 +362,9 @@ class Ensemble:
 
 def padded(rows: Any, placement: Placement) -> Any:
     """``(size, ...)`` → ``(num_padded, ...)``; nothing is sent."""
-    return jax.tree.map(lambda x: layout.pad(x, placement, safe=False), rows)
+    return jax.tree.map(lambda x: arrays.pad(x, placement, safe=False), rows)
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def _unpadded(rows: Any, placement: Placement) -> Any:
-    return jax.tree.map(lambda x: layout.unpad(x, placement), rows)
+    return jax.tree.map(lambda x: arrays.unpad(x, placement), rows)

@@ -78,7 +78,7 @@ def ensemble(
         def make_all(keys: jax.Array, args: Any) -> State:
             return padded(verbs.map_fn(one, (keys, *args), axis, lowering="vmap"), placement)
 
-        made = jax.jit(make_all, out_shardings=arrays.block_sharding(placement))
+        made = jax.jit(make_all, out_shardings=arrays.sharding(placement))
         traced = made.trace(keys, args)
         read = [*traced.jaxpr.jaxpr.outvars, *(v for eqn in traced.jaxpr.jaxpr.eqns for v in eqn.invars)]
         if axis.size > 1 and not args and not any(v is traced.jaxpr.jaxpr.invars[0] for v in read):

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from paraxis._core import check, jax_api
+from paraxis._core import jax_api
 from paraxis.reports import _findings, _flops, _hlo, _lines, _meshes, _topology
 from paraxis.reports._layout import Layout, is_array, layout_of
 from paraxis.reports._report import Report
@@ -56,7 +56,6 @@ def explain(fn: Callable[..., Any], *, on: str | None = None) -> Callable[..., R
         >>> [(c.kind, c.bytes, c.axes, c.verb) for c in report.collectives]
         [('all_reduce', 4000, ('clients',), 'px.reduce_mean')]
     """
-    check.function("explain", "fn", fn, "px.explain(lambda x: …)(x)")
     chips = () if on is None else _topology.chips(on)
 
     @functools.wraps(fn, updated=())

@@ -109,7 +109,6 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
           layers.2  Linear      float32[16,8]  float32[16,2]  18          72 bytes   512 FLOP    1.02 kFLOP
           total     Sequential  float32[16,4]  float32[16,2]  58          232 bytes  1.54 kFLOP  2.05 kFLOP
     """
-    check.function("tabulate", "model", model, "px.tabulate(net, jax.ShapeDtypeStruct((8, 28, 28, 1), jnp.float32))")
     calls: _Calls = {}
     given, static = _explain.partition((args, kwargs), is_array)
     params, rest, call = _taken(model, calls, given, static)

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 
-from paraxis._core import arrays, layout
+from paraxis._core import arrays
 from paraxis._host import threads
 from paraxis.solve import _trees as trees
 from paraxis.solve._problem import Function, Linear
@@ -67,7 +67,7 @@ def prepared(problem: Linear | Function, params: Any, precondition: str | None) 
         return None
     if num_features > MAX_FEATURES and problem.is_table:
         raise ValueError(f"precondition='gram' takes at most {MAX_FEATURES:,} columns of a table; leave it out")
-    if is_traced and layout.tells_in_type(problem.targets):
+    if is_traced and arrays.tells_in_type(problem.targets):
         return None
     if not is_traced:
         with threads.lapack_alone():

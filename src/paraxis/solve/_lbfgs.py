@@ -121,7 +121,6 @@ class LBFGS(Solver):
     verbose: bool | runs.Watch = False
 
     def __post_init__(self) -> None:
-        check.function("LBFGS", "fun", self.fun)
         check.one_of("LBFGS", "linesearch", self.linesearch, ("zoom",))
         check.one_of("LBFGS", "precondition", self.precondition, ("auto", "gram", None))
         for name in ("maxiter", "history_size"):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arrays, check, jax_api, layout
+from paraxis._core import arrays, check, jax_api
 from paraxis.errors import DataError
 from paraxis.solve import _implicit as implicit, _run as runs, _stopping as stopping, _trees as trees, prox as operators
 from paraxis.solve._problem import Function, Linear, Point
@@ -139,8 +139,6 @@ class ProximalGradient(Solver):
     verbose: bool | runs.Watch = False
 
     def __post_init__(self) -> None:
-        check.function("ProximalGradient", "fun", self.fun)
-        check.function("ProximalGradient", "prox", self.prox, "ProximalGradient(fun, px.solve.prox.l1)")
         check.count("ProximalGradient", "maxiter", self.maxiter)
         for name in ("tol", *(() if callable(self.stepsize) else ("stepsize",))):
             check.number("ProximalGradient", name, getattr(self, name), least=0)
@@ -158,7 +156,7 @@ class ProximalGradient(Solver):
         hyper = jax.tree.map(jnp.asarray, hyper)
         if isinstance(self.fun, LinearObjective):
             beside = self.fun.problem(params, *args, **kwargs).targets
-            hyper = jax.tree.map(lambda x: x if arrays.is_traced(x) else layout.typed_beside(x, beside), hyper)
+            hyper = jax.tree.map(lambda x: x if arrays.is_traced(x) else arrays.typed_beside(x, beside), hyper)
         moved = jax.eval_shape(self.prox, params, hyper, jnp.ones((), _dtype(params)))
         shapes = [jax.tree.map(jnp.shape, tree) for tree in (params, moved)]
         if shapes[0] != shapes[1]:

@@ -116,7 +116,7 @@ def lay(X: Any, y: Any, sample_weight: Any, axis: Axis | None, *, copied: bool) 
         processes.require_same("rows", {"X": X, "y": y, "sample_weight": weight}, given_all)
     design, targets = arrays.laid_out((X if X.dtype == dtype else X.astype(dtype), y), placement, copied=copied)
     padded = np.pad(weight.astype(dtype), (0, placement.num_padded - len(weight)))
-    return Rows(design, targets, arrays.put(padded, arrays.block_sharding(placement)))
+    return Rows(design, targets, arrays.put(padded, arrays.sharding(placement)))
 
 
 def _targets(y: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arrays, check, layout
+from paraxis._core import arrays, check
 from paraxis.errors import DataError
 from paraxis.solve._stopping import Status
 from paraxis.solve.objective import LinearObjective
@@ -122,7 +122,7 @@ def beginning(who: str, fun: Callable[..., Any], params: Any, args: Any, kwargs:
             f"{who}: init_params are {', '.join(sorted(d.name for d in dtypes))}, and X is {problem.design.dtype}: "
             f"their dtypes must have the same width; write fun.init(…, dtype=X.dtype), or X.astype(…)"
         )
-    return jax.tree.map(lambda x: layout.typed_beside(x, problem.targets), params)
+    return jax.tree.map(lambda x: arrays.typed_beside(x, problem.targets), params)
 
 
 def floating(who: str, params: Any) -> Any:

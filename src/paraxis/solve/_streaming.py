@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, check, jax_api, layout, placing
+from paraxis._core import arrays, check, jax_api, placing
 from paraxis._core.axis import Axis
 from paraxis._host import memory, reading
 from paraxis._tables import Table
@@ -158,7 +158,7 @@ class TableRows:
         The function returns what is kept by row, ``(..., n)``, and what is summed; targets are ``(n, ...)`` and rows
         ``(..., n)``, in the order of the devices. It is compiled once for the same function and static values.
         """
-        everywhere = arrays.sharding(self.blocks, rows=False)
+        everywhere = arrays.sharding(self.blocks, ())
         shift, shared = arrays.put((self.shift, shared), everywhere)
         X = jax.ShapeDtypeStruct((self.at_once, self.shape[1]), self.dtype)
         own = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.at_once, *x.shape[1:]), x.dtype), targets)
@@ -177,7 +177,7 @@ class TableRows:
         return tuple(carry)
 
     def _zeros(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-        return jnp.zeros(shape, dtype, device=arrays.split_sharding(self.blocks, len(shape) - 1))
+        return jnp.zeros(shape, dtype, device=arrays.sharding(self.blocks, len(shape) - 1))
 
     def _read(self) -> Iterator[jax.Array]:
         """Yield the chunks on the devices, all of the same number of rows."""
@@ -187,7 +187,7 @@ class TableRows:
             for given, _ in self._counted(self.table._blocks(self.at_once)):
                 X = given.astype(self.dtype, copy=False)
                 with jax.enable_x64(wide):  # which holds for a thread
-                    found = arrays.put(layout.repeat_last(X, self.at_once), arrays.block_sharding(self.blocks))
+                    found = arrays.put(arrays.repeat_last(X, self.at_once), arrays.sharding(self.blocks))
                 yield found
 
         return self._shown(laid())
@@ -243,9 +243,9 @@ class TableRows:
 
     def laid(self, x: np.ndarray, *, is_weight: bool = False) -> jax.Array:
         """Return values by row ``(n, ...)``, padded, on the devices in their order; weights with zeros."""
-        padded = np.pad(x, (0, self.shape[0] - len(x))) if is_weight else layout.repeat_last(x, self.shape[0])
+        padded = np.pad(x, (0, self.shape[0] - len(x))) if is_weight else arrays.repeat_last(x, self.shape[0])
         parts = padded.reshape(self.count, self.blocks.size, self.length, *x.shape[1:]).swapaxes(0, 1)
-        return arrays.put(np.ascontiguousarray(parts).reshape(padded.shape), arrays.block_sharding(self.blocks))
+        return arrays.put(np.ascontiguousarray(parts).reshape(padded.shape), arrays.sharding(self.blocks))
 
     def places(self, numbers: np.ndarray) -> np.ndarray:
         """Return where rows are in the order of the devices."""

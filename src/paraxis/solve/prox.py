@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, check
+from paraxis._core import arrays
 from paraxis.errors import DataError
 
 __all__ = ["Prox", "box", "elastic_net", "first", "group", "l1", "non_negative", "none", "simplex"]
@@ -169,7 +169,6 @@ def first(operator: Prox) -> Prox:
         >>> px.solve.prox.first(px.solve.prox.l1)((jnp.array([3.0, -0.5]), jnp.array(0.5)), 1.0)
         (Array([2., 0.], dtype=float32), Array(0.5, dtype=float32, weak_type=True))
     """
-    check.function("prox.first", "operator", operator, "prox.first(prox.l1)")
     return _First(operator)
 
 

@@ -188,7 +188,8 @@ class Program:
     @functools.cache  # noqa: B019  a program is kept by the function that is run
     def sharding(self, count: int | None) -> Any:
         """Return how so many rows lie on the devices, or what is shared; ``None``: there is one."""
-        return arrays.sharding(self.placement.holding(count or self.size), rows=count is not None)
+        placement = self.placement.holding(count or self.size)
+        return arrays.sharding(placement, None if count is not None and placement.divides else ())
 
     def bytes_of(self, call: Call, count: int) -> int:
         """Return the bytes that a pass on so many elements takes on all devices, and those of rows read ahead."""

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
-from paraxis._core import jax_api, maps, scope
-from paraxis._core.axis import Axis
+from paraxis._core import jax_api, maps
+from paraxis._core.axis import Axis, entered
 from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from paraxis.errors import AxisError
 
@@ -89,17 +89,19 @@ def sized(name: str | None, whole: int, size: int) -> Iterator[None]:
     Of an array of all elements, from outside of the trace, they take the first ones: its rows are those of the chunk.
     """
 
-    def axis(found: Axis) -> Axis:
-        return dataclasses.replace(found, size=size) if found.name == name and found.size == whole else found
-
-    def rows(x: Any, found: Axis) -> Any:
+    def chunk(found: Axis, tree: Any) -> tuple[Axis, Any]:
+        if found.name == name and found.size == whole:
+            found = dataclasses.replace(found, size=size)
         sizes = (whole, size) if found.name == name else (found.size,)
-        if np.ndim(x) == 0 or x.shape[0] not in sizes or maps.recall(x) is not None:
-            return x
-        return jax.lax.slice_in_dim(x, 0, found.size)
 
-    chunk = scope.Chunked(axis, lambda tree, found: jax.tree.map(lambda x: rows(x, found), tree))
-    with scope.entered(dataclasses.replace(scope.current(), chunk=chunk)):
+        def rows(x: Any) -> Any:
+            if np.ndim(x) == 0 or x.shape[0] not in sizes or maps.recall(x) is not None:
+                return x
+            return jax.lax.slice_in_dim(x, 0, found.size)
+
+        return found, jax.tree.map(rows, tree)
+
+    with entered(chunk=chunk):
         yield
 
 

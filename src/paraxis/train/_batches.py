@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from paraxis._core import arrays, check, layout, placing, tree
+from paraxis._core import arrays, check, placing, pytrees
 from paraxis._core.axis import Axis
 from paraxis._core.placing import Placement
 from paraxis.errors import AxisError, DataError
@@ -35,8 +35,8 @@ def num_rows(what: str, argument: str, batch: Any) -> int:
         shape = tuple(getattr(leaf, "shape", ()))
         if shape and number and shape[0] != number:
             raise DataError(
-                f"{what}: {tree.name(argument, path)} has {shape[0]} rows where others have {number}; every array of a "
-                "batch starts with its rows, and what is the same for all is 0-d or belongs in the function"
+                f"{what}: {pytrees.name(argument, path)} has {shape[0]} rows where others have {number}; every array "
+                "of a batch starts with its rows, and what is the same for all is 0-d or belongs in the function"
             )
         number = shape[0] if shape else number
     if not number:
@@ -57,8 +57,8 @@ class Devices:
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
-        self.whole: Sharding | None = arrays.sharding(placement, rows=False)
-        self.blocks: Sharding | None = arrays.block_sharding(placement)
+        self.whole: Sharding | None = arrays.sharding(placement, ())
+        self.blocks: Sharding | None = arrays.sharding(placement)
         self.waits = self.blocks is not None and placement.num_devices > 1 and jax.default_backend() == "cpu"
 
     def lay_out(self, what: str, batch: Any, microbatches: int = 1) -> tuple[Any, int]:
@@ -77,11 +77,11 @@ class Devices:
             return jax.ShapeDtypeStruct(shape, x.dtype, sharding=target)
         if isinstance(x, jax.Array) and (jax.process_count() == 1 or not x.is_fully_addressable):
             if x.shape != shape:
-                x = _padded(jax.device_put(x, self.whole) if layout.tells_in_type(x) else x, num_padded)
+                x = _padded(jax.device_put(x, self.whole) if arrays.tells_in_type(x) else x, num_padded)
             return x if x.sharding == target else jax.device_put(x, target)
         host = np.array(x)  # a copy: the caller may write into the batch while the devices read it
         host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype.newbyteorder("=")), copy=False)
-        host = host if host.shape == shape else layout.repeat_last(host, num_padded)
+        host = host if host.shape == shape else arrays.repeat_last(host, num_padded)
         return jax.make_array_from_callback(shape, target, host.__getitem__)
 
     def local_rows(self, number: int) -> np.ndarray:
@@ -116,7 +116,7 @@ _devices = functools.lru_cache(maxsize=64)(Devices)
 
 @functools.partial(jax.jit, static_argnums=1)
 def _padded(x: jax.Array, num_padded: int) -> jax.Array:
-    return layout.repeat_last(x, num_padded)
+    return arrays.repeat_last(x, num_padded)
 
 
 def rows(padded: Any, num_rows: int) -> Any:
@@ -133,7 +133,7 @@ def microbatch(padded: Any, index: Any, number: int, size: int) -> Any:
     def one(x: jax.Array) -> jax.Array:
         if not x.ndim:
             return x
-        x = layout.repeat_last(x, x.shape[0] + -x.shape[0] % number)
+        x = arrays.repeat_last(x, x.shape[0] + -x.shape[0] % number)
         mine = x.reshape(x.shape[0] // number, number, *x.shape[1:])
         return jax.lax.dynamic_index_in_dim(mine, index, 1, keepdims=False)[:size]
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import check, jax_api, placing, tree
+from paraxis._core import check, jax_api, placing, pytrees
 from paraxis._core.axis import Axis
 from paraxis._host import reading
 from paraxis.errors import DataError
@@ -226,9 +226,10 @@ class Loader:
             x = to_host(x)[:1]
             if not (np.allclose(x, one, 1e-3, 1e-5, equal_nan=True) if x.dtype.kind in "fc" else np.all(x == one)):
                 raise DataError(
-                    f"transform gives another {tree.name('batch', path)} for a row alone than for the same row among "
-                    "others. With several processes, each of which reads other rows, it must treat each row by itself, "
-                    "and draw random numbers from its generator: def transform(batch, random): … random[i].normal()"
+                    f"transform gives another {pytrees.name('batch', path)} for a row alone than for the same row "
+                    "among others. With several processes, each of which reads other rows, it must treat each row "
+                    "by itself, and draw random numbers from its generator: "
+                    "def transform(batch, random): … random[i].normal()"
                 )
         return made
 
@@ -252,13 +253,12 @@ def _numbers(batch: Any, num_rows: int, *, copy: bool) -> Any:
     """Return a batch's leaves as arrays of dtypes that devices have."""
 
     def one(path: Any, leaf: Any) -> np.ndarray:
-        name, array = tree.name("batch", path), to_host(leaf)
+        name, array = pytrees.name("batch", path), to_host(leaf)
         if array.ndim == 0 or len(array) != num_rows:
             raise DataError(f"{name} has shape {array.shape}, but each leaf must start with the {num_rows} rows")
         if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == np.bool_):
             raise DataError(f"{name} is of {array.dtype}, not of numbers; leave it out, or encode it in transform=")
-        if (reason := check.why_cut(array)) is not None:
-            raise DataError(f"{name} {reason}")
+        check.no_cut("px.loader", name, array)
         array = array.astype(array.dtype.newbyteorder("="), copy=False)  # the only one that JAX takes
         return np.array(array, jax.dtypes.canonicalize_dtype(array.dtype), copy=copy or None)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import pytrees, tree
+from paraxis._core import pytrees
 from paraxis.errors import StateError
 
 _Parts = tuple["Form", Any, Any]
@@ -156,7 +156,7 @@ def _require_floating(params: Any) -> None:
         dtype = getattr(x, "dtype", None) or np.asarray(x).dtype
         if not jnp.issubdtype(dtype, jnp.inexact):
             raise StateError(
-                f"TrainState.create: {tree.name('model', path)} is {dtype}, but only floating-point arrays are "
+                f"TrainState.create: {pytrees.name('model', path)} is {dtype}, but only floating-point arrays are "
                 "trained; write it with a point if it is to be trained; else give it in the batch, or as mutable="
             )
 

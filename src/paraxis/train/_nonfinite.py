@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import tree
+from paraxis._core import pytrees
 from paraxis.errors import NonFiniteError
 from paraxis.train._history import Sums
 from paraxis.train._order import Position
@@ -63,5 +63,5 @@ def _nonfinite_leaves(batch: Any, rows: np.ndarray | None) -> list[str]:
                 bad |= {int(row) + start for row in np.argwhere(~np.isfinite(np.atleast_1d(values)))[:, 0]}
         numbers = np.array(sorted(bad), int)
         which = f" in rows {_listed(numbers)} of the batch" if rows is None else f" in rows {_listed(rows[numbers])}"
-        found += [tree.name("batch", path) + (which if np.ndim(leaf) else "")] if bad else []
+        found += [pytrees.name("batch", path) + (which if np.ndim(leaf) else "")] if bad else []
     return found

@@ -17,7 +17,7 @@ def of_state(state: Any, placement: Placement, shard: Any) -> Any:
     The rule is ``None``, ``"params"``, or ``rule(name, array)``, which returns ``None`` (whole on each device), a
     dimension to split along, or a PartitionSpec.
     """
-    whole = arrays.sharding(placement, rows=False)
+    whole = arrays.sharding(placement, ())
     if shard is None or whole is None:
         return jax.tree.map(lambda _: whole, state)
 
@@ -30,7 +30,7 @@ def of_state(state: Any, placement: Placement, shard: Any) -> Any:
     for path, x in jax.tree_util.tree_leaves_with_path(state.params):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         entry = rule(name, x)
-        sharding = whole if entry is None else arrays.split_sharding(placement, entry)
+        sharding = whole if entry is None else arrays.sharding(placement, entry)
         assert sharding is not None
         sharding.shard_shape(x.shape)  # an error of JAX's, if its parts would not be equal
         split[path] = x.shape, sharding

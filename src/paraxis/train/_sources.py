@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from paraxis._core import tree
+from paraxis._core import pytrees
 from paraxis.errors import DataError
 from paraxis.train._batches import num_rows
 from paraxis.train._order import Position
@@ -44,7 +44,7 @@ def _arrays(source: Any) -> Rows:
     for path, leaf in jax.tree_util.tree_leaves_with_path(source):
         if not _is_array(leaf):
             raise DataError(
-                f"px.loader: {tree.name('source', path)} is a {type(leaf).__name__}, not an array (num_rows, ...); "
+                f"px.loader: {pytrees.name('source', path)} is a {type(leaf).__name__}, not an array (num_rows, ...); "
                 "in a tree each leaf has all rows: px.loader((np.stack(images), np.array(labels)), 32)"
             )
     on_host = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, source)  # once for all
@@ -200,7 +200,7 @@ def to_host(x: Any) -> np.ndarray:
 
 
 def _by_name(of: str, values: Any) -> dict[str, Any]:
-    return {tree.name(of, path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(values)}
+    return {pytrees.name(of, path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(values)}
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from paraxis._core import layout, reductions, tree
+from paraxis._core import arrays, pytrees, reductions
 from paraxis._core.axis import Axis
 from paraxis.errors import DataError
 from paraxis.transforms._modules import Graph
@@ -32,12 +32,12 @@ def split(transform: str, batch_axis: Axes, args: Sequence[Any], kwargs: Mapping
     args = tuple(args)
     given = tuple(batch_axis)[: len(args)] if isinstance(batch_axis, Sequence) else (batch_axis,) * len(args)
     found, structure = jax.tree_util.tree_flatten_with_path((args, dict(kwargs)))
-    wanted = tree.entries(given, args)
+    wanted = pytrees.entries(given, args)
     wanted += [0 if _is_key(x) else None for _, x in found[len(wanted) :]]
     axes: list[int | None] = []
     sizes: dict[str, int] = {}
     for (path, x), at in zip(found, wanted, strict=True):
-        name, shape = tree.name("args" if path[0].idx == 0 else "kwargs", path[1:]), np.shape(x)
+        name, shape = pytrees.name("args" if path[0].idx == 0 else "kwargs", path[1:]), np.shape(x)
         if at is not None and _is_key(x):
             raise DataError(
                 f"{transform}: {name} is one random key, the same noise everywhere. Give jax.random.split(key, rows), "
@@ -73,10 +73,10 @@ def combined(rule: Rule, x: jax.Array, axis: Axis | None = None, *, differs: boo
     if axis is not None:
         keeps = rule in ("first", "same", "max", "min") or (rule == "mean" and jnp.issubdtype(x.dtype, jnp.inexact))
         if keeps and not differs:
-            return layout.agreed(x, axis)
+            return arrays.agreed(x, axis)
         if rule in ("mean", "sum", "max", "min"):
             return getattr(reductions, f"reduce_{rule}")(x, axis)
-        x = layout.gathered(x, axis)
+        x = arrays.gathered(x, axis)
     if callable(rule):
         return rule(x)
     return x[0] if rule in ("first", "same") else getattr(jnp, rule)(x, axis=0)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from paraxis._core import arrays, collectives, jax_api, layout, placing, tree, verbs
+from paraxis._core import arrays, collectives, jax_api, placing, pytrees, verbs
 from paraxis._core.axis import Axis
 from paraxis.errors import DataError, StateError
 from paraxis.transforms import _batches, _modules, _wrapped
@@ -104,7 +104,7 @@ class Parallel(Jit[_R], Generic[_R]):
         """Bring to all devices what is not there yet: otherwise it would be sent at every call."""
         binding, program, values, args, kwargs = super()._ready(args, kwargs)
         placement = placing.place(self._body.options[0])
-        target = arrays.sharding(placement, rows=False)
+        target = arrays.sharding(placement, ())
         args, kwargs = jax.tree.map(partial(_sent, placement=placement), (args, kwargs))
         is_placed = len(values) == len(self._placed) and all(map(operator.is_, values, self._placed))
         if target != self._target or not is_placed:
@@ -159,7 +159,7 @@ class Call:
 
     def _shares(self, x: Any, at: int) -> jax.Array:
         """``(..., rows, ...)`` → ``(devices, ..., share, ...)``; padded."""
-        x = layout.repeat_last(jnp.moveaxis(jnp.asarray(x), at, 0), self._rows.num_padded)
+        x = arrays.repeat_last(jnp.moveaxis(jnp.asarray(x), at, 0), self._rows.num_padded)
         return jnp.moveaxis(x.reshape(self._axis.size, self._rows.num_local, *x.shape[1:]), 1, at + 1)
 
     def _on_device(self, index: jax.Array, state: Any, leaves: list[Any]) -> Any:
@@ -204,7 +204,7 @@ class Call:
         ]
         short, short_tree = jax_api.trace(one, avals, {})
         new, result = jax.tree.unflatten(out_tree, body.out_avals)
-        kinds, shapes = tree.entries(self._reduce, result), [a.shape for a in body.out_avals]
+        kinds, shapes = pytrees.entries(self._reduce, result), [a.shape for a in body.out_avals]
         are_rows = {*kinds} <= {"concat"} and all(shape[:1] == (share,) for shape in shapes) and out_tree == short_tree
         are_rows &= [a.shape for a in short.out_avals] == [(rows, *shape[1:]) for shape in shapes]
         if new or not are_rows or collectives.mentions(body.jaxpr, self._axis):
@@ -222,7 +222,7 @@ class Call:
                 x if at is None else jax.lax.slice_in_dim(x, 0, rows, axis=at)
                 for x, at in zip(xs, row_dims, strict=True)
             ]
-            return [layout.repeat_last(y, share) for y in jax_api.jaxpr_as_fun(short)(*own)]
+            return [arrays.repeat_last(y, share) for y in jax_api.jaxpr_as_fun(short)(*own)]
 
         return whole if size % share == 0 else lambda i, *xs: jax.lax.cond(i == size // share, shorter, whole, i, *xs)
 
@@ -242,15 +242,15 @@ class Call:
 
     def _reduced(self, result: Any) -> Any:
         leaves, structure = jax.tree_util.tree_flatten_with_path(result)
-        kinds, differs = tree.entries(self._reduce, result), jax.tree.leaves(self._differs[1])
+        kinds, differs = pytrees.entries(self._reduce, result), jax.tree.leaves(self._differs[1])
         made = []
         for (path, x), kind, differ in zip(leaves, kinds, differs, strict=True):
             if kind == "same" and differ and self._check:
                 raise StateError(
-                    f"Parallel: {tree.name('result', path)} is to be the same on all devices, but depends on the "
+                    f"Parallel: {pytrees.name('result', path)} is to be the same on all devices, but depends on the "
                     f"device's share; average it, px.pmean(x, {self._axis.name!r}), or write reduce='mean'"
                 )
             y = _batches.combined(kind, x, self._axis, differs=differ)
             has_rows = kind == "concat" and x.shape[1:2] == (self._rows.num_local,)
-            made.append(layout.unpad(y, self._rows) if has_rows else y)
+            made.append(arrays.unpad(y, self._rows) if has_rows else y)
         return jax.tree.unflatten(structure, made)

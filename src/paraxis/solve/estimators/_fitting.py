@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from paraxis._core import layout, placing
+from paraxis._core import arrays, placing
 from paraxis._core.axis import Axis
 from paraxis.errors import DeviceError
 from paraxis.solve import prox
@@ -127,7 +127,7 @@ def _few_sizes(
     size = len(X)
     step = max(64, 2 ** (size.bit_length() - 6))
     num_padded = size + -size % step if size <= _LARGE else size
-    targets, weight = layout.repeat_last(y, num_padded), np.pad(weight, (0, num_padded - size))
+    targets, weight = arrays.repeat_last(y, num_padded), np.pad(weight, (0, num_padded - size))
     if means is None and num_padded == size:
         return X, targets, weight
     rows = np.empty((num_padded, X.shape[1]), X.dtype)
