@@ -1,50 +1,43 @@
-"""What an eager call costs that traces its function anew and finds what was compiled: over tracing it, and a jit call.
+"""What calls cost: an eager call that finds what was compiled, over tracing it and a jit call; px.pmap over jax.pmap.
 
-MLP 64-64-10, 8 clients × 8 rows; each function has been compiled before. ``jax.jit`` around it is the last column but
-one.
+Eager calls: MLP 784-64-64-10, 8 clients × 8 rows; each function has been compiled before. ``px.pmap``, where the sizes
+match: a train step of an MLP, and a call that computes nothing.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import harness
 import jax
 import jax.numpy as jnp
+from models import mlp_loss, mlp_params
 
 import paraxis as px
 
-CLIENTS, ROWS, SIZES = 8, 8, (64, 64, 10)
-
-
-def loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-    *hidden, (w, b) = params
-    for inner, bias in hidden:
-        x = jnp.maximum(x @ inner + bias, 0)
-    logits = x @ w + b
-    chosen = jnp.take_along_axis(logits, y[:, None], 1)[:, 0]
-    return jnp.mean(jax.scipy.special.logsumexp(logits, -1) - chosen)
+CLIENTS, ROWS = 8, 8
 
 
 def run(devices: int, repeats: int) -> harness.Tables:
-    keys = jax.random.split(jax.random.key(0), len(SIZES))
-    params = [
-        (jax.random.normal(key, (a, b)) / a**0.5, jnp.zeros(b))
-        for key, a, b in zip(keys, SIZES[:-1], SIZES[1:], strict=False)
-    ]
-    x = jax.random.normal(keys[-1], (CLIENTS, ROWS, SIZES[0]))
-    y = jax.random.randint(keys[-1], (CLIENTS, ROWS), 0, SIZES[-1])
+    return {"eager calls": _eager(repeats), "pmap": _pmap(devices, repeats)}
+
+
+def _eager(repeats: int) -> dict[str, dict[str, float]]:
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = mlp_params(keys[0], 64)
+    x, y = jax.random.normal(keys[1], (CLIENTS, ROWS, 784)), jax.random.randint(keys[2], (CLIENTS, ROWS), 0, 10)
     clients = px.Axis("clients", CLIENTS)
 
     @px.program(clients=CLIENTS)
     def value(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-        return px.reduce_mean(px.map_fn(loss, (px.broadcast(params), x, y)))
+        return px.reduce_mean(px.map_fn(mlp_loss, (px.broadcast(params), x, y)))
 
     @px.program(clients=CLIENTS)
     def inside(params: Any, x: jax.Array, y: jax.Array) -> Any:
-        return px.reduce_mean(px.map_fn(jax.value_and_grad(loss), (px.broadcast(params), x, y)))
+        return px.reduce_mean(px.map_fn(jax.value_and_grad(mlp_loss), (px.broadcast(params), x, y)))
 
     def mapped(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-        return px.map_fn(lambda x, y: loss(params, x, y), (x, y), clients)
+        return px.map_fn(lambda x, y: mlp_loss(params, x, y), (x, y), clients)
 
     functions: dict[str, Callable[..., Any]] = {
         "map_fn of a closure": mapped,
@@ -62,7 +55,34 @@ def run(devices: int, repeats: int) -> harness.Tables:
         }
         eager, traced, jit = (seconds * 1e3 for seconds in harness.in_turn(rivals, repeats).values())
         rows[name] = {"ms": eager, "traced": traced, "jit call": jit, "ms / (traced + jit)": eager / (traced + jit)}
-    return {"eager calls": rows}
+    return rows
+
+
+def _pmap(devices: int, repeats: int) -> dict[str, dict[str, float]]:
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = jax.tree.map(lambda x: jnp.stack([x] * devices), mlp_params(keys[0]))
+    x, y = jax.random.normal(keys[1], (devices, 128, 784)), jax.random.randint(keys[2], (devices, 128), 0, 10)
+
+    def step(params: Any, x: jax.Array, y: jax.Array) -> Any:
+        gradient = jax.lax.pmean(jax.grad(mlp_loss)(params, x, y), "batch")
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+
+    def tiny(tree: Any) -> Any:
+        return jax.tree.map(lambda x: x + 1, tree)
+
+    leaves = [jnp.zeros((devices, 4)) for _ in range(40)]
+    calls = {
+        "train step, MLP, ms": (step, (params, x, y), repeats * 3, 1e3),
+        "one call, 40 small leaves, µs": (tiny, (leaves,), repeats * 40, 1e6),
+    }
+    rows: dict[str, dict[str, float]] = {}
+    for name, (fn, args, turns, unit) in calls.items():
+        pair = {"px.pmap": px.pmap(fn, "batch"), "jax.pmap": jax.pmap(fn, "batch")}
+        first = {rival: mapped(*args) for rival, mapped in pair.items()}  # as in a loop: a result is the next argument
+        rivals = {rival: functools.partial(mapped, first[rival], *args[1:]) for rival, mapped in pair.items()}
+        found = {rival: seconds * unit for rival, seconds in harness.in_turn(rivals, turns).items()}
+        rows[name] = {**found, "ratio": found["px.pmap"] / found["jax.pmap"]}
+    return rows
 
 
 if __name__ == "__main__":

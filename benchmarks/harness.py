@@ -104,14 +104,14 @@ def compile_all(rivals: dict[str, Callable[..., Any]], args: Sequence[Any]) -> d
     """Trace and compile each rival for the same arguments."""
     import jax
 
-    from paraxis.reports import of_program
+    from paraxis.testing import communication
 
     made = {}
     for name, fn in rivals.items():
         start = time.process_time()
         jitted: Any = fn if hasattr(fn, "lower") else jax.jit(fn)
         compiled = jitted.lower(*args).compile()
-        made[name] = Measured(name, compiled, time.process_time() - start, of_program(compiled.as_text()))
+        made[name] = Measured(name, compiled, time.process_time() - start, communication(jitted, *args))
     return made
 
 

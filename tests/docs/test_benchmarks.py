@@ -47,9 +47,9 @@ def test_each_result_has_a_benchmark():
 
 def test_a_run_replaces_its_part_and_nothing_else(tmp_path: Path):
     for part, ms in (("8 devices", 1.0), ("64 devices", 2.0), ("2 devices", 3.0), ("8 devices", 4.0)):
-        page.save("pmap", part, "python benchmarks/bench_pmap.py", {"pmap": {"ours": {"ms": ms}}}, folder=tmp_path)
-    parts = json.loads((tmp_path / "pmap.json").read_text("utf-8"))
-    found = {part: run["tables"]["pmap"]["ours"]["ms"] for part, run in parts.items()}
+        page.save("calls", part, "python benchmarks/bench_calls.py", {"calls": {"ours": {"ms": ms}}}, folder=tmp_path)
+    parts = json.loads((tmp_path / "calls.json").read_text("utf-8"))
+    found = {part: run["tables"]["calls"]["ours"]["ms"] for part, run in parts.items()}
     assert found == {"2 devices": "3", "8 devices": "4", "64 devices": "2"}
     assert list(parts) == ["2 devices", "8 devices", "64 devices"]
     assert "| ours | 2 |" in "\n".join(page.sections(tmp_path))
