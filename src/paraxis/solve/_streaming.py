@@ -17,7 +17,7 @@ import numpy as np
 
 from paraxis._core import arrays, check, jax_api, placing
 from paraxis._core.axis import Axis
-from paraxis._host import memory, reading
+from paraxis._host import reading
 from paraxis._tables import Table
 from paraxis.errors import AxisError, DataError, DeviceError
 
@@ -25,7 +25,6 @@ _T = TypeVar("_T")
 
 _AHEAD = 1  # chunks that wait, read
 _TOGETHER = 16  # of so many rows, large blocks are multiples: so each begins where a CPU may use it without a copy
-_BETWEEN_TRIMS = 8  # chunks: trimming takes about a third of what a small chunk does
 _KEPT = 8  # numbers by row that a solver holds beside X: targets, weights, predictions, steps of these
 _ROWS_PER_FEATURE = 8
 
@@ -172,8 +171,6 @@ class TableRows:
             *carry, done = _chunk(fn, static, self.blocks.size, *given, *carry)
             jax.block_until_ready(before)  # where work is sent ahead, one chunk computes, and one waits
             before = done
-            if number % _BETWEEN_TRIMS == 0:
-                memory.give_back()
         return tuple(carry)
 
     def _zeros(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:

@@ -13,7 +13,7 @@ import numpy as np
 
 from paraxis._core import jax_api, pytrees
 from paraxis._core.jax_api import Literal
-from paraxis._host import memory, reading
+from paraxis._host import reading
 from paraxis._host.progress import Display
 from paraxis.errors import AxisError
 from paraxis.streaming import _padding, _tasks
