@@ -196,8 +196,6 @@ class Run:
                 if self._program.fits:
                     before = found
                 jax.block_until_ready(before)  # without a bound on memory, one chunk computes, and one waits
-                if self._program.fits:
-                    memory.give_back()
                 before = found
                 yield found
 
