@@ -68,19 +68,18 @@ def test_every_collective_and_its_derivative(placement: tuple[int, int]) -> None
     assert_close(jax.jit(here)(x), jax.jit(there)(x), rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("placement", [(1, 3), (2, 7), (8, 10)], ids=str)
+@pytest.mark.parametrize("placement", [(1, 3), (8, 10)], ids=str)
 def test_our_names_for_them(placement: tuple[int, int]) -> None:
     axis, x = axis_on(*placement), np.asarray(values(placement[1], 2))
 
     def body(x: jax.Array) -> Any:
-        by_axis = [f(x, axis) for f in (px.psum, px.pmean, px.pmax, px.pmin, px.all_gather)]
-        by_name = [f(x, NAME) for f in (px.psum, px.pmean, px.pmax, px.pmin, px.all_gather)]
-        return by_axis, by_name, px.axis_index(axis), px.axis_size(NAME)
+        found = [f(x, by) for by in (axis, NAME) for f in (px.psum, px.pmean, px.pmax, px.pmin, px.all_gather)]
+        return found, px.axis_index(axis), px.axis_size(NAME)
 
     rows = [np.broadcast_to(y, (axis.size, *y.shape)) for y in (x.sum(0), x.mean(0), x.max(0), x.min(0), x)]
     got = px.map_fn(body, x, axis)
-    assert_close(got, (rows, rows, np.arange(axis.size), np.full(axis.size, axis.size)))
-    assert got[2].dtype == jnp.int32
+    assert_close(got, (rows * 2, np.arange(axis.size), np.full(axis.size, axis.size)))
+    assert got[1].dtype == jnp.int32
 
 
 def test_those_who_are_sent_nothing_get_zero() -> None:
@@ -170,11 +169,11 @@ def test_elements_go_their_own_ways_and_exchange_on_the_way(placement: tuple[int
     """As under ``vmap``. Devices that took different branches, or turns, would wait for each other forever."""
     axis, x = axis_on(*placement), values(placement[1], 2)
 
-    def everything(run: Callable[[Any], Callable[[jax.Array], Any]]) -> Any:
-        return jax.jit(lambda x: (run(_own_ways)(x), run(_own_branches)(x)))(x)
+    def both(mapped: Callable[..., Any]) -> Any:
+        return jax.jit(lambda x: (mapped(_own_ways)(x), mapped(_own_branches)(x)))(x)
 
-    here = everything(lambda body: partial(px.map_fn, body, axis=axis))
-    assert_close(here, everything(lambda body: jax.vmap(body, axis_name=NAME)), rtol=2e-4, atol=1e-4)
+    here = both(lambda body: partial(px.map_fn, body, axis=axis))
+    assert_close(here, both(lambda body: jax.vmap(body, axis_name=NAME)), rtol=2e-4, atol=1e-4)
 
 
 def test_a_branch_that_all_elements_take_alike_is_the_only_one_that_is_run() -> None:
@@ -218,18 +217,21 @@ def test_constants_that_no_element_owns() -> None:
     assert_close(px.map_fn(body, x, axis), jax.vmap(body, axis_name=NAME)(x))
 
 
-def test_the_mesh_axis_under_the_elements_raises() -> None:
-    axis = px.Axis("clients", 4, mesh=Mesh(np.array(jax.devices()[:2]), ("data",)), over="data")
-    with pytest.raises(px.AxisError, match=r"names the mesh axis 'data'.*axis 'clients'.*px\.psum\(x, 'clients'\)"):
-        px.map_fn(lambda x: lax.psum(x, "data"), values(4), axis)
+UNDER = {"data": (2, ("data",)), "b": (4, ("a", "b"))}
 
 
-def test_elements_that_take_turns_cannot_exchange() -> None:
+@pytest.mark.parametrize("name", UNDER)
+def test_the_mesh_axis_under_the_elements_raises(name: str) -> None:
+    devices, names = UNDER[name]
+    mesh = Mesh(np.array(jax.devices()[:devices]).reshape((2,) * len(names)), names)
+    axis = px.Axis("clients", 8, mesh=mesh, over=names)
+    with pytest.raises(px.AxisError, match=rf"names the mesh axis '{name}'.*px\.psum\(x, 'clients'\)"):
+        px.map_fn(lambda x: lax.psum(x, name), values(8), axis)
+
+
+def test_elements_that_run_apart_cannot_exchange() -> None:
     with pytest.raises(px.AxisError, match=r"at_once=2, so its elements run in turns and cannot exchange values"):
         px.map_fn(lambda x: px.psum(x, NAME), values(8), axis_on(2, 8, at_once=2))
-
-
-def test_elements_that_are_unrolled_cannot_exchange() -> None:
     with pytest.raises(px.AxisError, match="lowering='unroll' runs the elements of axis 'rows' apart"):
         px.map_fn(lambda x: px.psum(x, NAME), values(8), axis_on(2, 8), lowering="unroll")
 
@@ -258,14 +260,7 @@ def test_outside_a_mapped_function() -> None:
         with pytest.raises(px.AxisError, match=rf"{collective.__name__}: axis 'rows' of 4 elements is not being"):
             collective(1.0, axis_on(2, 4))
     for query in (px.axis_index, px.axis_size):
-        with pytest.raises(px.AxisError, match=r"\(nothing is\).*px\.reduce_sum\(x, 'rows'\)"):
+        with pytest.raises(px.AxisError, match=r"\(nothing is\)"):
             query(NAME)
     with pytest.raises(px.AxisError, match=r"\('rows' of 4 elements is\)"):
         px.map_fn(lambda x: px.psum(x, "clients"), values(4), axis_on(2, 4))
-
-
-def test_either_mesh_axis_under_the_elements_raises() -> None:
-    axis = px.Axis("clients", 8, mesh=Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b")), over=("a", "b"))
-    for name in ("a", "b"):
-        with pytest.raises(px.AxisError, match=f"names the mesh axis '{name}'"):
-            px.map_fn(lambda x, name=name: lax.psum(x, name), values(8), axis)

@@ -80,26 +80,6 @@ def test_value_and_gradient_of_a_mean_of_losses(devices: int, size: int, at_once
     assert found.total_bytes == 4 * num_numbers
 
 
-def test_a_round_of_federated_averaging_of_convolutions() -> None:
-    axis = axis_on(2, 8)
-    params = {"kernel": values(3, 3, 1, 2), "out": values(2, 3)}
-
-    def loss(p: Any, x: jax.Array) -> jax.Array:
-        y = jax.lax.conv_general_dilated(x, p["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-        return jnp.mean((jax.nn.relu(y).mean((1, 2)) @ p["out"]) ** 2)
-
-    def client(p: Any, x: jax.Array) -> Any:
-        def step(p: Any, x: jax.Array) -> tuple[Any, None]:
-            return jax.tree.map(lambda w, g: w - 0.1 * g, p, jax.grad(loss)(p, x)), None
-
-        return jax.lax.scan(step, p, x)[0]
-
-    def federated_round(p: Any, x: jax.Array) -> Any:
-        return px.reduce_mean(px.map_fn(client, (px.broadcast(p, axis), x), axis), axis)
-
-    assert_communication(federated_round, params, laid_out(axis, 2, 4, 6, 6, 1), **one_all_reduce())
-
-
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 

@@ -54,19 +54,13 @@ def test_half_precision_is_summed_in_single(dtype: str) -> None:
 def test_float64() -> None:
     with jax.enable_x64(True):
         axis, x = axis_on(2, 5), jnp.linspace(1.0, 2.0, 5)
-
-        def here(x: jax.Array) -> Any:
-            return [REDUCTIONS[name][0](px.map_fn(lambda x: x * 1.0, x, axis), axis) for name in REDUCTIONS]
-
-        got = jax.jit(here)(x)
-        expected = [plain(x) for _, plain in REDUCTIONS.values()]
-        for g, e in zip(got, expected, strict=True):
-            assert g.dtype == e.dtype
-            np.testing.assert_allclose(g, e, rtol=1e-14)
+        for reduce, plain in REDUCTIONS.values():
+            found, expected = jax.jit(lambda x, f=reduce: f(px.map_fn(lambda x: x * 1.0, x, axis), axis))(x), plain(x)
+            assert found.dtype == expected.dtype
+            np.testing.assert_allclose(found, expected, rtol=1e-14)
         assert px.reduce_sum(jnp.arange(5), axis).dtype == jnp.int64
         gradient = jax.grad(lambda x: px.reduce_weighted_mean(x**2, x, axis))(x)
-        expected = jax.grad(lambda x: (x**3).sum() / x.sum())(x)
-        np.testing.assert_allclose(gradient, expected, rtol=1e-13)
+        np.testing.assert_allclose(gradient, jax.grad(lambda x: (x**3).sum() / x.sum())(x), rtol=1e-13)
 
 
 def test_empty_trees() -> None:
@@ -86,33 +80,25 @@ def test_python_numbers_and_weak_types() -> None:
     axis, x = axis_on(2, 3), jnp.ones(3, jnp.bfloat16)
     plain = jnp.broadcast_to(jnp.asarray(2.0), (3,))
 
-    def weak(y: Any) -> tuple[Any, bool]:
-        aval = jax.typeof(y)
-        return aval.dtype, aval.weak_type
+    def weak(y: Any) -> Any:
+        return [(jax.typeof(leaf).dtype, jax.typeof(leaf).weak_type) for leaf in jax.tree.leaves(y)]
 
     for wrap in (lambda f: f, jax.jit):
         assert weak(wrap(lambda: px.broadcast(2.0, axis))()) == weak(plain)
         assert weak(wrap(lambda: px.reduce_sum(px.broadcast(2.0, axis), axis))()) == weak(plain.sum())
         assert weak(wrap(lambda: px.reduce_max(px.broadcast(2, axis), axis))()) == weak(jnp.full(3, 2).max())
-        product = wrap(lambda x: px.map_fn(lambda w, x: w * x, (px.broadcast(2.0, axis), x), axis))(x)
-        assert weak(product) == weak(2.0 * x)
-    assert_close(px.reduce_sum([1.0, 2.0, 3.0][0] * jnp.ones(3), axis), jnp.float32(3))
-    assert_close(px.broadcast({"a": 1, "b": True, "c": 1j}, axis)["b"], jnp.ones(3, bool))
-
-
-def test_negative_numbers_are_true() -> None:
-    axis = axis_on(2, 3)
-    assert px.reduce_any(jnp.array([-1.0, 0.0, 0.0]), axis)
-    assert px.reduce_all(-jnp.ones(3), axis)
+        mapped = wrap(lambda x: px.map_fn(lambda w, x: (w * x, 1.0, 1), (px.broadcast(2.0, axis), x), axis))(x)
+        assert weak(mapped) == weak(jax.vmap(lambda x: (2.0 * x, 1.0, 1))(x))
 
 
 def test_the_extremes_of_padded_negative_integers() -> None:
     axis, x = axis_on(2, 3), jnp.array([-3, -2, -5])
     assert (int(px.reduce_max(x, axis)), int(px.reduce_min(-x, axis))) == (-2, 2)
     assert px.map_fn(lambda x: px.pmax(x, axis), x, axis).tolist() == [-2] * 3
+    assert px.reduce_any(jnp.array([-1.0, 0.0, 0.0]), axis)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
 @pytest.mark.parametrize("size", [3, 8, 13])
 @pytest.mark.parametrize("devices", [1, 2, 8])

@@ -1,7 +1,7 @@
 """A program means what it says, each time it runs: what it reads is read again, its effects happen once per element."""
 
-import contextlib
 import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -27,18 +27,13 @@ class Holder:
         return x * self.scale
 
 
-OPTIONS = {"scale": 1.0}
-LOWERINGS = ["vmap", "unroll"]
-
-
-@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("lowering", ["vmap", "unroll"])
 def test_what_a_mapped_function_reads_may_change(lowering: Any) -> None:
     axis, x = axis_on(2, 3), values(3)
     holder, listed, array = Holder(), [jnp.float32(1)], np.ones((), np.float32)
-    for fn in (holder.times, lambda x: x * OPTIONS["scale"], lambda x: x * listed[0], lambda x: x * array):
-        for scale in (1.0, 2.0, 3.0):
-            holder.scale, OPTIONS["scale"], listed[0] = scale, scale, jnp.float32(scale)
-            array[...] = scale
+    for fn in (holder.times, lambda x: x * listed[0], lambda x: x * array):
+        for scale in (1.0, 2.0):
+            holder.scale, listed[0], array[...] = scale, jnp.float32(scale), scale
             assert_close(px.map_fn(fn, x, axis, lowering=lowering), x * scale)
 
 
@@ -108,32 +103,24 @@ def test_a_new_function_of_the_same_structure_compiles_nothing() -> None:
 
 
 def test_functions_and_what_they_hold_are_let_go() -> None:
-    axis, x = axis_on(2, 3), values(3)
-    gone = []
-
-    class Held:
-        def __del__(self) -> None:
-            gone.append(self)
+    axis, x, held = axis_on(2, 3), values(3), []
 
     def call() -> None:
-        held = Held()
-
-        def fn(x: jax.Array) -> jax.Array:
-            assert held
-            return x + 1
-
+        fn = lambda x: x + 1  # noqa: E731
+        held.append(weakref.ref(fn))
         px.map_fn(fn, x, axis)
         px.program(rows=axis)(lambda x: px.reduce_sum(px.map_fn(fn, x)))(x)
 
-    for _ in range(5):
+    for _ in range(3):
         call()
     gc.collect()
-    assert len(gone) == 5
+    assert not any(ref() for ref in held)
 
 
 # --- effects --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("at_once", [None, 1])
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 def test_effects_happen_for_each_element(placement: tuple[int, int], at_once: int | None) -> None:
@@ -199,20 +186,6 @@ def test_a_linear_map_has_a_transpose(placement: tuple[int, int]) -> None:
 
     (found,) = jax.linear_transpose(linear, x)(np.ones(placement[1], np.float32))
     assert_close(found, np.stack([scale, scale], 1))
-
-
-# --- where copies lie -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("given", [True, False], ids=["mesh given", "mesh set"])
-def test_a_broadcast_value_that_is_kept_is_laid_over_the_devices(given: bool) -> None:
-    mesh, x = _mesh(AxisType.Auto, clients=8), np.ones((100, 3), np.float32)
-    axis = px.Axis("clients", 16, mesh=mesh if given else None)
-    copies = px.program(clients=axis)(px.broadcast)
-    with contextlib.nullcontext() if given else jax.set_mesh(mesh):
-        for found in (copies(x), jax.jit(copies)(x)):
-            assert found.addressable_shards[0].data.shape == (2, 100, 3)
-            np.testing.assert_array_equal(np.asarray(found), np.ones((16, 100, 3)))
 
 
 # --- what JAX asks of a primitive -------------------------------------------------------------------------------------
@@ -325,13 +298,6 @@ def test_a_body_with_a_rule_for_batches_has_a_derivative() -> None:
     assert_close(jax.grad(lambda x: px.map_fn(fn, x, axis).sum())(x), np.cos(x))
 
 
-def test_types_are_as_weak_as_those_of_vmap() -> None:
-    axis, x = axis_on(8, 9), np.ones(9, np.float32)
-    for run in (lambda f: f, jax.jit):
-        found = run(lambda x: px.map_fn(lambda v: (1.0, 1, v), x, axis))(x)
-        assert [y.weak_type for y in found] == [True, True, False]
-
-
 def test_padding_needs_no_promotion_of_types() -> None:
     with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
         for at_once in (None, 1):
@@ -342,10 +308,7 @@ def test_padding_needs_no_promotion_of_types() -> None:
 
 
 def test_callbacks_that_compare_equal_are_told_apart() -> None:
-    class Scaled:
-        def __init__(self, factor: float) -> None:
-            self.factor = factor
-
+    class Scaled(float):
         def __eq__(self, other: object) -> bool:
             return isinstance(other, Scaled)
 
@@ -353,12 +316,12 @@ def test_callbacks_that_compare_equal_are_told_apart() -> None:
             return 0
 
         def __call__(self, v: Any) -> np.ndarray:
-            return np.asarray(v) * np.float32(self.factor)
+            return np.asarray(v) * np.float32(self)
 
-    axis, x = axis_on(2, 3), values(3)
+    axis, x, like = axis_on(2, 3), values(3), jax.ShapeDtypeStruct((), np.float32)
     for factor in (2.0, 3.0):
-        scaled, like = Scaled(factor), jax.ShapeDtypeStruct((), np.float32)
-        body = lambda v, f=scaled, like=like: jax.pure_callback(f, like, v, vmap_method="sequential")  # noqa: E731
+        scaled = Scaled(factor)
+        body = lambda v, f=scaled: jax.pure_callback(f, like, v, vmap_method="sequential")  # noqa: E731
         assert_close(px.map_fn(body, x, axis), x * factor)
 
 

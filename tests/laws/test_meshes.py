@@ -59,6 +59,7 @@ def test_over_one_or_several_axes_of_a_mesh(kind: str, size: int, given: bool) -
             assert_close(jax.tree.map(np.asarray, gradient(w, x)), jax.tree.map(np.asarray, expected), rtol=1e-4)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("said", ["by the axis", "in force"])
 @pytest.mark.parametrize("where", ["no devices", "another device", "split over model"])
 def test_a_broadcast_made_at_once_lies_where_somebody_said(kind: str, said: str, where: str) -> None:
@@ -126,38 +127,27 @@ def plain_nested_loss(w: jax.Array, x: jax.Array) -> jax.Array:
     return (losses.mean(1) ** 2).sum() + x.max(1).sum()
 
 
-NESTED = {
-    "no mesh": None,
-    "two axes": {"pods": 2, "clients": 4},
-    "other order": {"clients": 2, "pods": 4},
-    "pods only": {"pods": 8},
-    "a third axis": {"pods": 2, "clients": 2, "model": 2},
+NESTED: dict[str, tuple[str, dict[str, int]]] = {
+    "no mesh": ("auto", {}),
+    "other order": ("auto", {"clients": 2, "pods": 4}),
+    "pods only": ("auto", {"pods": 8}),
+    "a third axis": ("auto", {"pods": 2, "clients": 2, "model": 2}),
+    "Explicit": ("explicit", {"pods": 2, "clients": 4}),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("shape", NESTED.values(), ids=list(NESTED))
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("where", NESTED)
 @pytest.mark.parametrize("sizes", [(4, 8), (3, 5)], ids=str)
-def test_nested_axes_and_gradients_through_both(shape: dict[str, int] | None, sizes: tuple[int, int]) -> None:
-    w, x = values(2), values(*sizes, 2)
-    mesh = None if shape is None else mesh_of("auto", **shape)
-    pods, clients = px.Axis("pods", sizes[0], mesh=mesh), px.Axis("clients", sizes[1])
-    got = jax.jit(jax.value_and_grad(lambda w, x: nested_loss(pods, clients, w, x), argnums=(0, 1)))(w, x)
-    assert_close(got, jax.value_and_grad(plain_nested_loss, argnums=(0, 1))(w, x), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("sizes", [(4, 8), (3, 5)], ids=str)
-def test_nested_axes_on_a_mesh_that_is_set(kind: str, sizes: tuple[int, int]) -> None:
-    w, x = values(2), values(*sizes, 2)
-    pods, clients = px.Axis("pods", sizes[0]), px.Axis("clients", sizes[1])
-    with jax.set_mesh(mesh_of(kind, pods=2, clients=4)):
+def test_nested_axes_and_gradients_through_both(where: str, sizes: tuple[int, int]) -> None:
+    w, x, (how, shape) = values(2), values(*sizes, 2), NESTED[where]
+    mesh = mesh_of(how, **shape) if shape else None
+    pods, clients = px.Axis("pods", sizes[0], mesh=mesh if how == "auto" else None), px.Axis("clients", sizes[1])
+    with jax.set_mesh(mesh) if mesh is not None and how == "explicit" else contextlib.nullcontext():
         got = jax.jit(jax.value_and_grad(lambda w, x: nested_loss(pods, clients, w, x), argnums=(0, 1)))(w, x)
-        got = jax.tree.map(np.asarray, got)
     expected = jax.value_and_grad(plain_nested_loss, argnums=(0, 1))(w, x)
-    assert_close(got, jax.tree.map(np.asarray, expected), rtol=1e-4, atol=1e-4)
+    assert_close(jax.tree.map(np.asarray, got), jax.tree.map(np.asarray, expected), rtol=1e-4, atol=1e-4)
 
 
 def test_an_axis_named_as_the_mesh_axis_of_another() -> None:
@@ -169,13 +159,8 @@ def test_an_axis_named_as_the_mesh_axis_of_another() -> None:
 
     with jax.set_mesh(mesh_of(rows=4, columns=2)):
         got = jax.jit(lambda x: px.map_fn(lambda x: px.map_fn(body, x, columns), x, rows))(x)
-    expected = jax.vmap(
-        jax.vmap(
-            lambda x: (lax.psum(x, "r"), lax.pmean(x, "c"), lax.all_gather(x, "r"), lax.axis_size("c")), axis_name="c"
-        ),
-        axis_name="r",
-    )(x)
-    assert_close(got, expected)
+    plain = lambda x: (lax.psum(x, "r"), lax.pmean(x, "c"), lax.all_gather(x, "r"), lax.axis_size("c"))  # noqa: E731
+    assert_close(got, jax.vmap(jax.vmap(plain, axis_name="c"), axis_name="r")(x))
 
 
 def test_the_same_axis_within_itself() -> None:
@@ -203,18 +188,14 @@ def test_three_axes() -> None:
 
 def test_an_axis_that_the_mesh_lacks() -> None:
     axis, x = px.Axis("clients", 4), values(4)
-    lacks = r"axis 'clients' cannot be placed: the mesh set by jax\.set_mesh has no axis 'clients'; it has "
-    lacks += r"'data' \(2\), 'model' \(4\)\. Write px\.Axis\('clients', 4, over='data'\)"
+    lacks = r"axis 'clients' cannot be placed: the mesh set by jax\.set_mesh has no axis 'clients'; .*over='data'\)"
     for verb in (px.broadcast, px.reduce_sum, px.scatter, px.gather, lambda x, axis: px.map_fn(jnp.sin, x, axis)):
         with jax.set_mesh(mesh_of(data=2, model=4)), pytest.raises(px.AxisError, match=lacks):
             verb(x, axis)
-    with pytest.raises(px.AxisError, match=r"its mesh has no axis 'nodes'.*mesh=mesh, over='data'\)"):
+    with pytest.raises(px.AxisError, match=r"its mesh has no axis 'nodes'"):
         px.reduce_sum(x, px.Axis("clients", 4, mesh=mesh_of(data=2), over=("data", "nodes")))
-
-
-def test_an_axis_over_something_without_a_mesh() -> None:
-    with pytest.raises(px.AxisError, match=r"to lie over mesh axis 'data', but there is no mesh.*with jax\.set_mesh"):
-        px.reduce_sum(values(4), px.Axis("clients", 4, over="data"))
+    with pytest.raises(px.AxisError, match=r"to lie over mesh axis 'data', but there is no mesh"):
+        px.reduce_sum(x, px.Axis("clients", 4, over="data"))
 
 
 def test_nested_axes_that_clash() -> None:
@@ -252,6 +233,7 @@ BODIES = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("types", ["E", "AE", "EE"])
 def test_operations_that_keep_what_they_were_traced_with(body: str, types: str) -> None:
@@ -271,6 +253,7 @@ def test_operations_that_keep_what_they_were_traced_with(body: str, types: str) 
     assert_close(jax.tree.map(np.asarray, got), jax.tree.map(np.asarray, expected), rtol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [3, 8, 10])
 def test_derivatives_of_all_reductions_on_explicit_meshes(size: int) -> None:
     axis, x = px.Axis("rows", size, mesh=mesh_of("explicit", rows=4)), values(size, 2)
@@ -295,22 +278,19 @@ def test_derivatives_of_all_reductions_on_explicit_meshes(size: int) -> None:
     assert_close(jax.tree.map(np.asarray, here), jax.tree.map(np.asarray, there), rtol=1e-4)
 
 
-WITH_CONSTANTS = {
-    "searchsorted": lambda x: jnp.searchsorted(jnp.arange(3.0), x),
-    "interp": lambda x: jnp.interp(x, jnp.arange(3.0), jnp.arange(3.0) ** 2),
-    "histogram": lambda x: jnp.histogram(x, bins=3)[0],
-    "bits": lambda x: x + jax.random.normal(jax.random.key(0), x.shape),
-}
+def with_constants(x: jax.Array) -> Any:
+    table = jnp.arange(3.0)
+    drawn = x + jax.random.normal(jax.random.key(0), x.shape)
+    return jnp.searchsorted(table, x), jnp.interp(x, table, table**2), jnp.histogram(x, bins=3)[0], drawn
 
 
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
-@pytest.mark.parametrize("body", WITH_CONSTANTS)
-def test_constants_have_the_type_of_the_mesh_where_they_are_used(kind: str, body: str, jit: bool) -> None:
+def test_constants_have_the_type_of_the_mesh_where_they_are_used(kind: str, jit: bool) -> None:
     x = np.asarray(values(16, 5))
+    run = lambda x: px.map_fn(with_constants, x, px.Axis("rows", 16, over="a"))  # noqa: E731
     with jax.set_mesh(mesh_of(kind, a=8)):
-        run = jax.jit(lambda x: px.map_fn(WITH_CONSTANTS[body], x, px.Axis("rows", 16, over="a")))
-        found = run(x) if jit else px.map_fn(WITH_CONSTANTS[body], x, px.Axis("rows", 16, over="a"))
-    assert_close(np.asarray(found), np.asarray(jax.vmap(WITH_CONSTANTS[body])(x)), rtol=1e-5)
+        found = (jax.jit(run) if jit else run)(x)
+    assert_close(jax.device_get(found), jax.device_get(jax.vmap(with_constants)(jnp.asarray(x))), rtol=1e-5)
 
 
 def test_a_callback_beside_axes_that_are_left_to_the_compiler_is_refused(kind: str) -> None:

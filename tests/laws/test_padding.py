@@ -36,12 +36,9 @@ def everything(mapped: Callable[..., jax.Array], mean: Callable[[jax.Array], jax
     return run
 
 
-SLOW = [pytest.param((2, 7), 2, marks=pytest.mark.slow), pytest.param((3, 8), None, marks=pytest.mark.slow)]
-
-
-@pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
-    ("placement", "at_once"), [((2, 7), None), ((3, 8), 2), ((8, 3), None), ((8, 10), None), *SLOW], ids=str
+    ("placement", "at_once"), [((8, 10), None), ((3, 8), 2), ((8, 3), None), ((2, 7), None), ((2, 7), 2)], ids=str
 )
 def test_bodies_that_zeros_would_break(placement: tuple[int, int], at_once: int | None) -> None:
     axis = axis_on(*placement, at_once=at_once)
@@ -90,6 +87,7 @@ def test_weights_of_zero_are_no_mask() -> None:
     w, keep = jnp.array([1.0, 0.0, 1.0]), np.array([True, False, True])
     assert np.isnan(px.reduce_weighted_mean(x, w, axis))
     assert float(px.reduce_weighted_mean(x, w, axis, where=keep)) == 2.0
+    assert float(px.reduce_weighted_mean(x, jnp.array([1.0, jnp.nan, 1.0]), axis, where=keep)) == 2.0
 
 
 @pytest.mark.parametrize("placement", [(2, 7), (2, 1)], ids=str)
@@ -116,9 +114,3 @@ def test_a_result_of_a_loop_that_would_never_end_on_zeros(placement: tuple[int, 
     while (expected < 10).any():
         expected = np.where(expected < 10, expected * 2, expected)
     assert_close(px.map_fn(halve, x, axis), expected)
-
-
-def test_masked_weights_may_be_anything() -> None:
-    axis, keep = axis_on(2, 3), np.array([True, False, True])
-    mean = px.reduce_weighted_mean(jnp.array([1.0, 2.0, 3.0]), jnp.array([1.0, jnp.nan, 1.0]), axis, where=keep)
-    assert float(mean) == 2.0

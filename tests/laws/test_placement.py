@@ -247,16 +247,6 @@ def test_a_mean_of_nobody_is_nan_and_so_is_its_derivative_where_jax_has_it_so(pl
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
-def test_gradient_of_a_weighted_mean_with_respect_to_the_weights(placement: tuple[int, int]) -> None:
-    """d/dw_i of sum(w x)/sum(w) is (x_i - mean)/sum(w)."""
-    axis = axis_on(*placement)
-    x, w = np.asarray(values(axis.size)), np.asarray(values(axis.size, seed=1))
-    expected = (x - (w * x).sum() / w.sum()) / w.sum()
-    got = jax.grad(lambda w: px.reduce_weighted_mean(x, w, axis))(jnp.asarray(w))
-    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 def test_keys_depend_on_the_element_alone(placement: tuple[int, int]) -> None:
     axis, key = axis_on(*placement), jax.random.key(7)
     expected = [jax.random.uniform(jax.random.fold_in(key, i), (3,)) for i in range(axis.size)]
@@ -294,7 +284,7 @@ FUSED = (  # a product and a difference of it, and what is made of them
 )
 
 
-@pytest.mark.sampled(25)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("run", [jax.jit, lambda f: f], ids=["jit", "eager"])
 @pytest.mark.parametrize("kind", ["max", "min"])
 @pytest.mark.parametrize("number", range(4))

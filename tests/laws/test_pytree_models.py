@@ -85,9 +85,6 @@ def trained_alone(model: Any, x: jax.Array, y: jax.Array, steps: int) -> tuple[A
     return model, loss
 
 
-# --- the verbs ------------------------------------------------------------------------------------------------------
-
-
 def halved(model: Any) -> Any:
     return jax.tree.map(lambda a: a / 2 if eqx.is_inexact_array(a) else a, model)
 
@@ -108,9 +105,6 @@ def test_verbs_take_models_and_give_models(make: Callable[..., Any]) -> None:
     mapped = px.map_fn(lambda model: px.pmax(halved(model), axis), (px.broadcast(model, axis),), axis)
     same(px.gather(mapped, axis), jax.tree.map(lambda a: np.stack([a] * 10) if eqx.is_array(a) else a, halved(model)))
     same(px.reduce_max(px.scatter(mapped, axis), axis), halved(model))
-
-
-# --- transforms -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.sampled(1)
@@ -134,50 +128,29 @@ def test_transforms_take_models_bound_and_when_called(make: Callable[..., Any]) 
     same((trained, loss), trained_alone(model, x, y, 3))
 
 
-# --- training -------------------------------------------------------------------------------------------------------
-
-
 @MAKES
 def test_training_is_that_of_a_plain_loop(make: Callable[..., Any], tmp_path: pathlib.Path) -> None:
     model, x, y = make(jax.random.key(0)), values(13, 3), values(13, 2, seed=1)
     step = px.train_step(lambda model, batch: mean_loss(model, batch["x"], batch["y"]))
-    batch = {"x": x, "y": y}
-    fitted = px.fit(
-        px.TrainState.create(model, OPTIMIZER), step, [batch], epochs=2, checkpoint=tmp_path, progress=False
-    )
-    alone, _ = trained_alone(model, x, y, 2)
-    same(fitted.state.model(), alone)
+    first = px.TrainState.create(model, OPTIMIZER)
     # Another process goes on where this one ended: with a model made anew, of which only the form counts.
-    other = px.TrainState.create(make(jax.random.key(7)), OPTIMIZER)
-    fitted = px.fit(other, step, [batch], epochs=3, checkpoint=tmp_path, progress=False)
-    alone, _ = trained_alone(model, x, y, 3)
-    same(fitted.state.model(), alone)
+    again = px.TrainState.create(make(jax.random.key(7)), OPTIMIZER)
+    for state, epochs in ((first, 2), (again, 3)):
+        fitted = px.fit(state, step, [{"x": x, "y": y}], epochs=epochs, checkpoint=tmp_path, progress=False)
+        same(fitted.state.model(), trained_alone(model, x, y, epochs)[0])
 
 
 def test_a_model_is_evaluated_in_inference_mode() -> None:
     x = values(8, 3)
     net = eqx.nn.Sequential([eqx.nn.Linear(3, 2, key=jax.random.key(0)), eqx.nn.Dropout(0.5)])
     state = px.TrainState.create(net, OPTIMIZER)
-    evaluate = px.eval_step(lambda model, batch: {"mean": rows_of(model, batch)})
-    metrics = evaluate(state, x)
-    assert_close(jnp.float32(float(metrics["mean"])), rows_of(net[0], x).mean())
+    metrics = px.eval_step(lambda model, batch: {"mean": rows_of(model, batch)})(state, x)
+    np.testing.assert_allclose(float(metrics["mean"]), rows_of(net[0], x).mean(), rtol=1e-5)
     with pytest.raises(RuntimeError, match="Dropout requires a key"):
         px.train_step(lambda model, batch: rows_of(model, batch), donate=False)(state, x)
     assert state.model()[1].inference is False
     ens = px.ensemble(lambda key: net, 1, 0, apply=rows_of)
     assert_close(ens.predict(x, average="mean"), rows_of(net[0], x))
-
-
-# --- what is refused ------------------------------------------------------------------------------------------------
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class Data:
-    """No model: it cannot be called."""
-
-    w: jax.Array
-    kind: str
 
 
 def test_a_named_tuple_is_one_argument() -> None:

@@ -4,6 +4,7 @@ A map over one axis of a mesh gathers nothing along the others, and what is spli
 """
 
 import functools
+from contextlib import nullcontext
 from typing import Any
 
 import drjax
@@ -80,15 +81,24 @@ def test_diloco_sends_and_holds_no_more_than_drjax(kind: AxisType) -> None:
         assert leaf.ndim < 2 or "fsdp" in leaf.sharding.spec
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("lowering", ["vmap", "unroll"])
-@pytest.mark.parametrize("size", [2, 4])
-def test_a_map_over_an_axis_sends_nothing_along_the_others(kind: AxisType, lowering: Any, size: int) -> None:
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(("lowering", "size", "at_once"), [("vmap", 2, None), ("unroll", 4, None), ("auto", 4, 1)])
+def test_a_map_over_an_axis_sends_nothing_along_the_others(
+    kind: AxisType, lowering: Any, size: int, at_once: int | None
+) -> None:
     mesh = jax.make_mesh((WORKERS, 4), ("replica", "fsdp"), axis_types=(kind,) * 2)
-    with jax.set_mesh(mesh):
+    axis = px.Axis("rows", size, over="replica", at_once=at_once)
+
+    def mapped(w: jax.Array, x: jax.Array) -> jax.Array:
+        return px.map_fn(lambda w, x: w * jnp.sin(x), (px.broadcast(w, axis), x), axis, lowering=lowering)
+
+    gathers = kind == AxisType.Explicit and not NEWER
+    warns = pytest.warns(UserWarning, match="other axes, as these are Explicit") if gathers else nullcontext()
+    with jax.set_mesh(mesh), warns:
+        w = jax.device_put(values(8, 3, seed=1), NamedSharding(mesh, P("fsdp")))
         x = jax.device_put(values(size, 8, 3), NamedSharding(mesh, P("replica", "fsdp")))
-        mapped = jax.jit(lambda x: px.map_fn(jnp.sin, x, px.Axis("replica", size), lowering=lowering))
-        assert px.testing.communication(mapped, x).total_count == 0
-        found = mapped(x)
-    assert found.sharding.is_equivalent_to(x.sharding, 3)
-    np.testing.assert_allclose(found, np.sin(x), rtol=1e-6)
+        found = jax.jit(mapped)(w, x)
+        if not gathers:
+            assert px.testing.communication(mapped, w, x).total_count == 0
+            assert found.sharding.is_equivalent_to(x.sharding, 3)
+    np.testing.assert_allclose(np.asarray(found), np.asarray(w) * np.sin(np.asarray(x)), rtol=1e-6)

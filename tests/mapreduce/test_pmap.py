@@ -1,6 +1,5 @@
 """``px.pmap`` computes what ``jax.pmap`` does up to the number of devices, and what ``jax.vmap`` does beyond it."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -38,12 +37,7 @@ AXES: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]], dict
         lambda n: ({"w": {"u": values(n, 2), "v": values(n)}, "b": [values(2), 3.0]}, values(2, n)),
         {"in_axes": ({"w": 0, "b": None}, 1)},
     ),
-    "one entry for all": (
-        lambda x, y: x + y,
-        lambda n: (values(3, n), values(2, n)[:1] * jnp.ones((3, 1))),
-        {"in_axes": 1},
-    ),
-    "outputs by an integer": (lambda x: x * 2, lambda n: (values(n, 3),), {"out_axes": 1}),
+    "outputs by an integer": (lambda x: x * 2, lambda n: (values(2, 3, n),), {"in_axes": 2, "out_axes": 1}),
     "outputs by a tree": (
         lambda x: {"a": x, "b": (x, x.sum())},
         lambda n: (values(n, 3),),
@@ -51,18 +45,14 @@ AXES: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]], dict
     ),
     "a None among them": (lambda x, y: x if y is None else y, lambda n: (values(n, 3), None), {}),
     "integers and booleans": (lambda x, y: (x + 1, ~y), lambda n: (np.arange(n), np.arange(n) > 1), {}),
-    "NumPy arrays": (lambda x: x * 2, lambda n: (np.arange(3.0 * n, dtype=np.float32).reshape(n, 3),), {}),
     "keys": (lambda k: jax.random.normal(k, (2,)), lambda n: (jax.random.split(jax.random.key(0), n),), {}),
     "old keys": (lambda k: jax.random.normal(k, (2,)), lambda n: (jax.random.split(jax.random.PRNGKey(0), n),), {}),
-    "constant results": (lambda x: (1.0, x), lambda n: (values(n),), {}),
     "None in a result": (lambda x: {"a": x, "b": None}, lambda n: (values(n),), {}),
-    "None in a result, by a tree": (lambda x: (x, (None, x)), lambda n: (values(n, 2),), {"out_axes": (1, 0)}),
 }
 
 
-@pytest.mark.slow
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("size", [1, 2, 5, 8, 9, 20])
+@pytest.mark.parametrize("size", [5, 1, 20])
 def test_axes_of_arguments_and_results(size: int) -> None:
     for name, (fn, make, options) in AXES.items():
         args = make(size)
@@ -71,53 +61,6 @@ def test_axes_of_arguments_and_results(size: int) -> None:
             assert_close(host(here), host(there))
         except AssertionError as error:
             raise AssertionError(f"{name}, {size} elements: {error}") from error
-
-
-def _exchange(x: jax.Array, *, size: int) -> dict[str, Any]:
-    ring = [(i, (i + 1) % size) for i in range(size)]
-    return {
-        "psum": lax.psum({"a": x, "n": 1}, "i"),
-        "pmean": lax.pmean(x, "i"),
-        "pmax": lax.pmax(x, "i"),
-        "pmin": lax.pmin(x, "i"),
-        "all_gather": (lax.all_gather(x, "i"), lax.all_gather(x, "i", axis=1, tiled=True)),
-        "ppermute": lax.ppermute(x, "i", ring),
-        "pshuffle": lax.pshuffle(x, "i", [(i + 1) % size for i in range(size)]),
-        "all_to_all": (lax.all_to_all(x, "i", 0, 1), lax.all_to_all(x, "i", 0, 1, tiled=True)),
-        "psum_scatter": (lax.psum_scatter(x, "i"), lax.psum_scatter(x, "i", tiled=True)),
-        "axis_index": lax.axis_index("i"),
-    }
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("size", [1, 3, 8, 12])
-def test_all_collectives_by_name(size: int) -> None:
-    fn, x = functools.partial(_exchange, size=size), values(size, size, 2)
-    assert_close(host(px.pmap(fn, axis_name="i")(x)), host(rival(size)(fn, axis_name="i")(x)))
-    if size < 9:  # vmap has no partial permutations
-        shift = [(i, i + 1) for i in range(size - 1)]
-        send = functools.partial(lax.ppermute, axis_name="i", perm=shift)
-        assert_close(host(px.pmap(send, "i")(x)), host(jax.pmap(send, "i")(x)))
-
-
-def _train_step(w: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    loss, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
-    return w - 0.1 * lax.pmean(gradient, "batch"), lax.pmean(loss, "batch")
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("size", [2, 8, 9])
-def test_a_training_step(size: int) -> None:
-    x, y = values(size, 4, 3), values(size, 4)
-    w = jnp.stack([jnp.ones(3)] * size)
-    here, there = px.pmap(_train_step, axis_name="batch"), rival(size)(_train_step, axis_name="batch")
-    v = w
-    loss = expected = jnp.zeros(size)
-    for _ in range(3):
-        (w, loss), (v, expected) = here(w, x, y), there(v, x, y)
-    assert_close(host((w, loss)), host((v, expected)))
-    shared = px.pmap(_train_step, axis_name="batch", in_axes=(None, 0, 0), out_axes=None)
-    assert_close(host(shared(jnp.ones(3), x, y)[0]), host(there(jnp.stack([jnp.ones(3)] * size), x, y)[0][0]))
 
 
 def test_keyword_arguments() -> None:
@@ -152,58 +95,22 @@ def test_donated_arguments() -> None:
 
 
 def test_axis_size() -> None:
-    for size in (3, 8, 10):
+    for size in (3, 10):
         fn = lambda x: x + lax.axis_index("i")  # noqa: E731
         here = px.pmap(fn, axis_name="i", axis_size=size, in_axes=None)(2.0)
         assert_close(host(here), 2.0 + jnp.arange(size))
-        assert_close(host(px.pmap(lambda x: x, axis_size=size)(values(size))), values(size))
     assert_close(host(px.pmap(lambda: jnp.ones(2), axis_size=3)()), jnp.ones((3, 2)))
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("sizes", [(2, 4), (3, 5)], ids=str)
-def test_nested(sizes: tuple[int, int]) -> None:
+def test_nested() -> None:
     def fn(x: jax.Array) -> Any:
-        return (
-            lax.psum(x, "i"),
-            lax.pmean(x, "j"),
-            lax.psum(x, ("i", "j")),
-            lax.axis_index("i") * 10 + lax.axis_index("j"),
-        )
+        index = lax.axis_index("i") * 10 + lax.axis_index("j")
+        return lax.psum(x, "i"), lax.pmean(x, "j"), lax.psum(x, ("i", "j")), index
 
-    x = values(*sizes, 2)
-    here = px.pmap(px.pmap(fn, axis_name="j"), axis_name="i")(x)
-    assert_close(host(here), host(jax.vmap(jax.vmap(fn, axis_name="j"), axis_name="i")(x)))
-    inside = px.pmap(jax.vmap(fn, axis_name="j"), axis_name="i")(x)
-    assert_close(host(inside), host(here))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [3, 8, 12])
-def test_under_transformations(size: int) -> None:
-    fn = lambda x: jnp.sin(x) * lax.pmean(x, "i").sum()  # noqa: E731
-    x = values(size, 2)
-    here, there = px.pmap(fn, axis_name="i"), jax.vmap(fn, axis_name="i")
-    for change in (
-        jax.jit,
-        lambda f: jax.grad(lambda x: (f(x) ** 2).sum()),
-        lambda f: jax.jit(jax.grad(lambda x: (f(x) ** 2).sum())),
-        lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x + 1])),
-        lambda f: lambda x: jax.jvp(f, (x,), (x,)),
-        lambda f: lambda x: lax.scan(lambda c, _: (f(c), None), x, length=2)[0],
-    ):
-        assert_close(host(change(here)(x)), host(change(there)(x)), rtol=1e-4)
-
-
-def test_a_gradient_is_scaled_as_by_pmap() -> None:
-    """A gradient inside of a loss that hears of the other elements; ``pmap``'s, not ``shard_map``'s default."""
-
-    def step(w: jax.Array, x: jax.Array) -> jax.Array:
-        return jax.grad(lambda w: lax.psum((w * x) ** 2, "i"))(w)
-
-    for size in (4, 8):
-        args = (values(size), values(size, seed=1))
-        assert_close(host(px.pmap(step, "i")(*args)), host(jax.pmap(step, "i")(*args)))
+    x = values(3, 5, 2)
+    there = host(jax.vmap(jax.vmap(fn, axis_name="j"), axis_name="i")(x))
+    assert_close(host(px.pmap(px.pmap(fn, axis_name="j"), axis_name="i")(x)), there)
+    assert_close(host(px.pmap(jax.vmap(fn, axis_name="j"), axis_name="i")(x)), there)
 
 
 def test_placement_of_results() -> None:
@@ -213,16 +120,14 @@ def test_placement_of_results() -> None:
 
 
 def test_arrays_bound_to_some_device() -> None:
-    x, w = values(5, 2), values(2)
-    one = jax.device_put(x, jax.devices()[7])
+    x, w = values(8, 2), values(2)
     fn = px.pmap(lambda w, x: w * x, in_axes=(None, 0))
-    assert_close(host(fn(w, one)), w * x)
-    assert_close(host(fn(jax.device_put(w, jax.devices()[6]), one)), w * x)
-    spread = jax.device_put(values(8, 2), NamedSharding(Mesh(np.array(jax.devices()), ("other",)), P("other")))
-    assert_close(host(fn(w, spread)), w * values(8, 2))
-    assert_close(host(px.pmap(lambda x: x * 2)(px.pmap(lambda x: x + 1)(x))), (x + 1) * 2)
-    backwards = jax.device_put(values(8, 2), NamedSharding(Mesh(np.array(jax.devices()[::-1]), ("i",)), P("i")))
-    assert_close(host(fn(w, backwards)), w * values(8, 2))
+    spread = NamedSharding(Mesh(np.array(jax.devices()), ("other",)), P("other"))
+    backwards = NamedSharding(Mesh(np.array(jax.devices()[::-1]), ("i",)), P("i"))
+    for where in (jax.devices()[7], spread, backwards):
+        assert_close(host(fn(jax.device_put(w, jax.devices()[6]), jax.device_put(x, where))), w * x)
+    assert_close(host(px.pmap(lambda x: x * 2)(px.pmap(lambda x: x + 1)(x[:5]))), (x[:5] + 1) * 2)
+    one = jax.device_put(x[:5], jax.devices()[7])
     with jax.transfer_guard_device_to_host("disallow"):
         fn(w, one)
 
@@ -254,11 +159,6 @@ def test_a_function_that_raises_is_called_once() -> None:
         with pytest.raises(ValueError, match="the user's own"):
             px.pmap(fn)(x)
         assert count[0] == 1
-
-
-def test_axes_that_are_not_next_to_the_first() -> None:
-    x = values(2, 3, 4)
-    assert_close(np.asarray(px.pmap(lambda x: x, in_axes=2, out_axes=1)(x)), np.swapaxes(np.asarray(x), 1, 2))
 
 
 def test_an_element_that_raises_ends_no_process_where_the_size_does_not_divide() -> None:
