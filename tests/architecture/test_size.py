@@ -26,7 +26,7 @@ CEILINGS = {
     "_host": Size(536, 357, 8),
     "_tables": Size(546, 311, 4),
     "cli": Size(417, 247, 6),
-    "ensembles": Size(898, 544, 6),
+    "ensembles": Size(897, 542, 6),
     "launch": Size(400, 238, 4),
     "reports": Size(2_496, 1_516, 16),
     "solve": Size(4_380, 2_560, 22),
@@ -35,9 +35,9 @@ CEILINGS = {
     "train": Size(3_510, 2_054, 23),
     "transforms": Size(1_298, 734, 10),
     "the root": Size(279, 98, 4),
-    "all rooms": Size(20_367, 11_927, 135),
+    "all rooms": Size(20_366, 11_925, 135),
 }
-TESTS = 20_213
+TESTS = 19_977
 
 
 def size(paths: Iterable[Path]) -> Size:

@@ -14,7 +14,6 @@ from flax import nnx
 from flax.training.train_state import TrainState
 from jax.sharding import Mesh
 
-import paraxis as px
 from tests._support import values
 
 KEY = jax.random.key(3)
@@ -109,34 +108,22 @@ def step_nnx(net: Regular, opt: Any, x: jax.Array, y: jax.Array) -> jax.Array:
     return loss
 
 
-def make_px(key: jax.Array) -> tuple[Regular, px.Optimizer]:
-    net = Regular(nnx.Rngs(key))
-    return net, px.Optimizer(net, optax.sgd, momentum=0.9)
-
-
-def step_px(net: Regular, opt: px.Optimizer, x: jax.Array, y: jax.Array) -> jax.Array:
-    loss, gradient = nnx.value_and_grad(lambda net: loss_of(net(x), y))(net)
-    opt(0.1, gradient)
-    return loss
-
-
 # --- by hand ----------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of member; ``by_hand`` is another way to write the same, without Paraxis."""
+    """A kind of member."""
 
     make: Callable[..., Any]
     step: Callable[..., Any]
     apply: Callable[..., Any] | None
-    by_hand: "Kind | None" = None
 
 
 DICT = Kind(make_dict, step_dict, apply_dict)
 LINEN_STATE = Kind(make_linen, step_linen, None)
 NNX = Kind(make_nnx, step_nnx, None)
-KINDS = {"dict": DICT, "linen": LINEN_STATE, "nnx": NNX, "px.Optimizer": Kind(make_px, step_px, None, NNX)}
+KINDS = {"dict": DICT, "linen": LINEN_STATE, "nnx": NNX}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +137,7 @@ class Alone:
 
 @functools.lru_cache(maxsize=64)
 def alone(name: str, index: int, num_steps: int = 3) -> Alone:
-    kind = KINDS[name].by_hand or KINDS[name]
+    kind = KINDS[name]
     member, losses = kind.make(jax.random.fold_in(KEY, index)), []
     step = _jitted(kind)
     for number in range(num_steps):
@@ -159,10 +146,7 @@ def alone(name: str, index: int, num_steps: int = 3) -> Alone:
         else:
             member, loss = step(member, *batch(number))
             losses.append(loss)
-    arrays = arrays_of(member)
-    if name == "px.Optimizer":  # the same arrays in the same order, but for the number of steps
-        arrays = arrays[:-1]
-    return Alone(arrays, np.stack(losses), np.asarray(_applied(kind, member)))
+    return Alone(arrays_of(member), np.stack(losses), np.asarray(_applied(kind, member)))
 
 
 @functools.lru_cache(maxsize=8)

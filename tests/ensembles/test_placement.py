@@ -3,12 +3,15 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
 import paraxis as px
-from tests.ensembles._kinds import DICT, KEY, KINDS, X, alone, arrays_of, batch, make_dict, mesh_of, softmax
+from paraxis.testing import communication
+from tests._support import values
+from tests.ensembles._kinds import DICT, KEY, KINDS, X, Y, alone, arrays_of, batch, make_dict, mesh_of, softmax
 
 pytestmark = pytest.mark.newest
 
@@ -80,3 +83,33 @@ def test_on_an_explicit_mesh_all_is_the_same(lowering: Any) -> None:
     for change in (lambda ens: [ens[3]], lambda ens: ens.drop(1), lambda ens: ens[1:], lambda ens: ens.add(there[0])):
         for a, b in zip(change(here), change(there), strict=True):
             jax.tree.map(np.testing.assert_allclose, a, b)
+
+
+# --- communication --------------------------------------------------------------------------------------------------
+
+# (members, devices): one each; several each; those that do not divide; a device without a member.
+PLACES = [(7, 2), (2, 2), (8, 2), (5, 8), (8, 8), (10, 8)]
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize(("size", "devices"), PLACES)
+def test_a_step_communicates_nothing_and_an_average_one_all_reduce(size: int, devices: int, lowering: Any) -> None:
+    ens = px.ensemble(make_dict, size, KEY, apply=DICT.apply, mesh=mesh_of(devices), lowering=lowering)
+    own = values(size, *X.shape), jnp.tile(Y, (size, 1))
+    for _ in range(2):  # as they were made, and as they lie after a step
+        assert communication(ens.train, DICT.step, X, Y).total_count == 0
+        assert communication(ens.train, DICT.step, *own, in_axes=0).total_count == 0
+        ens.train(DICT.step, X, Y)
+    for count, predict in ((1, ens.predict), (2, lambda x: ens.predict(x, average="moments"))):
+        found = communication(predict, X)
+        assert (found.total_count, found.count["all_reduce"], found.total_bytes) == (count, count, count * 4 * 6 * 4)
+
+
+@pytest.mark.parametrize(("size", "devices"), [(7, 2), (8, 8)])
+def test_members_that_speak_to_each_other_are_found_to(size: int, devices: int) -> None:
+    """The check can fail."""
+    pulled = lambda params, x: jax.tree.map(lambda p: 0.5 * (p + px.pmean(p, "members")), params)  # noqa: E731
+    found = communication(px.ensemble(make_dict, size, KEY, mesh=mesh_of(devices)).train, pulled, X)
+    assert found.count["all_reduce"] > 0
+    assert found.total_bytes >= 4 * (3 * 8 + 8 * 4)

@@ -29,29 +29,12 @@ def linear(devices: int = 3, weights: Any = W, apply: Apply | None = apply_linea
     return px.ensemble(lambda key, w: w, len(weights), 0, weights, apply=apply, mesh=mesh_of(devices), **options)
 
 
-def sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
-
-
-def moments(x: np.ndarray) -> Any:
-    return x.mean(0), x.var(0)
-
-
-def mixture(x: np.ndarray) -> Any:
-    mean, variance = x, x**2 + 0.5
-    return mean.mean(0), (variance + mean**2).mean(0) - mean.mean(0) ** 2
-
-
-def apply_normal(w: jax.Array, x: jax.Array) -> Any:
-    return x @ w, (x @ w) ** 2 + 0.5
-
-
 AVERAGES: dict[str, tuple[Apply, Callable[[np.ndarray], Any]]] = {
     "softmax": (apply_linear, lambda x: softmax(x).mean(0)),
-    "sigmoid": (apply_linear, lambda x: sigmoid(x).mean(0)),
+    "sigmoid": (apply_linear, lambda x: (1 / (1 + np.exp(-x))).mean(0)),
     "mean": (apply_linear, lambda x: x.mean(0)),
-    "moments": (apply_linear, moments),
-    "mixture": (apply_normal, mixture),
+    "moments": (apply_linear, lambda x: (x.mean(0), x.var(0))),
+    "mixture": (lambda w, x: (x @ w, (x @ w) ** 2 + 0.5), lambda x: (x.mean(0), (x**2 + 0.5).mean(0) + x.var(0))),
 }
 
 

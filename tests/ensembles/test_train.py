@@ -1,6 +1,7 @@
 """``ens.train``: one member's step for all members, with what they share and what is each one's own."""
 
 import gc
+import signal
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -97,6 +98,24 @@ def test_the_old_state_is_given_away_only_if_donated(donate: bool) -> None:
     assert sum(a.size for a in before) >= SIZE * width
     ens.train(lambda w: 2 * w)
     assert [leaf.is_deleted() for leaf in before] == [donate] * len(before)
+
+
+def test_an_interrupt_waits_until_the_members_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a program has run, memory has been given away, and what came in its place is not kept yet."""
+    jit = jax.jit
+
+    def interrupting(*args: Any, **kwargs: Any) -> Any:
+        run = jit(*args, **kwargs)
+        return lambda *args: (run(*args), signal.raise_signal(signal.SIGINT))[0]
+
+    ens = linear(donate=True)
+    monkeypatch.setattr(jax, "jit", interrupting)
+    double = lambda w: 2 * w  # noqa: E731
+    for number in range(1, 3):
+        with pytest.raises(KeyboardInterrupt):
+            ens.train(double)
+        assert_close(ens.stacked(), 2**number * W)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize("lowering", ["vmap", "unroll"])
@@ -209,6 +228,11 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[px.Ensemble], Any]]] = 
         lambda ens: ens.predict(X, where=np.arange(SIZE), average="mean"),
     ),
     "an average": (ValueError, "average must be one of", lambda ens: ens.predict(X, average="logits")),  # pyright: ignore
+    "no way to apply it": (
+        px.StateError,
+        "apply=lambda",
+        lambda _: px.ensemble(lambda key, w: w, 2, 0, W[:2]).predict(X),
+    ),
     "no mixture": (px.DataError, r"\(mean, variance\)", lambda ens: ens.predict(X, average="mixture")),
 }
 
@@ -220,8 +244,3 @@ def test_what_is_wrong_is_told_and_leaves_the_members_alone(case: str) -> None:
     with pytest.raises(kind, match=message):
         call(ens)
     assert_close(ens.stacked(), W)
-
-
-def test_a_model_that_does_not_say_how_it_is_applied() -> None:
-    with pytest.raises(px.StateError, match="apply=lambda model, x"):
-        px.ensemble(lambda key, w: w, SIZE, 0, W).predict(X)

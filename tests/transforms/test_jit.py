@@ -101,15 +101,10 @@ def _step(net: MLP, opt: px.Optimizer, x: jax.Array, y: jax.Array, mean: Callabl
     return mean(loss)
 
 
-def _alone(x: Any) -> Any:
-    return x
+WAYS = [(px.Jit, lambda x: x), (px.Parallel, lambda x: px.pmean(x, "device"))]
 
 
-def _averaged(x: Any) -> Any:
-    return px.pmean(x, "device")
-
-
-@pytest.mark.parametrize(("wrap", "mean"), [(px.Jit, _alone), (px.Parallel, _averaged)], ids=["Jit", "Parallel"])
+@pytest.mark.parametrize(("wrap", "mean"), WAYS, ids=["Jit", "Parallel"])
 def test_donated_steps_are_the_others_and_an_exception_while_tracing_gives_nothing_away(wrap: Any, mean: Any) -> None:
     nets = [MLP(nnx.Rngs(0)) for _ in range(2)]
     opts = [px.Optimizer(net, optax.adam) for net in nets]

@@ -1,4 +1,4 @@
-"""Modules that are not bound: from outside, given late, or returned; copies of wrapped functions."""
+"""Modules from outside, given late, or returned; copies of wrapped functions, and wrapped functions in others."""
 
 import copy
 import pickle
@@ -13,7 +13,7 @@ from flax import nnx
 
 import paraxis as px
 from tests._support import assert_close, values
-from tests.transforms._models import MLP, Counter, arrays_in, assert_untouched
+from tests.transforms._models import MLP, Counter, arrays_in, assert_untouched, host
 
 NET: Any = nnx.Linear(3, 4, rngs=nnx.Rngs(5))
 X = values(8, 3)
@@ -91,20 +91,15 @@ def test_copies_have_modules_of_their_own_and_shallow_ones_share() -> None:
         assert int(net.calls[...]) == calls + 2
 
 
-LATE: dict[str, Any] = {
-    "Jit": lambda net: px.Jit(call)(net, X),
-    "Parallel": lambda net: px.Parallel(call)(net, X),
-    "Vectorize": lambda net: px.Vectorize(call, batch_axis=(None, 0))(net, X),
-    "GradValues": lambda net: px.GradValues(loss, argnums=1)(net, X),
-}
+LATE = [px.Jit(call), px.Parallel(call), px.Vectorize(call, batch_axis=(None, 0)), px.GradValues(loss, argnums=1)]
 
 
-@pytest.mark.parametrize("case", LATE)
-def test_a_module_given_when_calling_is_refused_and_is_left_as_it_was(case: str) -> None:
+@pytest.mark.parametrize("fn", LATE, ids=repr)
+def test_a_module_given_when_calling_is_refused_and_is_left_as_it_was(fn: Any) -> None:
     net = Counter(nnx.Rngs(0))
     before = arrays_in(net)
     with pytest.raises(px.StateError, match=r"is or holds a module.*would be lost.*\(f, net\)"):
-        LATE[case](net)
+        fn(net, X)
     assert_untouched(before, net)
 
 
@@ -164,3 +159,34 @@ def test_a_part_of_what_was_given_is_refused_and_nothing_is_written(wrap: str) -
         with pytest.raises(px.StateError, match=message):
             WRAPS[wrap](counted(f), net)(X)
         assert int(net.count[...]) == 0
+
+
+# --- transforms inside transforms --------------------------------------------------------------------------------
+
+NESTED = {"Jit": px.Jit, "Parallel": px.Parallel, "Vectorize": px.Vectorize}
+STYLES: dict[str, Callable[[Any, Any, Any], Callable[..., Any]]] = {
+    "wrapped twice": lambda outer, inner, net: outer(inner(net)),
+    "given as a module": lambda outer, inner, net: outer(lambda f, x: f(x), inner(net)),
+    "made inside": lambda outer, inner, net: outer(lambda net, x: inner(net)(x), net),
+    "given beside the module": lambda outer, inner, net: outer(lambda net, f, x: f(x), net, inner(net)),
+}
+
+
+def _linear(net: Counter, x: jax.Array) -> jax.Array:
+    return x @ net.layer.kernel.get_value() + net.layer.bias.get_value()
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("outer", NESTED)
+@pytest.mark.parametrize("inner", NESTED)
+def test_two_transforms_in_any_order_write_once(outer: str, inner: str, style: str) -> None:
+    net = Counter(nnx.Rngs(0))
+    x = values(3, 8, 3) if outer == "Vectorize" else values(8, 3)
+    fn = STYLES[style](NESTED[outer], NESTED[inner], net)
+    kernel = net.layer.kernel.get_value()
+    for n in (1, 2, 3):
+        assert_close(host(fn(x)), _linear(net, x))
+        assert net.calls.get_value() == n
+        net.layer.bias[...] = values(4, seed=n)
+    assert "Parallel" in (outer, inner) or net.layer.kernel.get_value() is kernel

@@ -63,10 +63,7 @@ def test_batch_axes(batch_axis: Any, shapes: Any) -> None:
 
 def test_what_differs_needs_a_rule() -> None:
     seen = nnx.Variable(jnp.zeros(3))
-
-    def note(seen: Any, x: jax.Array) -> None:
-        seen[...] = x
-
+    note = lambda seen, x: seen.set_value(x)  # noqa: E731
     with pytest.raises(px.StateError, match=r"rows leave variable \(Variable\) with different values.*sync="):
         px.Vectorize(note, seen)(X)
     assert seen[...].tolist() == [0, 0, 0]
@@ -78,21 +75,10 @@ def test_what_differs_needs_a_rule() -> None:
 
 def test_rows_within_rows_tell_their_own_differences() -> None:
     total = nnx.Variable(jnp.zeros(()))
-
-    def add(total: Any, x: jax.Array) -> jax.Array:
-        total[...] = total[...] + x
-        return x
-
-    inner = px.Vectorize(add, total, sync={nnx.Variable: "sum"})
-    outer = px.Vectorize(lambda inner, x: inner(x), inner, sync={nnx.Variable: "sum"})
-    outer(jnp.ones((3, 4)))
+    inner = px.Vectorize(lambda total, x: total.set_value(total[...] + x), total, sync={nnx.Variable: "sum"})
+    px.Vectorize(lambda inner, x: inner(x), inner, sync={nnx.Variable: "sum"})(jnp.ones((3, 4)))
     assert float(total[...]) == 12.0
-
-    def whole(total: Any, x: jax.Array, y: jax.Array) -> None:
-        total[...] = x
-
-    same_within = px.Vectorize(whole, total, batch_axis=(None, 0))
-    px.Vectorize(lambda within, x, y: within(x, y), same_within, sync={nnx.Variable: "max"})(
-        jnp.array([1.0, 5.0]), jnp.ones((2, 3))
-    )
+    same_within = px.Vectorize(lambda total, x, y: total.set_value(x), total, batch_axis=(None, 0))
+    outer = px.Vectorize(lambda within, x, y: within(x, y), same_within, sync={nnx.Variable: "max"})
+    outer(jnp.array([1.0, 5.0]), jnp.ones((2, 3)))
     assert float(total[...]) == 5.0

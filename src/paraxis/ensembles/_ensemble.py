@@ -262,8 +262,6 @@ class Ensemble:
         check.one_of("ensemble.predict", "average", average, _averages.NAMES)
         with placing.without_context():
             program, args = self._prepared(average, apply or self._apply, Form.apply, inputs, in_axes)
-            if jax.default_backend() == "cpu":  # a device would hold the thread that others need to come to it
-                jax.block_until_ready((self._members, args))
             return program(self._members, args, where)
 
     def members(self, *inputs: Any, apply: Any = None, in_axes: Any = None) -> Any:
@@ -329,7 +327,8 @@ class Ensemble:
 
     def _advance(self, program: Any, args: tuple[Any, ...]) -> Any:
         """Run a program that returns ``(members, out)``; keep the one, return the other."""
-        with interrupts.deferred():  # between giving the memory away and having the new members
+        # No interrupt between giving the memory away and having the new members.
+        with interrupts.deferred() if self._donate else contextlib.nullcontext():
             members, out = program(self._members, args)
             if isinstance(next(iter(members.values())), jax_api.Tracer):
                 raise StateError(
