@@ -1,4 +1,4 @@
-"""No public face: threads of XLA and LAPACK; and programs run from many threads at once."""
+"""No public face: threads of XLA; and programs run from many threads at once."""
 
 import os
 import subprocess
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -43,22 +42,6 @@ def test_simulate_devices_has_two_threads_each_unless_something_else_is_said(
     env = kept | {"PYTHONPATH": str(ROOT / "src")} | variables
     done = subprocess.run([sys.executable, "-c", SIMULATED], env=env, text=True, capture_output=True, timeout=120)
     assert done.stdout.strip() == expected, done.stderr
-
-
-def test_small_matrices_are_factored_on_one_thread() -> None:
-    threadpoolctl = pytest.importorskip("threadpoolctl")
-
-    def num_threads() -> set[int]:
-        return {found["num_threads"] for found in threadpoolctl.threadpool_info() if found["user_api"] == "blas"}
-
-    jnp.linalg.cholesky(jnp.eye(2))  # that SciPy's library is loaded
-    with threadpoolctl.threadpool_limits(3, user_api="blas"):
-        before = num_threads()
-        with threads.lapack_alone(10):
-            assert num_threads() == {1}
-        with threads.lapack_alone(5_000):
-            assert num_threads() == before
-        assert num_threads() == before
 
 
 def test_programs_of_different_sizes_run_in_many_threads_at_once() -> None:

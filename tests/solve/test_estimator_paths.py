@@ -59,14 +59,3 @@ def test_weights_and_a_splitter_of_ones_own(case: str) -> None:
     assert found.best == GRID[found.scores.mean(1).argmax()]
     expected = new(theirs, **{ours.strength_name: found.best}).fit(X, y, WEIGHT)
     np.testing.assert_allclose(found.estimator.coef_, expected.coef_, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("strength", [-1.0, np.nan, np.inf])
-def test_a_strength_in_a_grid_must_make_sense(strength: float) -> None:
-    y, grid = X[:, 0], [1.0, strength]
-    message = "alpha in"
-    for model in (solve.Ridge(), solve.Lasso(), solve.ElasticNet()):
-        with pytest.raises(ValueError, match=message):
-            model.path(X, y, grid)
-        with pytest.raises(ValueError, match=message):
-            solve.cross_validate_path(model, X, y, grid)

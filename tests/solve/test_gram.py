@@ -27,8 +27,8 @@ def test_the_inverse_is_that_of_the_kronecker_product(intercept: bool, where: st
         p = softmax(X @ coef + bias)
         coupling, curvatures = np.diag(p.mean(0)) - p.T @ p / 60, (1 - (p**2).sum(1)) / 3
         gram = (design * curvatures[:, None]).T @ design / 60
-        # On top, a thousandth of what each column would weigh, were all its rows as large as the largest.
-        gram += 1e-3 * curvatures.mean() * np.diag((design**2).max(0))
+        # On top, a thousandth of what columns would weigh, were all rows as large as the largest.
+        gram += 1e-3 * curvatures.mean() * (design**2).max(0).mean() * np.eye(len(gram))
         hessian = np.kron(gram, coupling / (np.trace(coupling) / 3) + 1 / 4 + 0.1 * np.eye(4))
         vector = rng.standard_normal((design.shape[1], 4))
         found = _gram.apply(state.preconditioner, (vector[:-1], vector[-1]) if intercept else vector)

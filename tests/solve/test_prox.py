@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import scipy.optimize
 
-import paraxis as px
 from paraxis.solve import prox
 from tests.solve._problems import in_float64
 
@@ -77,18 +76,3 @@ def test_derivatives_are_those_by_finite_differences_and_finite_at_zero() -> Non
         expected = (scalar(x + 1e-6 * direction) - scalar(x - 1e-6 * direction)) / 2e-6
         np.testing.assert_allclose(jnp.vdot(jax.grad(scalar)(x), direction), expected, atol=1e-6)
         assert np.all(np.isfinite(jax.grad(scalar)(jnp.zeros_like(x))))
-
-
-ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
-    "not a prefix": (lambda: prox.l1({"a": jnp.ones(2)}, {"b": 1.0}), r"prox\.l1: hyperparams.*write one number"),
-    "no pair of bounds": (lambda: prox.box(jnp.ones(2), 1.0), r"prox\.box: .*\(lower, upper\), got 1\.0"),
-    "a number": (lambda: prox.simplex(jnp.ones(())), r"prox\.simplex: .*write x\[None\]"),
-    "no intercept": (lambda: prox.first(prox.l1)(jnp.ones(2)), r"prox\.first: .*\(coef, intercept\).*write prox\.l1"),
-}
-
-
-@pytest.mark.parametrize("name", ERRORS)
-def test_errors_name_the_operator_and_what_to_write(name: str) -> None:
-    call, message = ERRORS[name]
-    with pytest.raises(px.DataError, match=message):
-        call()

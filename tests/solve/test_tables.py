@@ -107,7 +107,6 @@ def test_predictions_for_a_table_are_those_for_its_rows_and_it_is_read_once_in_b
     rows, source = table(y.astype(object) if name == "two classes" else y)  # as files give text
     np.testing.assert_allclose(model.score(rows, sample_weight=weight, engine=STREAM), model.score(X, y, weight))
     assert source.passes == [[5] * 40 + [3]]
-    assert model.predict(table(y[:0], X[:0])[0], engine=STREAM).shape == (0,)
 
 
 def test_columns_are_those_of_the_fit_by_name_and_in_order(tmp_path):

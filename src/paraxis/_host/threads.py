@@ -1,14 +1,9 @@
 """Threads on CPU: XLA's, whose number the last bits of results depend on and is fixed when JAX starts; and LAPACK's."""
 
 import contextlib
-import functools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
-
-import jax
-import jax.numpy as jnp
+from collections.abc import Iterator, Mapping
 
 VARIABLE = "PJRT_NPROC"
 """Environment variable that XLA takes the number from; ``NPROC`` if there is none."""
@@ -63,26 +58,3 @@ def asked_for(variables: Mapping[str, str]) -> int | None:
     """Return the number in an environment; ``None``: XLA decides, by cores and devices."""
     found = variables.get(VARIABLE) or variables.get("NPROC") or ""
     return int(found) if found.isdecimal() and int(found) > 0 else None
-
-
-_LARGE = 1024  # columns of a matrix from which on LAPACK's threads are worth waiting for
-
-
-def lapack_alone(num_columns: int = 0) -> contextlib.AbstractContextManager[Any]:
-    """Within, LAPACK factors small matrices on one thread, as BLAS multiplies.
-
-    XLA calls SciPy's LAPACK, whose threads wait for each other by spinning. Where others use the cores, as XLA's own
-    threads do, factors of 400 columns took a hundred times as long so.
-    """
-    return _limit()() if num_columns < _LARGE else contextlib.nullcontext()
-
-
-@functools.cache
-def _limit() -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    try:
-        import threadpoolctl
-    except ImportError:  # which scikit-learn brings
-        return contextlib.nullcontext
-    with jax.ensure_compile_time_eval():  # so that LAPACK is there
-        jnp.linalg.cholesky(jnp.eye(1))
-    return functools.partial(threadpoolctl.ThreadpoolController().limit, limits=1, user_api="blas")

@@ -1,7 +1,6 @@
 """Arrays as a table: in memory, or mapped into it from NPY files; and files that must stay as they are."""
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,19 +10,16 @@ import numpy as np
 from paraxis.errors import DataError
 
 
-@dataclasses.dataclass(frozen=True)
 class File:
     """A file as it was when it was first looked at."""
 
-    who: str
-    path: Path
-    size: int
-    time: int
+    def __init__(self, who: str, path: Path) -> None:
+        self.who, self.path = who, path
+        self._seen = self._size_and_time()
 
-    @classmethod
-    def of(cls, who: str, path: Path) -> "File":
-        stat = path.stat()
-        return cls(who, path, stat.st_size, stat.st_mtime_ns)
+    def _size_and_time(self) -> tuple[int, int]:
+        stat = self.path.stat()
+        return stat.st_size, stat.st_mtime_ns
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -41,13 +37,13 @@ class File:
     def require(self) -> None:
         """Check that the file is as it was."""
         try:
-            stat = self.path.stat()
+            found = self._size_and_time()
         except OSError as error:
             raise DataError(f"{self.who}: {str(self.path)!r} is gone since it was looked at first: {error}") from error
-        if (stat.st_size, stat.st_mtime_ns) != (self.size, self.time):
+        if found != self._seen:
             raise DataError(
-                f"{self.who}: {str(self.path)!r} has changed since it was looked at first, from {self.size:,} bytes "
-                f"to {stat.st_size:,}; make the table anew when the file is complete"
+                f"{self.who}: {str(self.path)!r} has changed since it was looked at first, from {self._seen[0]:,} "
+                f"bytes to {found[0]:,}; make the table anew when the file is complete"
             )
 
 
@@ -73,12 +69,11 @@ class Arrays:
                 raise DataError(
                     f"{who}: X must be (n, d) and y (n,), with the same d everywhere, got {X.shape} and {y.shape}"
                 )
-            if X.dtype.kind not in "biuf":
-                raise DataError(f"{who}: X must hold numbers, got {X.dtype}; write X.astype(np.float32)")
+            if X.dtype.kind not in "biuf" or y.dtype.kind not in "biufUO":
+                raise DataError(f"{who}: X must hold numbers, and y numbers or text, got {X.dtype} and {y.dtype}")
         self._pairs, self._mapped = pairs, mapped
         self.columns = [f"x{number}" for number in range(pairs[0][0].shape[1])]
-        held = np.result_type(np.float32, *(X.dtype for X, _ in pairs))
-        self.dtype = held if dtype is None else np.dtype(dtype)
+        self.dtype = np.dtype(dtype or np.result_type(np.float32, *(X.dtype for X, _ in pairs)))
 
     def __len__(self) -> int:
         return sum(len(X) for X, _ in self._pairs)
@@ -98,19 +93,15 @@ class Arrays:
 
 def npy(folder: Path, dtype: Any) -> Arrays:
     """Return pairs of files of a folder, ``X*.npy`` and ``y*.npy``, mapped into memory."""
-    who = "Table.npy"
-    designs, targets = (sorted(folder.glob(f"{name}*.npy")) for name in ("X", "y"))
-    parts = [path.name[1:] for path in designs], [path.name[1:] for path in targets]
-    is_named = bool({*parts[0]} & {*parts[1]})  # where no name is the same, their order tells
-    if not designs or len(designs) != len(targets) or (is_named and parts[0] != parts[1]):
-        alone = sorted({*parts[0]} ^ {*parts[1]})[:1] if is_named else []
+    designs, targets = ({path.name[1:]: path for path in sorted(folder.glob(f"{name}*.npy"))} for name in ("X", "y"))
+    if not designs or [*designs] != [*targets]:
         raise DataError(
-            f"{who}: folder must have a file y… for each X… of the same name, at least one, got {len(designs)} and "
-            f"{len(targets)} in {str(folder)!r}, {alone} alone"
+            f"Table.npy: folder must have a file y… for each X… of the same name, at least one, got {len(designs)} and "
+            f"{len(targets)} in {str(folder)!r}, {sorted({*designs} ^ {*targets})[:1]} alone"
         )
-    mapped = [File.of(who, path) for path in (*designs, *targets)]
+    mapped = [File("Table.npy", path) for path in (*designs.values(), *targets.values())]
     arrays = []
     for file in mapped:
         with file.reading():
             arrays.append(np.load(file.path, mmap_mode="r", allow_pickle=False))
-    return Arrays(who, list(zip(arrays[: len(designs)], arrays[len(designs) :], strict=True)), dtype, mapped)
+    return Arrays("Table.npy", list(zip(arrays[: len(designs)], arrays[len(designs) :], strict=True)), dtype, mapped)

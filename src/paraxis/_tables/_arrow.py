@@ -50,7 +50,7 @@ class Files:
         self.target, self._who, self._csv = target, who, csv
         suffix = ".parquet" if csv is None else ".csv"
         paths = [folder] if folder.is_file() else sorted(folder.iterdir()) if folder.is_dir() else []
-        self._files = [File.of(who, path) for path in paths if path.name.lower().endswith(suffix)]
+        self._files = [File(who, path) for path in paths if path.name.lower().endswith(suffix)]
         if not self._files:
             raise DataError(f"{who}: folder must have {suffix} files, or be one, got {str(folder)!r}, which has none")
         schemas = [self._schema(file) for file in self._files]

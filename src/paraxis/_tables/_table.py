@@ -26,6 +26,10 @@ class Table:
             d)`` and ``y (size,)``, the same ones in the same order each time, or of other sizes. If it has
             ``place(row)``, errors say so where a row is.
 
+    Attributes:
+        columns, target: the names of the columns to predict from, and of the other one.
+        dtype: that of the columns to predict from, as they are read.
+
     Example:
         >>> import pathlib, tempfile, numpy as np, paraxis as px
         >>> X = np.random.default_rng(0).normal(size=(1000, 3)).astype("float32")
@@ -46,6 +50,10 @@ class Table:
                 f"px.Table.parquet('rows', target='y'), or px.Table.of_arrays(X, y)"
             )
         self._source = source
+        self.columns: list[str] = list(source.columns)
+        self.target: str = source.target
+        self.dtype: np.dtype[Any] = np.dtype(source.dtype)
+        self._is_named: bool = getattr(source, "is_named", True)  # so that a model can tell columns apart
 
     @classmethod
     def parquet(
@@ -103,9 +111,8 @@ class Table:
         """Return the rows of memory-mapped files ``X*.npy``, ``(n, d)``, with targets ``y*.npy``, ``(n,)``.
 
         Args:
-            folder: with as many of one as of the other; they belong together by their names, ``X-0.npy`` and
-                ``y-0.npy``, or in the order of these where none is the same.
-            dtype: of the numbers: float32 or float64; default: float32 if that holds the files' types, else float64.
+            folder: has both, which belong together by their names: ``X-0.npy`` and ``y-0.npy``.
+            dtype: as for :meth:`parquet`.
 
         Raises:
             DataError: if there are no such files, or one cannot be read.
@@ -122,12 +129,7 @@ class Table:
             >>> px.Table.of_arrays(np.zeros((5, 3)), np.zeros(5)).shape
             (5, 3)
         """
-        targets = np.asarray(y)
-        if targets.ndim != 1 or targets.dtype.kind not in "biufUO":
-            raise DataError(
-                f"Table.of_arrays: y must be numbers or text (n,), one per row, got {check.described(targets)}"
-            )
-        return cls(Arrays("Table.of_arrays", [(np.asanyarray(X), targets)], _dtype(dtype)))
+        return cls(Arrays("Table.of_arrays", [(np.asanyarray(X), np.asarray(y))], _dtype(dtype)))
 
     def __len__(self) -> int:
         return len(self._source)
@@ -136,21 +138,6 @@ class Table:
     def shape(self) -> tuple[int, int]:
         """The numbers of rows and of columns to predict from."""
         return len(self), len(self.columns)
-
-    @property
-    def columns(self) -> list[str]:
-        """The names of the columns to predict from."""
-        return list(self._source.columns)
-
-    @property
-    def target(self) -> str:
-        """The name of the target."""
-        return self._source.target
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the columns to predict from, as they are read."""
-        return np.dtype(self._source.dtype)
 
     def blocks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the rows in order as pairs ``X (size, d)`` and ``y (size,)``; only the last may be shorter.
@@ -165,7 +152,7 @@ class Table:
                 made; it names file and row.
         """
         start = 0
-        for X, y in self._blocks(check.count("Table.blocks", "size", size)):
+        for X, y in self._blocks(size):
             self._require_finite(X, y, start)
             start += len(X)
             yield X, y
@@ -212,11 +199,6 @@ class Table:
                 f"Table: values must be finite numbers, got {wrong[2]} in {place}, column {wrong[1]!r}; write the "
                 f"files without such rows, or with a number in its place"
             )
-
-    @property
-    def _is_named(self) -> bool:
-        """The columns have names of their own, by which a model can tell them apart."""
-        return getattr(self._source, "is_named", True)
 
     def _as_targets(self, y: np.ndarray) -> np.ndarray:
         """Return all targets as the files mean them: of CSV, integers if all of them are."""

@@ -7,8 +7,7 @@ from paraxis.solve import objective, prox
 from paraxis.solve._lbfgs import LBFGS, LBFGSState
 from paraxis.solve._proximal import ProximalGradient, ProximalGradientState
 from paraxis.solve._rows import Rows, rows
-from paraxis.solve._run import Interrupted, Iteration, OptStep
-from paraxis.solve._stopping import Status
+from paraxis.solve._run import Interrupted, Iteration, OptStep, Status
 
 if typing.TYPE_CHECKING:
     from paraxis.solve.estimators import *  # noqa: F403

@@ -2,18 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from paraxis._core import check
-from paraxis.solve import _gram as gram, _implicit as implicit, _run as runs, _stopping as stopping, _trees as trees
+from paraxis.solve import _gram as gram, _run as runs, _trees as trees
 from paraxis.solve._problem import FunctionLine, LinearLine, Point
 from paraxis.solve._run import OptStep
 from paraxis.solve._search import Found, noise, search
-from paraxis.solve._solver import Solver
-from paraxis.solve._stopping import Progress
+from paraxis.solve._solver import Solver, conjugate_gradients
 from paraxis.solve._streaming import compiled
 
 _AT_ONCE = 2  # pairs; on an H100, a loop of steps one by one takes three times as long
@@ -23,7 +22,9 @@ _PATIENCE = 10  # iterations without progress
 _PROMISE = 100  # times what rounding hides: a slope that promises so much, and does not keep it, is wrong
 
 
-class LBFGSState(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class LBFGSState(runs.State):
     """The state of an L-BFGS run. A pytree; names as in JAXopt.
 
     Args:
@@ -39,34 +40,15 @@ class LBFGSState(NamedTuple):
         status: a :class:`Status`, as int32.
         data_passes: how often all data were read, or would have been by a function that reads them once forwards and
             once backwards.
-        progress: the best so far.
-        cache: a linear model's predictions.
-        preconditioner: the inverse of the initial Hessian, or ``None``.
+        progress, cache, preconditioner: the best so far; a linear model's predictions, and its first Hessian's inverse.
     """
 
-    iter_num: jax.Array
-    value: jax.Array
-    grad: Any
-    stepsize: jax.Array
-    error: jax.Array
     s_history: Any
     y_history: Any
     rho_history: jax.Array
     gamma: jax.Array
     num_pairs: jax.Array
-    aux: Any
-    failed_linesearch: jax.Array
-    num_fun_eval: jax.Array
-    num_grad_eval: jax.Array
-    num_linesearch_iter: jax.Array
-    status: jax.Array
-    data_passes: jax.Array
-    progress: Progress
-    cache: Any
     preconditioner: gram.Inverse | None
-
-    reason = runs.reason
-    __repr__ = runs.shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,19 +103,16 @@ class LBFGS(Solver):
     verbose: bool | runs.Watch = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check.one_of("LBFGS", "linesearch", self.linesearch, ("zoom",))
         check.one_of("LBFGS", "precondition", self.precondition, ("auto", "gram", None))
-        for name in ("maxiter", "history_size"):
-            check.count("LBFGS", name, getattr(self, name))
-        for name in ("tol", *(() if callable(self.stepsize) else ("stepsize",))):
-            check.number("LBFGS", name, getattr(self, name), least=0)
+        check.count("LBFGS", "history_size", self.history_size)
 
     def _residual(self, params: Any, arguments: Any) -> Any:
         return self._problem(params, arguments).start(params).grad
 
-    def _tangent(self, params: Any, arguments: Any, moved: Any) -> Any:
-        right = implicit.right_side(self._residual, params, arguments, moved)
-        return implicit.solved(jax.linearize(lambda p: self._residual(p, arguments), params)[1], right)
+    def _inverse(self, params: Any, arguments: Any, right: Any) -> Any:
+        return conjugate_gradients(jax.linearize(lambda p: self._residual(p, arguments), params)[1], right)
 
     def _preconditioner(self, params: Any, arguments: Any) -> gram.Inverse | None:
         """Return the inverse of the initial Hessian. A fixed step is one along L-BFGS' own direction."""
@@ -152,19 +131,19 @@ class LBFGS(Solver):
     def _rechecked(self, step: OptStep, arguments: Any) -> OptStep:
         problem = self._problem(step.params, arguments)
         point = problem.start(step.params)
-        return OptStep(step.params, stopping.recheck(step.state, problem, point, trees.norm(point.grad), self))
+        return OptStep(step.params, runs.recheck(step.state, problem, point, trees.norm(point.grad), self))
 
     def _start(self, params: Any, arguments: Any, preconditioner: gram.Inverse | None) -> OptStep:
         problem, size = self._problem(params, arguments), self.history_size
         point = problem.start(params)
         error = trees.norm(point.grad)
         state = LBFGSState(
-            **stopping.begun(problem, point, error, self.tol),
+            **runs.begun(problem, point, error, self.tol),
             stepsize=jnp.zeros_like(point.value),
             s_history=trees.zeros(params, size),
             y_history=trees.zeros(params, size),
             rho_history=jnp.zeros((size,), point.value.dtype),
-            gamma=self._first_scale(preconditioner, error),
+            gamma=_first_scale(self, preconditioner, error),
             num_pairs=jnp.zeros((), jnp.int32),
             preconditioner=preconditioner,
         )
@@ -178,17 +157,14 @@ class LBFGS(Solver):
         line = problem.line(point, direction, problem.matvec(direction))
         found = _searched(self, line, state.iter_num, state.stepsize)
         new = problem.end(line, found.stepsize, found.trial)
-        slope = line.origin.slope
-        state = _advanced(self, state._replace(gamma=gamma), found, new._replace(params=()), direction, slope)
-        num_grads = 1 if problem.is_linear else found.num_trials  # and so many times rows are read twice
-        num_evals, passes = state.num_grad_eval + num_grads, state.data_passes + 2 * num_grads
-        return OptStep(new.params, state._replace(num_grad_eval=num_evals, data_passes=passes))
+        state, slope = state._replace(gamma=gamma), line.origin.slope
+        num_reads = 1 if problem.is_linear else found.num_trials  # of rows, forwards and backwards
+        return OptStep(new.params, _advanced(self, state, found, new._replace(params=()), direction, slope, num_reads))
 
-    def _first_scale(self, preconditioner: gram.Inverse | None, error: jax.Array) -> jax.Array:
-        """Return the scale of a first direction: no longer than 1, unless its length is right, or steps are given."""
-        if preconditioner is not None or self.stepsize:
-            return jnp.ones_like(error)
-        return 1 / jnp.maximum(error, 1)
+
+def _first_scale(solver: LBFGS, preconditioner: gram.Inverse | None, error: jax.Array) -> jax.Array:
+    """Return the scale of a first direction: no longer than 1, unless its length is right, or steps are given."""
+    return jnp.ones_like(error) if preconditioner is not None or solver.stepsize else 1 / jnp.maximum(error, 1)
 
 
 @compiled
@@ -206,13 +182,13 @@ def _searched(solver: LBFGS, line: FunctionLine | LinearLine, iter_num: jax.Arra
 
 @compiled
 def _advanced(
-    solver: LBFGS, state: LBFGSState, found: Found, new: Point, direction: Any, slope: jax.Array
+    solver: LBFGS, state: LBFGSState, found: Found, new: Point, direction: Any, slope: jax.Array, num_reads: Any
 ) -> LBFGSState:
     """Return the state after a step; if no step was found, without what is remembered."""
     error = trees.norm(new.grad)
     # Where terms cancel, rounding is that of the terms, which the value at the start tells better than a value of 0.
     rounding = jnp.maximum(noise(new.value), noise(state.progress.first_value))
-    progress, status = stopping.advance(
+    progress, status = runs.advance(
         state,
         new.value,
         error,
@@ -224,7 +200,7 @@ def _advanced(
         finite=jnp.isfinite(new.value) & jnp.isfinite(error),
     )
     remembering = _remembered(state, trees.scaled(found.stepsize, direction), trees.minus(new.grad, state.grad))
-    forgetting = _forgotten(state, solver._first_scale(state.preconditioner, state.error))
+    forgetting = _forgotten(state, _first_scale(solver, state.preconditioner, state.error))
     return trees.choose(found.failed, forgetting, remembering)._replace(
         iter_num=state.iter_num + 1,
         value=new.value,
@@ -234,8 +210,10 @@ def _advanced(
         aux=new.aux,
         failed_linesearch=found.failed,
         num_fun_eval=state.num_fun_eval + found.num_trials,
+        num_grad_eval=state.num_grad_eval + num_reads,
         num_linesearch_iter=state.num_linesearch_iter + found.num_trials,
         status=status,
+        data_passes=state.data_passes + 2 * num_reads,
         progress=progress,
         cache=new.cache,
     )
@@ -250,20 +228,13 @@ def _forgotten(state: LBFGSState, gamma: jax.Array) -> LBFGSState:
 def _remembered(state: LBFGSState, s: Any, y: Any) -> LBFGSState:
     """Return the state with one more pair, unless its curvature is not positive beyond rounding, or too small."""
     sy = trees.dot(s, y)
-    eps = jnp.finfo(sy.dtype).eps
     rho = 1 / jnp.where(sy == 0, 1, sy)
-    good = (sy > eps * trees.norm(s) * trees.norm(y)) & jnp.isfinite(rho)  # of a short step in float16 it is not
-    index = state.num_pairs % state.rho_history.shape[0]
-
-    def put(history: jax.Array, new: jax.Array) -> jax.Array:
-        return history.at[index].set(jnp.where(good, new, history[index]))
-
-    return state._replace(
-        s_history=jax.tree.map(put, state.s_history, s),
-        y_history=jax.tree.map(put, state.y_history, y),
-        rho_history=put(state.rho_history, rho),
-        num_pairs=state.num_pairs + good,
-    )
+    good = sy > jnp.finfo(sy.dtype).eps * trees.norm(s) * trees.norm(y)
+    good &= jnp.isfinite(rho)  # of a short step in float16 it is not
+    index, histories = state.num_pairs % len(state.rho_history), (state.s_history, state.y_history, state.rho_history)
+    put = jax.tree.map(lambda old, new: old.at[index].set(jnp.where(good, new, old[index])), histories, (s, y, rho))
+    names = "s_history", "y_history", "rho_history"
+    return state._replace(num_pairs=state.num_pairs + good, **dict(zip(names, put, strict=True)))
 
 
 @compiled

@@ -18,13 +18,13 @@ import numpy as np
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """A row's loss and its curvature; ``xp`` is NumPy, or its namesake in JAX."""
+    """A row's loss and its curvature."""
 
     name: str
     rows: Callable[[jax.Array, jax.Array], jax.Array]  # predictions (n,) or (k, n), targets → costs (n,)
-    curvature: Callable[[Any, Any], Any]  # predictions, xp → about the mean second derivative by a row's outputs, (n,)
-    # Predictions, weights (n,), xp → the weighted sum of a row's second derivatives by two outputs, (k, k)
-    coupling: Callable[[Any, Any, Any], Any] | None = None
+    curvature: Callable[[jax.Array], jax.Array]  # predictions → about the mean second derivative by the outputs, (n,)
+    # Predictions, weights (n,) → the weighted sum of a row's second derivatives by two outputs, (k, k)
+    coupling: Callable[[jax.Array, jax.Array], jax.Array] | None = None
     # Predictions, targets → derivatives of the costs, as the predictions; None: JAX's
     slope: Callable[[jax.Array, jax.Array], jax.Array] | None = None
     classes: bool = False  # whether targets are class numbers (n,) and there is an output for each
@@ -71,18 +71,13 @@ def _softmax_slope(z: jax.Array, labels: jax.Array) -> jax.Array:
     return jnp.exp((z - top) - jnp.log(total)) - is_own.astype(z.dtype)
 
 
-def _softmax(z: Any, xp: Any) -> Any:
-    e = xp.exp(z - xp.max(z, 0))
-    return e / xp.sum(e, 0)
+def _softmax_curvature(z: jax.Array) -> jax.Array:
+    return (1 - jnp.sum(jax.nn.softmax(z, 0) ** 2, 0)) / max(z.shape[0] - 1, 1)
 
 
-def _softmax_curvature(z: Any, xp: Any) -> Any:
-    return (1 - xp.sum(_softmax(z, xp) ** 2, 0)) / max(z.shape[0] - 1, 1)
-
-
-def _softmax_coupling(z: Any, weight: Any, xp: Any) -> Any:
-    p = _softmax(z, xp)
-    return xp.diag(xp.sum(weight * p, 1)) - (weight * p) @ p.T
+def _softmax_coupling(z: jax.Array, weight: jax.Array) -> jax.Array:
+    p = jax.nn.softmax(z, 0)
+    return jnp.diag(jnp.sum(weight * p, 1)) - jnp.matmul(weight * p, p.T, precision=jax.lax.Precision.HIGHEST)
 
 
 def _logistic_rows(z: jax.Array, labels: jax.Array) -> jax.Array:
@@ -90,9 +85,8 @@ def _logistic_rows(z: jax.Array, labels: jax.Array) -> jax.Array:
     return y * jax.nn.softplus(-z) + (1 - y) * jax.nn.softplus(z)
 
 
-def _logistic_curvature(z: Any, xp: Any) -> Any:
-    odds = xp.exp(-abs(z))
-    return odds / (1 + odds) ** 2
+def _logistic_curvature(z: jax.Array) -> jax.Array:
+    return jax.nn.sigmoid(z) * jax.nn.sigmoid(-z)
 
 
 def _by_row(costs: jax.Array) -> jax.Array:
@@ -108,8 +102,8 @@ def _squared_rows(z: jax.Array, y: jax.Array) -> jax.Array:
     return _by_row(0.5 * _residual(z, y) ** 2)
 
 
-def _flat_curvature(z: Any, xp: Any) -> Any:
-    return xp.full(z.shape[-1:], 1 if z.ndim == 1 else 1 / z.shape[0], z.dtype)
+def _flat_curvature(z: jax.Array) -> jax.Array:
+    return jnp.full(z.shape[-1:], 1 if z.ndim == 1 else 1 / z.shape[0], z.dtype)
 
 
 def _poisson_rows(z: jax.Array, y: jax.Array) -> jax.Array:
@@ -144,7 +138,7 @@ SQUARED = Loss("squared", _squared_rows, _flat_curvature, flat=True)
 POISSON = Loss(
     "poisson",
     _poisson_rows,
-    lambda z, xp: xp.exp(z),
+    jnp.exp,
     single=True,
     accepts=lambda y, k: (y >= 0) & (y < np.inf),
     targets="counts, not negative",

@@ -18,14 +18,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arrays, check, jax_api
-from paraxis.errors import DataError
-from paraxis.solve import _implicit as implicit, _run as runs, _stopping as stopping, _trees as trees, prox as operators
+from paraxis._core import arrays, jax_api
+from paraxis.solve import _run as runs, _trees as trees, prox as operators
 from paraxis.solve._problem import Function, Linear, Point
 from paraxis.solve._run import OptStep
 from paraxis.solve._search import noise
-from paraxis.solve._solver import Solver
-from paraxis.solve._stopping import Progress
+from paraxis.solve._solver import Solver, conjugate_gradients
 from paraxis.solve._streaming import while_loop
 from paraxis.solve.objective import LinearObjective
 
@@ -35,7 +33,9 @@ _SHORTER = 0.5  # the least factor by which a step that is too long is shortened
 _GROWTH = (4.0, 1.1)  # of a step: until the first that was too long, and from then on
 
 
-class ProximalGradientState(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class ProximalGradientState(runs.State):
     """The state of a proximal gradient run. A pytree; names as in JAXopt.
 
     Args:
@@ -55,27 +55,10 @@ class ProximalGradientState(NamedTuple):
             :class:`LBFGSState`.
     """
 
-    iter_num: jax.Array
-    value: jax.Array
-    stepsize: jax.Array
-    error: jax.Array
-    aux: Any
     velocity: Any
     t: jax.Array
-    grad: Any
-    failed_linesearch: jax.Array
-    num_fun_eval: jax.Array
-    num_grad_eval: jax.Array
-    num_linesearch_iter: jax.Array
-    status: jax.Array
-    data_passes: jax.Array
-    progress: Progress
     velocity_value: jax.Array
-    cache: Any
     lag: Any
-
-    reason = runs.reason
-    __repr__ = runs.shown
 
 
 class _Step(NamedTuple):
@@ -139,9 +122,7 @@ class ProximalGradient(Solver):
     verbose: bool | runs.Watch = False
 
     def __post_init__(self) -> None:
-        check.count("ProximalGradient", "maxiter", self.maxiter)
-        for name in ("tol", *(() if callable(self.stepsize) else ("stepsize",))):
-            check.number("ProximalGradient", name, getattr(self, name), least=0)
+        super().__post_init__()
 
     def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Return the arguments with ``hyperparams_prox`` in the first place."""
@@ -152,26 +133,19 @@ class ProximalGradient(Solver):
 
     def _given(self, call: str, init_params: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         (hyper, *args), kwargs = self._in_order(args, kwargs)
-        who, (params, _) = f"ProximalGradient.{call}", super()._given(call, init_params, args, kwargs)
+        params, _ = super()._given(call, init_params, args, kwargs)
         hyper = jax.tree.map(jnp.asarray, hyper)
         if isinstance(self.fun, LinearObjective):
             beside = self.fun.problem(params, *args, **kwargs).targets
             hyper = jax.tree.map(lambda x: x if arrays.is_traced(x) else arrays.typed_beside(x, beside), hyper)
-        moved = jax.eval_shape(self.prox, params, hyper, jnp.ones((), _dtype(params)))
-        shapes = [jax.tree.map(jnp.shape, tree) for tree in (params, moved)]
-        if shapes[0] != shapes[1]:
-            raise DataError(
-                f"{who}: prox must return the like of params, shapes {shapes[0]}, got {shapes[1]} with "
-                f"hyperparams_prox of shapes {jax.tree.map(jnp.shape, hyper)}"
-            )
-        operators.require_sensible(who, self.prox, params, hyper)
+        operators.require_sensible(f"ProximalGradient.{call}", self.prox, params, hyper)
         return params, ((hyper, *args), kwargs)
 
     def _without_closures(self, params: Any, arguments: Any) -> tuple[Solver, Any, Any]:
         """Move also traced values that ``prox`` closes over, to its hyperparameters."""
         solver, ((hyper, *args), kwargs) = self, arguments
         if jax_api.is_tracing():
-            pure, closed = jax.closure_convert(self.prox, params, hyper, jnp.ones((), _dtype(params)))
+            pure, closed = jax.closure_convert(self.prox, params, hyper, _one(params))
             if closed:
                 hyper = hyper, closed
                 solver = dataclasses.replace(self, prox=lambda x, hyper, scaling: pure(x, hyper[0], scaling, *hyper[1]))
@@ -182,29 +156,78 @@ class ProximalGradient(Solver):
         (_, *args), kwargs = arguments
         return super()._problem(params, (args, kwargs))
 
+    def _residual(self, params: Any, arguments: Any) -> Any:
+        grad = self._problem(params, arguments).start(params).grad
+        return trees.minus(params, self._moved(params, grad, arguments[0][0], _one(params)))
+
+    def _inverse(self, params: Any, arguments: Any, right: Any) -> Any:
+        """Return what the residual's derivative by the parameters, ``A``, takes to ``right``.
+
+        With M the derivative of ``prox`` and H that of the gradient, ``A = I - M + M H``. That is not symmetric, but
+        both M and H are, and M lies between 0 and I. Let ``rest = right - M right``. If w solves ``S w = M (right +
+        rest - H rest)`` with ``S = M - M M + M H M``, then ``A (rest + M w) = right``; and S is symmetric, and no less
+        definite than H where M is not zero. For a projection, this is the elimination of what it holds fast.
+        """
+        grad, hessian = jax.linearize(lambda p: self._problem(p, arguments).start(p).grad, params)
+        zero, hyper, one = trees.zeros(params), arguments[0][0], _one(params)
+        _, prox = jax.linearize(lambda p: self._moved(p, zero, hyper, one), trees.minus(params, grad))
+        rest = trees.minus(right, prox(right))
+
+        def operator(w: Any) -> Any:
+            kept = prox(w)
+            return trees.along(kept, -1, prox(trees.minus(kept, hessian(kept))))
+
+        free = prox(trees.minus(trees.along(right, 1, rest), hessian(rest)))
+        return trees.along(rest, 1, prox(conjugate_gradients(operator, free)))
+
+    def _start(self, params: Any, arguments: Any, preconditioner: None) -> OptStep:
+        problem = self._problem(params, arguments)
+        point = problem.start(params)
+        whole, one = self._with_penalty(point, params, arguments[0][0]), jnp.ones((), point.value.dtype)
+        state = ProximalGradientState(
+            **runs.begun(problem, whole, jnp.full_like(one, jnp.inf), self.tol),  # of an error that is not known
+            stepsize=one * (self._given_stepsize(jnp.zeros((), jnp.int32)) if self.stepsize else 1),
+            velocity=params,
+            t=one,
+            velocity_value=point.value,
+            lag=jnp.zeros_like(point.cache.z) if problem.is_linear else (),
+        )
+        return OptStep(params, state)
+
+    def _rechecked(self, step: OptStep, arguments: Any) -> OptStep:
+        """If it is no solution, the run begins again from there."""
+        params, state = step
+        problem, hyper = self._problem(params, arguments), arguments[0][0]
+        point = problem.start(params)
+        direction = trees.minus(self._moved(params, point.grad, hyper, state.stepsize), params)
+        error = self._error(point, direction, state.stepsize, hyper)
+        state = runs.recheck(state, problem, self._with_penalty(point, params, hyper), error, self)
+        lag, one = jnp.zeros_like(state.lag), jnp.ones_like(state.t)
+        return OptStep(params, state._replace(velocity=params, t=one, velocity_value=point.value, lag=lag))
+
     def _iteration(self, before: OptStep, arguments: Any) -> OptStep:
         params, state = before
         hyper, problem = arguments[0][0], self._problem(params, arguments)
         point = Point(state.velocity, state.velocity_value, state.grad, state.aux, state.cache)
         step, lag = self._stepped(problem, point, state, hyper), trees.minus(state.velocity, params)
         # A step that fails leads back to the parameters: the next one starts there.
-        stay = ~step.accepted
-        direction = trees.choose(stay, trees.scaled(-1, lag), step.direction)
-        product = trees.choose(stay, trees.scaled(-1, state.lag), step.product)
+        stay, old = ~step.accepted, (state.value, state.error, state.aux, params)
+        back = trees.scaled(-1, (lag, state.lag))
+        direction, product = trees.choose(stay, back, (step.direction, step.product))
         change = trees.along(lag, 1, direction)
-        uphill = stay | (trees.dot(direction, change) < 0)
-        t, weight = self._momentum(state, step, uphill)
+        t, weight = self._momentum(state, step, stay | (trees.dot(direction, change) < 0))
         new_lag = trees.scaled(weight, trees.along(state.lag, 1, product))
-        line = problem.line(point, trees.along(direction, weight, change), jax.tree.map(jnp.add, product, new_lag))
+        line = problem.line(point, trees.along(direction, weight, change), trees.along(product, 1, new_lag))
         one = jnp.ones_like(t)
         new = problem.end(line, one, line.at(one))
-        error = jnp.where(stay, state.error, self._error(point, step.direction, step.stepsize, hyper))
-        value = jnp.where(stay, state.value, self._with_penalty(step.value, step.params, hyper))
+        error = self._error(point, step.direction, step.stepsize, hyper)
+        whole = self._with_penalty(point._replace(value=step.value), step.params, hyper).value
+        value, error, aux, params = trees.choose(stay, old, (whole, error, step.aux, step.params))
         rounding = error**2 * step.stepsize <= noise(value)  # what the step promised
         stuck = stay & (state.t == 1)
         # A point that was extrapolated is given up; where a step itself leads out of the domain, there is no way on.
         finite = (jnp.isfinite(new.value) & trees.all_finite(new.grad)) | jnp.any(weight != 0)
-        progress, status = stopping.advance(
+        progress, status = runs.advance(
             state,
             value,
             error,
@@ -221,7 +244,7 @@ class ProximalGradient(Solver):
             value=value,
             stepsize=step.following,
             error=error,
-            aux=trees.choose(stay, state.aux, step.aux),
+            aux=aux,
             velocity=new.params,
             t=t,
             grad=new.grad,
@@ -236,52 +259,6 @@ class ProximalGradient(Solver):
             cache=new.cache,
             lag=new_lag,
         )
-        return OptStep(trees.choose(stay, params, step.params), state)
-
-    def _residual(self, params: Any, arguments: Any) -> Any:
-        grad = self._problem(params, arguments).start(params).grad
-        moved = self._moved(trees.minus(params, grad), arguments[0][0], jnp.ones((), _dtype(params)))
-        return trees.minus(params, moved)
-
-    def _tangent(self, params: Any, arguments: Any, moved: Any) -> Any:
-        right = implicit.right_side(self._residual, params, arguments, moved)
-        one = jnp.ones((), _dtype(params))
-        grad, hessian = jax.linearize(lambda p: self._problem(p, arguments).start(p).grad, params)
-        _, prox = jax.linearize(lambda p: self._moved(p, arguments[0][0], one), trees.minus(params, grad))
-        return implicit.through_prox(prox, hessian, right)
-
-    def _rechecked(self, step: OptStep, arguments: Any) -> OptStep:
-        """If it is no solution, the run begins again from there."""
-        params, state = step
-        problem, hyper = self._problem(params, arguments), arguments[0][0]
-        point = problem.start(params)
-        moved = self._moved(trees.along(params, -state.stepsize, point.grad), hyper, state.stepsize)
-        error = self._error(point, trees.minus(moved, params), state.stepsize, hyper)
-        whole = point._replace(value=self._with_penalty(point.value, params, hyper))
-        state = stopping.recheck(state, problem, whole, error, self)
-        lag, one = jnp.zeros_like(state.lag), jnp.ones_like(state.t)
-        return OptStep(params, state._replace(velocity=params, t=one, velocity_value=point.value, lag=lag))
-
-    def _with_penalty(self, value: jax.Array, params: Any, hyper: Any) -> jax.Array:
-        return (value + operators.penalty(self.prox, params, hyper)).astype(value.dtype)
-
-    def _moved(self, x: Any, hyperparams_prox: Any, stepsize: jax.Array) -> Any:
-        """``prox``, in the dtypes of ``x``."""
-        return jax.tree.map(lambda old, new: new.astype(old.dtype), x, self.prox(x, hyperparams_prox, stepsize))
-
-    def _start(self, params: Any, arguments: Any, preconditioner: None) -> OptStep:
-        problem = self._problem(params, arguments)
-        point = problem.start(params)
-        whole = point._replace(value=self._with_penalty(point.value, params, arguments[0][0]))
-        one = jnp.ones((), point.value.dtype)
-        state = ProximalGradientState(
-            **stopping.begun(problem, whole, jnp.full_like(one, jnp.inf), self.tol),  # of an error that is not known
-            stepsize=one * (self._given_stepsize(jnp.zeros((), jnp.int32)) if self.stepsize else 1),
-            velocity=params,
-            t=one,
-            velocity_value=point.value,
-            lag=jnp.zeros_like(point.cache.z) if problem.is_linear else (),
-        )
         return OptStep(params, state)
 
     def _stepped(self, problem: Linear | Function, point: Point, state: ProximalGradientState, hyper: Any) -> _Step:
@@ -292,7 +269,7 @@ class ProximalGradient(Solver):
 
         def tried(before: _Step) -> _Step:
             stepsize = before.following
-            params = self._moved(trees.along(point.params, -stepsize, point.grad), hyper, stepsize)
+            params = self._moved(point.params, point.grad, hyper, stepsize)
             direction = trees.minus(params, point.params)
             product = problem.matvec(direction)
             line = problem.line(point, direction, product)
@@ -326,13 +303,21 @@ class ProximalGradient(Solver):
 
         return while_loop(problem.is_table, go_on, tried, begin)
 
+    def _moved(self, x: Any, grad: Any, hyperparams_prox: Any, stepsize: jax.Array) -> Any:
+        """``prox`` after a step along minus the gradient, in the dtypes of ``x``."""
+        moved = self.prox(trees.along(x, -stepsize, grad), hyperparams_prox, stepsize)
+        return jax.tree.map(lambda old, new: new.astype(old.dtype), x, moved)
+
+    def _with_penalty(self, point: Point, params: Any, hyper: Any) -> Point:
+        value = point.value + operators.penalty(self.prox, params, hyper)
+        return point._replace(value=value.astype(point.value.dtype))
+
     def _given_stepsize(self, iter_num: jax.Array) -> Any:
         return self.stepsize(iter_num) if callable(self.stepsize) else self.stepsize
 
     def _error(self, point: Point, direction: Any, stepsize: jax.Array, hyper: Any) -> jax.Array:
         """Return the step divided by its size, or the step of size 1 where that vanishes by rounding."""
-        one = jnp.ones_like(stepsize)
-        unit = trees.minus(self._moved(trees.minus(point.params, point.grad), hyper, one), point.params)
+        unit = trees.minus(self._moved(point.params, point.grad, hyper, jnp.ones_like(stepsize)), point.params)
         return jnp.maximum(trees.norm(direction) / stepsize, trees.norm(unit))
 
     def _momentum(self, state: ProximalGradientState, step: _Step, uphill: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -354,19 +339,14 @@ def _curvature(problem: Linear | Function, line: Any, scale: jax.Array) -> tuple
     one, origin = jnp.ones_like(scale), line.origin
     rounding = 0.5 * scale <= noise(origin.value)
 
-    def by_value() -> Any:
+    def look(by_slope: bool) -> Any:
         trial = line.at(one)
-        return trial.value, 2 * (trial.value - origin.value - origin.slope), trial.kept
-
-    def by_slope() -> Any:
-        trial = line.at(one)
-        return trial.value, trial.slope - origin.slope, trial.kept
+        curvature = trial.slope - origin.slope if by_slope else 2 * (trial.value - origin.value - origin.slope)
+        return trial.value, curvature, None if problem.is_linear else trial.kept[1]
 
     if problem.is_linear:  # what both need is one exchange between devices, and no reading of the data
-        value, curvature, _ = trees.choose(rounding, by_slope(), by_value())
-        return value, curvature, None, rounding
-    value, curvature, (_, aux) = jax.lax.cond(rounding, by_slope, by_value)
-    return value, curvature, aux, rounding
+        return *trees.choose(rounding, look(True), look(False)), rounding
+    return *jax.lax.cond(rounding, lambda: look(True), lambda: look(False)), rounding
 
 
 def _root(product: jax.Array) -> jax.Array:
@@ -374,5 +354,5 @@ def _root(product: jax.Array) -> jax.Array:
     return 0.5 * (1 + jnp.sqrt(1 + 4 * product))
 
 
-def _dtype(params: Any) -> Any:
-    return jnp.result_type(*jax.tree.leaves(params))
+def _one(params: Any) -> jax.Array:
+    return jnp.ones((), jnp.result_type(*jax.tree.leaves(params)))

@@ -64,7 +64,6 @@ def rows(
 
     Raises:
         DataError: if the numbers of rows differ, or the axis has another size.
-        AxisError: if the axis has ``at_once``, or cannot be placed.
         DataError: if there is no row, or no weight is positive; or if processes were given different rows, as a digest
             of small arrays, and of 64 rows of others, tells.
 
@@ -100,16 +99,12 @@ def lay(X: Any, y: Any, sample_weight: Any, axis: Axis | None, *, copied: bool) 
     if X.ndim != 2 or not X.shape[0] or X.dtype.kind not in "biufV":
         raise DataError(f"rows: X must be numbers (n, d) with at least one row, got {check.described(X)}")
     dtype = X.dtype if jnp.issubdtype(X.dtype, jnp.floating) else np.dtype(np.float32)
-    if y.shape[:1] != X.shape[:1]:
-        raise DataError(f"rows: y must have the {len(X)} rows of X, got {y.shape}")
     weight = weighted(y, sample_weight, dtype)
     axis = Axis("rows", len(X)) if axis is None else axis
-    if axis.size != len(X):
-        raise DataError(f"rows: X has {len(X)} rows, but axis {axis.name!r} has size {axis.size}")
+    if not len(X) == len(y) == axis.size:
+        raise DataError(f"rows: X has {len(X)} rows, y has {len(y)}, and axis {axis.name!r} has size {axis.size}")
     if axis.at_once is not None:
-        raise AxisError(
-            f"rows: axis {axis.name!r} has at_once={axis.at_once}, but a device takes all of its rows; leave it out"
-        )
+        raise AxisError(f"rows: axis {axis.name!r} has at_once, but a device takes all of its rows; leave it out")
     placement = placing.place(axis)
     if len(placing.processes(placement)) == jax.process_count() > 1:
         given_all = "give each process all rows, the same in each: its devices take theirs"
@@ -122,7 +117,7 @@ def lay(X: Any, y: Any, sample_weight: Any, axis: Axis | None, *, copied: bool) 
 def _targets(y: Any) -> Any:
     check.no_cut("rows", "y", y)
     found = y if isinstance(y, jax.Array) else np.asarray(y)
-    if found.dtype.kind not in "biufV":
+    if found.dtype.kind not in "biufV" or not found.ndim:
         raise DataError(
             f"rows: y must be numbers, got {check.described(found)}; write y = np.unique(y, return_inverse=True)[1]"
         )
@@ -134,11 +129,8 @@ def weighted(y: Any, sample_weight: Any, dtype: Any) -> np.ndarray:
     weight = np.ones(len(y), dtype) if sample_weight is None else np.asarray(sample_weight)
     if weight.shape != y.shape[:1]:
         raise DataError(f"rows: sample_weight must be one number for each of the {len(y)} rows, got {weight.shape}")
-    if not (np.all(np.isfinite(weight)) and np.all(weight >= 0) and np.any(weight > 0)):
-        raise DataError(
-            "rows: sample_weight must be finite, not negative and somewhere positive; leave out rows that are not to "
-            "count, or give them weight 0"
-        )
+    if not np.all(weight >= 0):
+        raise DataError("rows: sample_weight must not be negative; leave out rows not to count, or give them weight 0")
     require_sum("rows", "sample_weight", weight, dtype)
     return weight
 

@@ -67,12 +67,15 @@ def search(line: FunctionLine | LinearLine, first: jax.Array, slope_left: float)
         trial = line.at(state.stepsize)
         finite = jnp.isfinite(trial.value)  # what is not has no slope that one could follow
         here = _End(state.stepsize, trial.value, jnp.where(finite, trial.slope, jnp.nan))
-        lower = _is_lower(origin, here)
+        # The difference is exact where it is small; adding what was promised to the value would round it away.
+        change = here.value - origin.value
+        lower = (change <= _DECREASE * here.stepsize * origin.slope) | (jnp.abs(change) <= noise(origin.value))
+        lower &= finite & jnp.isfinite(here.slope)
         accepted = lower & (jnp.abs(here.slope) <= -slope_left * origin.slope)
         goes_up = ~lower | (here.slope > 0)
         low = trees.choose(goes_up, state.low, here)
         high = trees.choose(goes_up, here, state.high)
-        following = _next(low, high, trial, state.num_trials, noise(origin.value))
+        following = _next(low, high, trial, state.stepsize, state.num_trials, noise(origin.value))
         return _Bracket(
             jnp.where(accepted, state.stepsize, following).astype(dtype),
             trees.choose(accepted, here, low),
@@ -91,42 +94,20 @@ def search(line: FunctionLine | LinearLine, first: jax.Array, slope_left: float)
     return Found(stepsize, trees.choose(failed, origin, last.kept), failed, last.num_trials)
 
 
-def _is_lower(origin: Trial, here: _End) -> jax.Array:
-    """Return whether a trial is lower than the origin, as far as rounding lets one tell."""
-    # The difference is exact where it is small; adding the right side to the value would round it away.
-    change = here.value - origin.value
-    decreased = change <= _DECREASE * here.stepsize * origin.slope
-    level = jnp.abs(change) <= noise(origin.value)
-    return jnp.isfinite(here.value) & jnp.isfinite(here.slope) & (decreased | level)
-
-
-def _next(low: _End, high: _End, trial: Trial, count: jax.Array, rounding: jax.Array) -> jax.Array:
-    """Return where to look next."""
-    width = high.stepsize - low.stepsize
-    middle = low.stepsize + 0.5 * width
-    at = jnp.where(low.stepsize == 0, high.stepsize, low.stepsize)  # the end that the last trial moved, or near it
-    newton = _newton(low, high, trial)
-    secant = low.stepsize - low.slope * width / (high.slope - low.slope)
-    inside = jnp.where(jnp.abs(high.value - low.value) > rounding, _cubic(low, high), secant)
-    inside = jnp.where(jnp.isfinite(newton), newton, inside)
-    margin = _MARGIN * width
-    usable = jnp.isfinite(inside) & (count % 3 != 2)
-    inside = jnp.where(usable, jnp.clip(inside, low.stepsize + margin, high.stepsize - margin), middle)
-    further = jnp.where(jnp.isfinite(newton), newton, 2 * at)
-    further = jnp.clip(further, _GROWTH[0] * at, _GROWTH[1] * at)
-    return jnp.where(jnp.isfinite(high.stepsize), inside, further)
-
-
-def _newton(low: _End, high: _End, trial: Trial) -> jax.Array:
-    """From the trial, to where its slope would vanish; NaN if the curvature is not known or not positive."""
-    at = jnp.where(trial.slope == low.slope, low.stepsize, high.stepsize)
-    safe = (trial.curvature > 0) & jnp.isfinite(trial.value)
-    return jnp.where(safe, at - trial.slope / jnp.where(safe, trial.curvature, 1), jnp.nan)
-
-
-def _cubic(low: _End, high: _End) -> jax.Array:
-    """Return the minimum of the cubic through both ends (Nocedal and Wright 2006, equation 3.59)."""
-    width = high.stepsize - low.stepsize
+def _next(low: _End, high: _End, trial: Trial, at: jax.Array, count: jax.Array, rounding: jax.Array) -> jax.Array:
+    """Return where to look next, after a trial at ``at``."""
+    width, curvature = high.stepsize - low.stepsize, trial.curvature
+    is_known = (curvature > 0) & jnp.isfinite(trial.value)
+    newton = at - trial.slope / jnp.where(is_known, curvature, 1)  # to where the slope would vanish
+    # Else: the minimum of the cubic through both ends (Nocedal and Wright 2006, equation 3.59), or by slopes alone.
     d1 = low.slope + high.slope - 3 * (high.value - low.value) / width
     d2 = jnp.sqrt(jnp.maximum(d1**2 - low.slope * high.slope, 0))
-    return high.stepsize - width * (high.slope + d2 - d1) / (high.slope - low.slope + 2 * d2)
+    cubic = high.stepsize - width * (high.slope + d2 - d1) / (high.slope - low.slope + 2 * d2)
+    secant = low.stepsize - low.slope * width / (high.slope - low.slope)
+    inside = jnp.where(jnp.abs(high.value - low.value) > rounding, cubic, secant)
+    inside, margin = jnp.where(is_known, newton, inside), _MARGIN * width
+    usable = jnp.isfinite(inside) & (count % 3 != 2)
+    inside = jnp.clip(inside, low.stepsize + margin, high.stepsize - margin)
+    inside = jnp.where(usable, inside, low.stepsize + 0.5 * width)
+    further = jnp.clip(jnp.where(is_known, newton, 2 * at), _GROWTH[0] * at, _GROWTH[1] * at)
+    return jnp.where(jnp.isfinite(high.stepsize), inside, further)

@@ -2,6 +2,10 @@
 
 The compiled function makes as many iterations as take a moment. Between two calls, Python may be interrupted, tell of
 the iteration, or save the run. Inside ``jit``, ``vmap`` and ``grad``, the same function makes all iterations.
+
+A solution is differentiated as what it is, the place where an optimality condition is zero, and not through the steps
+that led there (Blondel et al., "Efficient and modular implicit differentiation", 2022). So the derivative does not
+depend on the solver, costs a linear solve, and keeps nothing of the iterations.
 """
 
 import abc
@@ -14,14 +18,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, jax_api
+from paraxis._core import arrays, check, jax_api
+from paraxis.errors import DataError
+from paraxis.solve import _trees as trees
 from paraxis.solve._problem import Function, Linear
-from paraxis.solve._run import Interrupted, OptStep, Watch, beginning, floating, tell
-from paraxis.solve._stopping import Status
-from paraxis.solve._streaming import TableRows, while_loop
+from paraxis.solve._run import Interrupted, Iteration, OptStep, Status, Watch, tell
+from paraxis.solve._streaming import TableRows, saved, while_loop
 from paraxis.solve.objective import LinearObjective
 
 _PART = 0.5  # seconds that Ctrl-C waits, about; and at least an iteration
@@ -36,7 +42,14 @@ class Solver(abc.ABC):
     has_aux: bool
     maxiter: int
     tol: float
+    stepsize: float | Callable[[Any], Any]
     verbose: bool | Watch
+
+    def __post_init__(self) -> None:
+        who = type(self).__name__
+        check.count(who, "maxiter", self.maxiter)
+        for name in ("tol", *(() if callable(self.stepsize) else ("stepsize",))):
+            check.number(who, name, getattr(self, name), least=0)
 
     def init_state(self, init_params: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the state before the first iteration, with value and gradient at ``init_params``.
@@ -48,7 +61,7 @@ class Solver(abc.ABC):
         return self._begun(*self._given("init_state", init_params, args, kwargs)).state
 
     def update(self, params: Any, state: Any, *args: Any, **kwargs: Any) -> OptStep:
-        """Make one iteration.
+        """Make one iteration, of which ``verbose`` tells nothing.
 
         Args:
             params, state: from ``init_state`` or the last update; they belong together.
@@ -58,11 +71,8 @@ class Solver(abc.ABC):
             ``(params, state)``. If nothing better is found, ``params`` do not change.
         """
         step, arguments = OptStep(params, state), self._in_order(args, kwargs)
-        is_traced = _is_traced((step, arguments))
-        new = (self._iteration if is_traced or _tables(arguments) else self._compiled.iteration)(step, arguments)
-        if self.verbose:
-            self._tell(new.state, is_traced)
-        return new
+        in_parts = _is_traced((step, arguments)) or _tables(arguments)
+        return (self._iteration if in_parts else self._compiled.iteration)(step, arguments)
 
     def run(self, init_params: Any, *args: Any, **kwargs: Any) -> OptStep:
         """Iterate until the error is small.
@@ -88,14 +98,35 @@ class Solver(abc.ABC):
 
     def optimality_fun(self, params: Any, *args: Any, **kwargs: Any) -> Any:
         """Return what is zero at a solution: the gradient, or ``params - prox(params - gradient)``."""
-        return self._residual(floating(f"{type(self).__name__}.optimality_fun", params), self._in_order(args, kwargs))
+        return self._residual(jax.tree.map(jnp.asarray, params), self._in_order(args, kwargs))
 
     def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         return args, kwargs
 
     def _given(self, call: str, init_params: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Return checked parameters and arguments of a call."""
-        return beginning(f"{type(self).__name__}.{call}", self.fun, init_params, args, kwargs), (args, kwargs)
+        """Return a call's parameters as arrays, on the data's mesh if their types say it, and its arguments.
+
+        Raises:
+            DataError: if there are no parameters, or one is not of real numbers.
+            DataError: if a linear model's targets make no sense, or JAX would cut integers.
+        """
+        who = f"{type(self).__name__}.{call}"
+        if getattr(type(init_params), "_fields", None) == OptStep._fields:  # also JAXopt's
+            init_params = init_params.params
+        params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), init_params)  # of no weak type
+        dtypes = {x.dtype for x in jax.tree.leaves(params)}
+        if not dtypes or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
+            raise DataError(f"{who}: params must be arrays of floats, at least one, got {dtypes or params}")
+        check.no_cut(who, "the arguments of fun", (args, kwargs))
+        if isinstance(self.fun, LinearObjective):
+            problem = self.fun.check_targets(params, *args, **kwargs)
+            if len(dtypes) > 1 or jnp.result_type(*dtypes, problem.design.dtype) not in dtypes:
+                raise DataError(
+                    f"{who}: init_params are {', '.join(sorted(d.name for d in dtypes))}, and X is "
+                    f"{problem.design.dtype}: write fun.init(…, dtype=X.dtype), or X.astype(…)"
+                )
+            params = jax.tree.map(lambda x: arrays.typed_beside(x, problem.targets), params)
+        return params, (args, kwargs)
 
     def _without_closures(self, params: Any, arguments: Any) -> tuple["Solver", Any, Any]:
         """Move traced values that the function closes over to the arguments, by which JAX differentiates."""
@@ -105,11 +136,8 @@ class Solver(abc.ABC):
         pure, closed = jax.closure_convert(lambda p, args, kwargs: fun(p, *args, **kwargs), params, args, kwargs)
         if not closed:
             return self, params, arguments
-
-        def opened(params: Any, arguments: Any, closed: Any) -> Any:
-            return pure(params, *arguments, *closed)
-
-        solver: Any = dataclasses.replace(self, fun=opened)  # pyright: ignore[reportArgumentType]
+        own: Any = self
+        solver = dataclasses.replace(own, fun=lambda params, arguments, closed: pure(params, *arguments, *closed))
         return solver, params, ((arguments, closed), {})
 
     @abc.abstractmethod
@@ -129,8 +157,8 @@ class Solver(abc.ABC):
         """Return a step at which a run of a linear model may end, with value, gradient and status computed anew."""
 
     @abc.abstractmethod
-    def _tangent(self, params: Any, arguments: Any, moved: Any) -> Any:
-        """Return the tangent of a solution by those of the arguments."""
+    def _inverse(self, params: Any, arguments: Any, right: Any) -> Any:
+        """Return what the residual's derivative by the parameters takes to ``right``."""
 
     def _preconditioner(self, params: Any, arguments: Any) -> Any:
         """Return what is computed once, before the first iteration."""
@@ -146,8 +174,8 @@ class Solver(abc.ABC):
     @functools.cached_property
     def _compiled(self) -> Any:
         """Return the solver's programs, which go when it goes."""
-        start, iteration, steps = jax.jit(self._start), jax.jit(self._iteration), jax.jit(self._steps)
-        return SimpleNamespace(start=start, iteration=iteration, steps=steps, tangent=jax.jit(self._tangent))
+        methods = self._start, self._iteration, self._steps, self._tangent
+        return SimpleNamespace(**{method.__name__[1:]: jax.jit(method) for method in methods})
 
     def _begun(self, params: Any, arguments: Any) -> OptStep:
         """Return where a run begins."""
@@ -159,39 +187,27 @@ class Solver(abc.ABC):
         # Later parameters lie where the state does: with others, iterations would be compiled once more.
         return OptStep(jax.tree.map(lambda x: arrays.whole_beside(x, state.error), params), state)
 
-    def _steps(self, step: OptStep, arguments: Any, until: Any, *, tells: bool = False) -> OptStep:
+    def _steps(self, step: OptStep, arguments: Any, until: Any) -> OptStep:
         """Iterate until the solver stops, or has made so many iterations in all.
 
         Where it would stop, a linear model's predictions are computed anew; if it is no solution, the run goes on.
         """
         problem = self._problem(step.params, arguments)
 
-        def iterate(step: OptStep) -> OptStep:
-            new = self._iteration(step, arguments)
-            if tells:
-                self._tell(new.state, True)
-            return new
-
         def go_on(step: OptStep) -> jax.Array:
             return (step.state.status == Status.RUNNING) & (step.state.iter_num < until)
 
+        def iterate(step: OptStep) -> OptStep:
+            return while_loop(problem.is_table, go_on, lambda step: self._iteration(step, arguments), step)
+
         def iterate_and_recheck(step: OptStep) -> OptStep:
-            step = while_loop(problem.is_table, go_on, iterate, step)
+            step = iterate(step)
             may_end = (step.state.status != Status.RUNNING) & (step.state.status != Status.NOT_FINITE)
             if problem.is_table:
                 return self._rechecked(step, arguments) if may_end else step
             return jax.lax.cond(may_end, lambda step: self._rechecked(step, arguments), lambda step: step, step)
 
-        if not problem.is_linear:
-            return while_loop(False, go_on, iterate, step)
-        return while_loop(problem.is_table, go_on, iterate_and_recheck, step)
-
-    def _tell(self, state: Any, is_traced: bool) -> None:
-        numbers = state.iter_num, state.value, state.error, state.stepsize, state.data_passes
-        if is_traced:
-            jax.debug.callback(functools.partial(tell, self.verbose), *numbers)
-        else:
-            tell(self.verbose, *numbers)
+        return while_loop(problem.is_table, go_on, iterate_and_recheck, step) if problem.is_linear else iterate(step)
 
     def _problem(self, params: Any, arguments: Any) -> Linear | Function:
         """Return the problem that the function poses with its arguments."""
@@ -211,17 +227,13 @@ class Solver(abc.ABC):
 
     def _solved_by_host(self, params: Any, arguments: Any) -> OptStep:
         tables, is_alone = _tables(arguments), jax.process_count() == 1
-        steps = self._steps if tables else self._compiled.steps
+        steps, at_once = self._steps if tables else self._compiled.steps, 1 if is_alone else self.maxiter
         with contextlib.ExitStack() as stack:
             for table in tables:
                 stack.enter_context(table.shown())
-            step, journal = self._begun(params, arguments), None
-            if tables:
-                options = {name: value for name, value in self.__getstate__().items() if name != "verbose"}
-                journal = stack.enter_context(tables[0].saved(f"{type(self).__name__}({options})", step, arguments))
-            if journal is not None and (found := journal.state()) is not None:
-                step = _laid_as(step, found[1])
-            at_once = 1 if is_alone else self.maxiter
+            options = {name: value for name, value in self.__getstate__().items() if name != "verbose"}
+            step = self._begun(params, arguments)
+            step, save = stack.enter_context(saved(f"{type(self).__name__}({options})", step, arguments))
             try:
                 while int(step.state.status) == Status.RUNNING:
                     before, began = int(step.state.iter_num), time.perf_counter()
@@ -233,23 +245,42 @@ class Solver(abc.ABC):
                     each = (time.perf_counter() - began) / max(1, int(step.state.iter_num) - before)
                     at_once = max(1, int(_PART / each)) if is_alone else at_once
                     if self.verbose:
-                        self._tell(step.state, False)
-                    if journal is not None:
-                        journal.save_state([], jax.tree.leaves(step))
+                        tell(self.verbose, *(getattr(step.state, name) for name in Iteration._fields))
+                    save(step)
             except KeyboardInterrupt as error:
-                if journal is not None:
-                    journal.save_state([], jax.tree.leaves(step))
+                save(step)
                 status = jnp.where(step.state.status == Status.RUNNING, Status.INTERRUPTED, step.state.status)
                 raise Interrupted(step.params, step.state._replace(status=status.astype(jnp.int32))) from error
             return step
 
     def _solved_in_program(self, params: Any, arguments: Any) -> OptStep:
-        step, tells = self._begun(params, arguments), bool(self.verbose)
+        step = self._begun(params, arguments)
         if getattr(step.state, "preconditioner", None) is not None and self.maxiter > _RENEWAL:
-            step = self._steps(step, arguments, _RENEWAL, tells=tells)
+            step = self._steps(step, arguments, _RENEWAL)
             is_running = step.state.status == Status.RUNNING
             step = jax.lax.cond(is_running, lambda step: self._renewed(step, arguments), lambda step: step, step)
-        return self._steps(step, arguments, self.maxiter, tells=tells)
+        return self._steps(step, arguments, self.maxiter)
+
+    def _tangent(self, params: Any, arguments: Any, moved: Any) -> Any:
+        """Return the tangent of a solution by those of the arguments."""
+        change = jax.jvp(lambda a: self._residual(params, a), (arguments,), (moved,))[1]
+        return self._inverse(params, arguments, trees.scaled(-1, change))
+
+
+def conjugate_gradients(operator: Callable[[Any], Any], right: Any) -> Any:
+    """``operator(x) = right`` for a symmetric operator.
+
+    On one vector: of a tree, some leaves might not depend on what is differentiated, which JAX cannot transpose.
+    """
+    vector, unravel = jax.flatten_util.ravel_pytree(right)
+
+    def product(x: jax.Array) -> jax.Array:
+        return jax.flatten_util.ravel_pytree(operator(unravel(x)))[0]
+
+    def conjugate(product: Any, b: jax.Array) -> Any:
+        return jax.scipy.sparse.linalg.cg(product, b, tol=10 * float(jnp.finfo(b.dtype).eps))[0]
+
+    return unravel(jax.lax.custom_linear_solve(product, vector, conjugate, symmetric=True))
 
 
 def _tables(arguments: Any) -> list[TableRows]:
@@ -258,16 +289,6 @@ def _tables(arguments: Any) -> list[TableRows]:
 
 def _is_traced(operands: Any) -> bool:
     return jax_api.is_tracing() or arrays.is_traced(operands)
-
-
-def _laid_as(step: OptStep, leaves: list[Any]) -> OptStep:
-    """Return saved leaves in the structure of a step, where its own lie."""
-    own, structure = jax.tree.flatten(step)
-    laid = [
-        jax.device_put(x, y.sharding if y.committed else None) if isinstance(y, jax.Array) else x
-        for x, y in zip(leaves, own, strict=True)
-    ]
-    return jax.tree.unflatten(structure, laid)
 
 
 # One function for all solvers: a derivative that closes over the function it is of, JAX would never let go.

@@ -57,14 +57,36 @@ def while_loop(in_python: bool, go_on: Callable[[Any], Any], body: Callable[[Any
     return carry
 
 
+@contextlib.contextmanager
+def saved(options: str, begin: Any, arguments: Any) -> Iterator[tuple[Any, Callable[[Any], None]]]:
+    """Give where a run begins or was saved, a pytree, and a function that saves another: over a table, into its folder.
+
+    A saved run is this one if options, arguments and ``begin`` are. When it is done, nothing is left there.
+    """
+    rows = next((x for x in jax.tree.leaves(arguments) if isinstance(x, TableRows)), None)
+    if rows is None or rows.engine.folder is None:
+        yield begin, lambda _: None
+        return
+    own, structure = jax.tree.flatten(begin)
+    values = [x for x in jax.tree.leaves((arguments, own, rows.shift)) if not isinstance(x, TableRows)]
+    chunks = f"{rows.num_rows} rows, {rows.blocks.size} devices, {rows.length} rows at once, of {rows.table.columns}"
+    with rows.engine.rows_saved({"run": [options, chunks, *map(jnp.asarray, values)]}) as journal:
+
+        def laid(x: np.ndarray, like: Any) -> Any:
+            if isinstance(like, jax.Array):
+                return jax.device_put(x, like.sharding if like.committed else None)
+            return x if isinstance(like, np.ndarray) else type(like)(x)
+
+        found = journal.state()
+        begin = begin if found is None else structure.unflatten(map(laid, found[1], own))
+        yield begin, lambda tree: journal.save_state([], jax.tree.leaves(tree))
+
+
 def blocks_of(who: str, table: Table, engine: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield a table's rows and targets once, in blocks on the host, as many at once as the engine says."""
     _require_engine(who, engine)
     if engine.folder is not None:
         raise ValueError(f"{who}: nothing is saved of a single pass; write engine=px.Stream(memory='2GB')")
-    if not len(table):
-        yield np.zeros(table.shape, table.dtype), np.zeros(0)
-        return
     size = engine.rows_at_once(row_bytes=table.dtype.itemsize * table.shape[1], kept_bytes=0, num_devices=1)
     done = 0
     with engine.rows_shown() as show:
@@ -163,31 +185,27 @@ class TableRows:
         own = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.at_once, *x.shape[1:]), x.dtype), targets)
         of_rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*x.shape[:-1], self.at_once), x.dtype), rows)
         kept, sums = jax.eval_shape(functools.partial(fn, *static), X, own, shared, of_rows)
-        found = jax.tree.map(lambda x: self._zeros((*x.shape[:-1], self.shape[0]), x.dtype), kept)
+
+        def zeros(x: Any) -> jax.Array:
+            sharding = arrays.sharding(self.blocks, x.ndim - 1)
+            return jnp.zeros((*x.shape[:-1], self.shape[0]), x.dtype, device=sharding)
+
         totals = arrays.put(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), sums), everywhere)
-        carry, before = (found, totals), None
-        for number, chunk in enumerate(self._read()):
+        carry, before = (jax.tree.map(zeros, kept), totals), None
+        for number, chunk in enumerate(self._shown(self._read())):
             given = (np.int32(number), chunk, shift, shared, targets, rows)
             *carry, done = _chunk(fn, static, self.blocks.size, *given, *carry)
             jax.block_until_ready(before)  # where work is sent ahead, one chunk computes, and one waits
             before = done
         return tuple(carry)
 
-    def _zeros(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-        return jnp.zeros(shape, dtype, device=arrays.sharding(self.blocks, len(shape) - 1))
-
     def _read(self) -> Iterator[jax.Array]:
         """Yield the chunks on the devices, all of the same number of rows."""
-        wide = self.dtype == np.float64
-
-        def laid() -> Iterator[jax.Array]:
-            for given, _ in self._counted(self.table._blocks(self.at_once)):
-                X = given.astype(self.dtype, copy=False)
-                with jax.enable_x64(wide):  # which holds for a thread
-                    found = arrays.put(arrays.repeat_last(X, self.at_once), arrays.sharding(self.blocks))
-                yield found
-
-        return self._shown(laid())
+        for given, _ in self._counted(self.table._blocks(self.at_once)):
+            X = arrays.repeat_last(given.astype(self.dtype, copy=False), self.at_once)
+            with jax.enable_x64(self.dtype == np.float64):  # which holds for a thread
+                chunk = arrays.put(X, arrays.sharding(self.blocks))
+            yield chunk
 
     def _shown(self, chunks: Iterator[_T]) -> Iterator[_T]:
         """Yield the chunks of a pass, read ahead; tell of each that was used."""
@@ -208,23 +226,6 @@ class TableRows:
                 yield show
             finally:
                 self._show = None
-
-    @contextlib.contextmanager
-    def saved(self, options: str, start: Any, arguments: Any) -> Iterator[Any]:
-        """Give where a run over the table is saved, if it is to be; when it is done, nothing is left there.
-
-        A saved run is this one if options, arguments and ``start`` are: numbers that it begins with, of all rows.
-        """
-        if self.engine.folder is None:
-            yield None
-            return
-        values = [x for x in jax.tree.leaves((arguments, start, self.shift)) if not isinstance(x, TableRows)]
-        chunks = (
-            f"{self.num_rows} rows, {self.blocks.size} devices, {self.length} rows at once, of {self.table.columns}"
-        )
-        described = {"run": [options, chunks, *map(jnp.asarray, values)]}
-        with self.engine.rows_saved(described) as journal:
-            yield journal
 
     def _counted(self, blocks: Iterator[tuple[np.ndarray, np.ndarray]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         self._passes[0] += 1

@@ -79,25 +79,25 @@ class LinearObjective:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         if set(given) != set(names) or len(args) + len(kwargs) != len(names):
             raise TypeError(f"{self} takes (params, {', '.join(names)})")
-        l2, data = given.get("l2reg", 0.0), given["data"]
+        data: Any = given["data"]
+        l2: Any = given.get("l2reg")
         if isinstance(data, Table):
             raise TypeError(f"{self}: data is a table; write px.solve.rows(table, engine=px.Stream(memory='2GB'))")
         if not isinstance(data, tuple | list) or len(data) not in (2, 3) or any(x is None for x in data[:2]):
             raise TypeError(f"{self}: data must be (X, y) or (X, y, weight), got {check.described(data)}")
         if np.shape(l2) != ():
             raise DataError(f"{self}: l2reg must be a number, got {check.described(l2)}; write 0.1")
-        leaves: list[Any] = [x if isinstance(x, TableRows | None) else jnp.asarray(x) for x in data]
-        design, targets, weight = leaves if len(leaves) == 3 else (*leaves, None)
-        self._check(params, design, targets, weight)
-        return Linear(self.loss, design, targets, weight, l2 if self.l2 else None, self.intercept)
+        leaves: list[Any] = [x if isinstance(x, TableRows | None) else jnp.asarray(x) for x in (*data, None)[:3]]
+        problem = Linear(self.loss, *leaves, l2=l2, intercept=self.intercept)
+        self._check(params, problem)
+        return problem
 
     def check_targets(self, params: Any, *args: Any, **kwargs: Any) -> Linear:
         """Return the problem after a look at the targets' values and the weights' sum, if they are at hand."""
         problem = self.problem(params, *args, **kwargs)
         if arrays.is_traced((problem.targets, problem.weight)):
             return problem
-        coef: Any = params[0] if self.intercept else params
-        num_outputs = 1 if jnp.ndim(coef) == 1 else jnp.shape(coef)[1]
+        num_outputs = (1, *jnp.shape(params[0] if self.intercept else params)[1:])[-1]
         y = arrays.on_host(problem.targets)
         wrong = ~self.loss.accepts(y, num_outputs)
         if problem.weight is not None:
@@ -105,19 +105,17 @@ class LinearObjective:
             require_sum(str(self), "weight", weight, problem.design.dtype)
             wrong &= (weight > 0).reshape(-1, *(1,) * (y.ndim - 1))
         if np.any(wrong):
-            outputs = f"{num_outputs} output{'s' * (num_outputs != 1)}"
-            raise DataError(f"{self}: y must be {self.loss.targets}; got {y[wrong][0]} for {outputs}")
+            raise DataError(f"{self}: y must be {self.loss.targets}; got {y[wrong][0]} for {num_outputs} output(s)")
         return problem
 
     def init(self, num_features: int, num_outputs: int | None = None, dtype: Any = jnp.float32) -> Any:
         """Return zeros as parameters: ``(d,)``, or ``(d, k)`` for k outputs, with an intercept if there is one."""
-        shape = (check.count("LinearObjective.init", "num_features", num_features, least=0),)
-        if num_outputs is not None:
-            shape += (check.count("LinearObjective.init", "num_outputs", num_outputs),)
-        coef = jnp.zeros(shape, dtype)
-        return (coef, jnp.zeros(shape[1:], dtype)) if self.intercept else coef
+        outputs = () if num_outputs is None else (num_outputs,)
+        coef = jnp.zeros((num_features, *outputs), dtype)
+        return (coef, jnp.zeros(outputs, dtype)) if self.intercept else coef
 
-    def _check(self, params: Any, design: Any, targets: jax.Array, weight: jax.Array | None) -> None:
+    def _check(self, params: Any, problem: Linear) -> None:
+        design, loss = problem.design, self.loss
         if design.ndim != 2 or not design.shape[0]:
             raise DataError(f"{self}: data: X must be (n, d) with at least one row, got {design.shape}")
         if isinstance(params, tuple) != self.intercept or (self.intercept and len(params) != 2):
@@ -127,28 +125,26 @@ class LinearObjective:
             )
         shape = jnp.shape(params[0] if self.intercept else params)
         wanted = {1: "(d,), one output", 2: "(d, k), an output per class"}
-        num_dims = 1 if self.loss.single else 2 if self.loss.classes else min(max(len(shape), 1), 2)
+        num_dims = 1 if loss.single else 2 if loss.classes else min(max(len(shape), 1), 2)
         if shape[:1] != design.shape[1:] or len(shape) != num_dims:
             raise DataError(
                 f"{self}: for X (n, d), coefficients must be {wanted[num_dims]}, got {design.shape} and {shape}"
             )
-        rows = design.shape[:1]
+        rows, weight = design.shape[:1], problem.weight
         for name, found, expected in (
             ("params: intercept", jnp.shape(params[1]) if self.intercept else shape[1:], shape[1:]),
-            ("data: y", targets.shape, rows + (() if self.loss.classes else shape[1:])),
+            ("data: y", problem.targets.shape, rows + (() if loss.classes else shape[1:])),
             ("data: weight", rows if weight is None else weight.shape, rows),
         ):
             if found != expected:
-                raise DataError(
-                    f"{self}: {name} must be {expected} for X {design.shape} and coefficients {shape}, got {found}"
-                )
+                where = f"for X {design.shape} and coefficients {shape}"
+                raise DataError(f"{self}: {name} must be {expected} {where}, got {found}")
 
     def __reduce__(self) -> Any:
         return functools.partial(glm, intercept=self.intercept, l2=self.l2), (self.loss.name,)
 
     def __repr__(self) -> str:
-        options = [name for name in ("intercept", "l2") if getattr(self, name)]
-        return f"glm({', '.join([repr(self.loss.name), *(f'{name}=True' for name in options)])})"
+        return f"glm({self.loss.name!r}{', intercept=True' * self.intercept}{', l2=True' * self.l2})"
 
 
 def glm(loss: LossName, *, intercept: bool = False, l2: bool = False) -> LinearObjective:

@@ -43,11 +43,7 @@ def l1(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
 
     Source: Donoho and Johnstone 1994 (soft thresholding).
     """
-
-    def leaf(x: jax.Array, strength: jax.Array, scaling: Any) -> jax.Array:
-        return x - jnp.clip(x, -strength * scaling, strength * scaling)
-
-    return _by_leaf("l1", leaf, x, hyperparams, scaling)
+    return _by_leaf("l1", lambda x, strength: x - jnp.clip(x, -strength * scaling, strength * scaling), x, hyperparams)
 
 
 def elastic_net(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
@@ -64,8 +60,7 @@ def elastic_net(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     Source: Zou and Hastie 2005.
     """
     strength, shrinkage = _pair("elastic_net", "(l1, l2)", (1.0, 1.0) if hyperparams is None else hyperparams)
-    shrunk = l1(x, strength, scaling)
-    return _by_leaf("elastic_net", lambda x, l2, scaling: x / (1 + l2 * scaling), shrunk, shrinkage, scaling)
+    return _by_leaf("elastic_net", lambda x, l2: x / (1 + l2 * scaling), l1(x, strength, scaling), shrinkage)
 
 
 def group(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
@@ -85,12 +80,7 @@ def group(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
 
     Source: Yuan and Lin 2006.
     """
-
-    def leaf(x: jax.Array, strength: jax.Array, scaling: Any) -> jax.Array:
-        norm = _group_norms(x)
-        return jnp.maximum(1 - strength * scaling / norm, 0) * x
-
-    return _by_leaf("group", leaf, x, hyperparams, scaling)
+    return _by_leaf("group", lambda x, own: jnp.maximum(1 - own * scaling / _group_norms(x), 0) * x, x, hyperparams)
 
 
 def box(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
@@ -107,8 +97,7 @@ def box(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     Source: Parikh and Boyd 2014, section 6.2.4.
     """
     lower, upper = _pair("box", "(lower, upper)", (0.0, 1.0) if hyperparams is None else hyperparams)
-    above = _by_leaf("box", lambda x, bound, _: jnp.maximum(x, bound), x, lower)
-    return _by_leaf("box", lambda x, bound, _: jnp.minimum(x, bound), above, upper)
+    return _by_leaf("box", jnp.minimum, _by_leaf("box", jnp.maximum, x, lower), upper)
 
 
 def non_negative(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
@@ -121,7 +110,7 @@ def non_negative(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
 
     Source: Parikh and Boyd 2014, section 6.2.4.
     """
-    return _by_leaf("non_negative", lambda x, bound, _: jnp.maximum(x, bound), x, 0.0)
+    return _by_leaf("non_negative", jnp.maximum, x, 0.0)
 
 
 def simplex(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
@@ -139,7 +128,7 @@ def simplex(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     Source: Held, Wolfe and Crowder 1974; Duchi et al. 2008, figure 1 (by sorting).
     """
 
-    def leaf(x: jax.Array, total: jax.Array, scaling: Any) -> jax.Array:
+    def leaf(x: jax.Array, total: jax.Array) -> jax.Array:
         if not x.ndim:
             raise DataError("prox.simplex: each leaf of x must be a vector (..., d), got a number; write x[None]")
         x = x - jnp.max(x, -1, keepdims=True)  # changes no result, and leaves the digits where they count
@@ -156,13 +145,11 @@ def simplex(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
 def first(operator: Prox) -> Prox:
     """Return an operator on the first of a pair ``(coef, intercept)`` only: the intercept is not penalised.
 
-    Two results of ``first(l1)`` are equal, so a second one does not compile programs again.
+    Two results of ``first(l1)`` are equal, so a second one does not compile programs again. Applied to something other
+    than a pair, it raises a DataError.
 
     Args:
         operator: an operator of this module, or a function with the same arguments. It gets ``hyperparams`` unchanged.
-
-    Raises:
-        DataError: when the result is applied to something other than a pair.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -189,17 +176,15 @@ def penalty(operator: Prox, x: Any, hyperparams: Any) -> Any:
     """Return the penalty of an operator of this module, a scalar; of a constraint, and of a function of yours, 0."""
     while isinstance(operator, _First):
         operator, x = operator.operator, x[0]
+    parts: dict[Prox, Any] = {
+        l1: [(lambda x, strength: strength * jnp.abs(x), hyperparams)],
+        group: [(lambda x, strength: strength * x**2 / _group_norms(x), hyperparams)],
+    }
     if operator is elastic_net:
-        strength, shrinkage = _pair("elastic_net", "(l1, l2)", hyperparams)
-        squares = _by_leaf("elastic_net", lambda x, l2, _: 0.5 * l2 * x**2, x, shrinkage)
-        return penalty(l1, x, strength) + sum(map(jnp.sum, jax.tree.leaves(squares)))
-    if operator is l1:
-        terms = _by_leaf("l1", lambda x, strength, _: strength * jnp.abs(x), x, hyperparams)
-    elif operator is group:
-        terms = _by_leaf("group", lambda x, strength, _: strength * x**2 / _group_norms(x), x, hyperparams)
-    else:
-        return jnp.zeros(())
-    return sum(map(jnp.sum, jax.tree.leaves(terms)))
+        strength, shrinkage = hyperparams
+        parts[elastic_net] = [(parts[l1][0][0], strength), (lambda x, l2: 0.5 * l2 * x**2, shrinkage)]
+    terms = [_by_leaf("penalty", term, x, hyper) for term, hyper in parts.get(operator, [])]
+    return sum(map(jnp.sum, jax.tree.leaves(terms)), jnp.zeros(()))
 
 
 def require_sensible(who: str, operator: Prox, x: Any, hyperparams: Any) -> None:
@@ -213,15 +198,12 @@ def require_sensible(who: str, operator: Prox, x: Any, hyperparams: Any) -> None
         operator, x = operator.operator, x[0]
     if hyperparams is None and operator in (l1, elastic_net, group, box):
         raise TypeError(f"{who}: prox.{operator.__name__} needs hyperparams_prox; write run(params, 0.1, …)")
-    if hyperparams is None or arrays.is_traced(hyperparams):
+    if hyperparams is None or arrays.is_traced((x, hyperparams)):
         return
     if operator is box:
-        # Like x both, since each may be a prefix of its own.
-        lower, upper = (
-            jax.tree.leaves(jax.tree.map(lambda bound, part: jax.tree.map(lambda _: bound, part), bounds, x))
-            for bounds in hyperparams
-        )
-        if not all(np.all(np.asarray(low) <= np.asarray(high)) for low, high in zip(lower, upper, strict=True)):
+        inside = box(jax.tree.map(jnp.zeros_like, x), hyperparams)
+        raised = _by_leaf("box", jnp.maximum, inside, hyperparams[0])
+        if not all(np.array_equal(*pair) for pair in zip(*map(jax.tree.leaves, (inside, raised)), strict=True)):
             raise DataError(f"{who}: hyperparams_prox of prox.box must be (lower, upper), got a lower bound above")
     elif operator in (l1, group, elastic_net, simplex) and not all(
         np.all(np.asarray(leaf) >= 0) for leaf in jax.tree.leaves(hyperparams)
@@ -242,22 +224,17 @@ def _pair(who: str, names: str, hyperparams: Any) -> Any:
     return hyperparams
 
 
-def _by_leaf(who: str, operator: Callable[..., jax.Array], x: Any, hyper: Any, scaling: Any = 1.0) -> Any:
+def _by_leaf(who: str, operator: Callable[[jax.Array, jax.Array], jax.Array], x: Any, hyper: Any) -> Any:
     """Return the operator on each leaf, with the part of ``hyper`` that stands above it, 1 if it is ``None``."""
+
+    def leaf(number: Any, value: Any) -> jax.Array:
+        value = jnp.asarray(value)
+        found = operator(value, jnp.asarray(number, value.dtype)).astype(value.dtype)
+        if found.shape != value.shape:
+            raise DataError(f"prox.{who}: hyperparams must broadcast against x {value.shape}, got {jnp.shape(number)}")
+        return found
+
     hyper = 1.0 if hyper is None else hyper
-
-    def below(number: Any, part: Any) -> Any:
-        def leaf(value: Any) -> jax.Array:
-            value = jnp.asarray(value)
-            found = operator(value, jnp.asarray(number, value.dtype), scaling).astype(value.dtype)
-            if found.shape != value.shape:
-                raise DataError(
-                    f"prox.{who}: hyperparams must broadcast against x {value.shape}, got {jnp.shape(number)}"
-                )
-            return found
-
-        return jax.tree.map(leaf, part)
-
     try:
         jax.tree.structure(hyper).flatten_up_to(x)
     except ValueError as error:
@@ -266,4 +243,4 @@ def _by_leaf(who: str, operator: Callable[..., jax.Array], x: Any, hyper: Any, s
             f"prox.{who}: hyperparams must be a number or a tree that is a prefix of x, got "
             f"{jax.tree.structure(hyper)} for {jax.tree.structure(x)}; write {write}"
         ) from error
-    return jax.tree.map(below, hyper, x)
+    return jax.tree.map(lambda number, part: jax.tree.map(lambda value: leaf(number, value), part), hyper, x)

@@ -11,24 +11,25 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
+import jax
 import numpy as np
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, is_classifier
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from paraxis._core import check
 from paraxis._tables import Table
 from paraxis.errors import DataError
 from paraxis.solve._rows import require_sum
-from paraxis.solve._run import Watch
-from paraxis.solve._stopping import Status
-from paraxis.solve._streaming import TableRows, blocks_of
+from paraxis.solve._run import Status, Watch
+from paraxis.solve._streaming import MAX_FEATURES, TableRows, blocks_of
 from paraxis.solve.estimators import _fitting as fitting
 from paraxis.solve.estimators._fitting import Placed, Posed
-from paraxis.solve.estimators._quadratic import Penalty, Solution
+from paraxis.solve.estimators._quadratic import Penalty, Quadratic, Solution
 
 _GOOD_ENOUGH = 1e-4  # an error at which rounding may stop a solver without a warning; scikit-learn's usual tolerance
 _FLOATS: Any = [np.float64, np.float32]
+_FEW = 1024  # columns of which a matrix is no work, however few rows there are
 _LARGEST = float(np.finfo(np.float64).max)
 
 
@@ -42,24 +43,13 @@ class Path(NamedTuple):
     status: list[str]  # why the solver stopped for each, in words
 
 
-class _Fitted:
-    """What ``fit`` sets."""
-
-    coef_: np.ndarray
-    intercept_: Any
-    status_: str
-    data_passes_: int
-    n_iter_: Any
-    n_features_in_: int
-    _is_of_table: bool = False
-
-
 @dataclasses.dataclass(eq=False, repr=False, kw_only=True)
-class LinearModel(_Fitted, BaseEstimator, abc.ABC):
+class LinearModel(BaseEstimator, abc.ABC):
     """Base of the estimators, with the options of all."""
 
     strength_name: ClassVar[str] = "alpha"
     strong_is_large: ClassVar[bool] = True
+    metric: ClassVar[Callable[..., Any]]  # what ``score`` returns
     fit_intercept: bool = True
     tol: float = 1e-10
     max_iter: int = 2000
@@ -82,10 +72,6 @@ class LinearModel(_Fitted, BaseEstimator, abc.ABC):
     @abc.abstractmethod
     def _predicted(self, z: np.ndarray) -> np.ndarray:
         """Return predictions by those of the linear model, ``(n,)`` or ``(n, k)``."""
-
-    @abc.abstractmethod
-    def _score(self, predicted: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
-        """Return the score of predictions."""
 
     def _weighted(self, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """Weights of rows with those of their classes, where there are such."""
@@ -118,7 +104,7 @@ class LinearModel(_Fitted, BaseEstimator, abc.ABC):
         vars(self).clear()
         vars(self).update(vars(model))
         self.coef_, self.intercept_ = self._described(found.params, posed, placed.means)
-        self.n_iter_ = self._described_count(found.iter_num)
+        self.n_iter_: Any = np.array([found.iter_num]) if is_classifier(self) else found.iter_num
         self.status_ = Status(found.status).words
         self.data_passes_ = X.num_passes if isinstance(X, TableRows) else found.data_passes
         self._warn(found)
@@ -130,23 +116,19 @@ class LinearModel(_Fitted, BaseEstimator, abc.ABC):
         Args:
             X, engine: as for :meth:`fit`; a table is read once.
         """
-        return self._of_rows(X, engine, self._predicted)
+        return self._of_rows(X, engine, self._predicted)[0]
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None, *, engine: Any = None) -> float:
         """Return a regression's R², D² of counts, or a classifier's fraction of rows whose class is predicted.
 
         Args:
             X, y, sample_weight, engine: as for :meth:`fit`; a table is read once.
-
-        Raises:
-            ValueError: if the data or weights cannot be used; the message says why.
         """
         if isinstance(X, Table):
             self._require_none(y=y, call="score")
-            predicted, y = self._of_table(X, engine, self._predicted)
-        else:
-            predicted = self._of_rows(X, engine, self._predicted)
-        return self._score(predicted, np.asarray(y), self._checked_weight(sample_weight, len(predicted), np.float64))
+        predicted, targets = self._of_rows(X, engine, self._predicted)
+        weight = self._checked_weight(sample_weight, predicted, np.float64)
+        return float(type(self).metric(y if targets is None else targets, predicted, sample_weight=weight))
 
     def path(
         self, X: Any, y: Any, strengths: Sequence[float], sample_weight: Any = None, *, engine: Any = None
@@ -159,9 +141,6 @@ class LinearModel(_Fitted, BaseEstimator, abc.ABC):
 
         Returns:
             The solutions in the order of ``strengths``. The estimator itself is not fitted.
-
-        Raises:
-            ValueError: if the data, an option or a strength cannot be used; the message says why.
         """
         if getattr(engine, "folder", None) is not None:
             raise ValueError(f"{self._who}: a path is several runs, and none is saved; leave the engine's folder out")
@@ -188,23 +167,23 @@ class LinearModel(_Fitted, BaseEstimator, abc.ABC):
             params = found[index].params
         return [found[index] for index in range(len(grid))]
 
-    def _of_rows(self, X: Any, engine: Any, of_block: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """Return a function of ``X @ coef + intercept``, ``(n,)`` or ``(n, k)``, also of a table."""
-        if isinstance(X, Table):
-            return self._of_table(X, engine, of_block)[0]
+    def _of_rows(self, X: Any, engine: Any, of_block: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, Any]:
+        """Return a function of ``X @ coef + intercept``, ``(n,)`` or ``(n, k)``; and of a table, its targets."""
         check_is_fitted(self)
+        if isinstance(X, Table):
+            self._require_columns(X)
+            blocks = blocks_of(self._who, X, engine)
+            parts = [(of_block(rows @ self.coef_.T + self.intercept_), y.copy()) for rows, y in blocks]
+            found, targets = (np.concatenate(part) for part in zip(*parts, strict=True))
+            return found, X._as_targets(targets)
         self._require_none(engine=engine)
         with warnings.catch_warnings():
-            if self._is_of_table and not hasattr(X, "columns"):  # as the table's blocks are
+            if getattr(self, "_is_of_table", False) and not hasattr(X, "columns"):  # as the table's blocks are
                 warnings.filterwarnings("ignore", "X does not have valid feature names")
             rows = validate_data(self, X, reset=False, dtype=_FLOATS)
-        return of_block(rows @ self.coef_.T + self.intercept_)
+        return of_block(rows @ self.coef_.T + self.intercept_), None
 
-    def _of_table(
-        self, table: Table, engine: Any, of_block: Callable[[np.ndarray], np.ndarray]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the same of a table, as many rows at once as the engine says, and its targets."""
-        check_is_fitted(self)
+    def _require_columns(self, table: Table) -> None:
         own, known = table.columns, list(getattr(self, "feature_names_in_", ()))
         if len(own) != self.n_features_in_ or (known and table._is_named and known != own):
             pairs = itertools.zip_longest(known, own)
@@ -214,10 +193,6 @@ class LinearModel(_Fitted, BaseEstimator, abc.ABC):
                 f"their order, got {table!r}{odd}; choose them where the table is made: "
                 f"columns=list(model.feature_names_in_)"
             )
-        blocks = blocks_of(self._who, table, engine)
-        parts = [(of_block(X @ self.coef_.T + self.intercept_), y.copy()) for X, y in blocks]
-        found, targets = zip(*parts, strict=True)
-        return np.concatenate(found), table._as_targets(np.concatenate(targets))
 
     def _require_none(self, *, engine: Any = None, y: Any = None, call: str = "") -> None:
         """Check that an argument is left out, the engine of an array and the targets of a table."""
@@ -233,8 +208,8 @@ class LinearModel(_Fitted, BaseEstimator, abc.ABC):
             raise ValueError(f"{self._who}: {argument} must be numbers (num,), got {check.described(strengths)}")
         for strength in grid.tolist():
             self._check_strength(f"{self.strength_name} in {argument}", strength)
-        order = np.argsort(grid, kind="stable")
-        return grid, [int(i) for i in (order[::-1] if self.strong_is_large else order)]
+        order = np.argsort(grid, kind="stable").tolist()
+        return grid, order[::-1] if self.strong_is_large else order
 
     def _check_strength(self, name: str, strength: Any) -> None:
         bounds: dict[str, Any] = {"least": 0, "most": _LARGEST} if self.strong_is_large else {"above": 0}
@@ -247,46 +222,41 @@ class LinearModel(_Fitted, BaseEstimator, abc.ABC):
         check.number(self._who, "tol", self.tol, above=0)
         check.count(self._who, "max_iter", self.max_iter)
         self._is_of_table = isinstance(X, Table)
+        rows: Any
         if isinstance(X, Table):
             self._require_none(y=y, call="fit")
             with fitting.surroundings(X.dtype, self.devices):
-                rows: Any = TableRows(self._who, X, engine, fitting.axis_of(max(1, len(X)), self.devices))
+                rows = TableRows(self._who, X, engine, fitting.axis_of(max(1, len(X)), self.devices))
             vars(self).pop("feature_names_in_", None)
             if X._is_named:
                 self.feature_names_in_ = np.array(X.columns, object)
-            self.n_features_in_, given = len(X.columns), rows.y
+            self.n_features_in_, y = len(X.columns), rows.y
         else:
             self._require_none(engine=engine)
-            found: Any = validate_data(self, X, y, dtype=_FLOATS, multi_output=True, y_numeric=False)
-            rows, given = found
-        targets = self._checked_targets(given)
-        return rows, targets, self._checked_weight(sample_weight, len(targets), rows.dtype)
+            rows, y = validate_data(self, X, y, dtype=_FLOATS, multi_output=True, y_numeric=False)
+        targets = self._checked_targets(y)
+        return rows, targets, self._checked_weight(sample_weight, targets, rows.dtype)
 
-    def _checked_weight(self, sample_weight: Any, num_rows: int, dtype: Any) -> np.ndarray:
-        given = np.asarray(1 if sample_weight is None else sample_weight)
-        given = np.full(num_rows, given, dtype) if given.ndim == 0 else given
-        weight = check_array(given, ensure_2d=False, dtype=dtype, input_name="sample_weight")
-        if weight.shape != (num_rows,):
-            raise DataError(f"{self._who}: sample_weight must be {(num_rows,)}, one per row of X, got {weight.shape}")
-        if np.any(weight < 0) or not np.any(weight > 0):
-            raise DataError(
-                f"{self._who}: sample_weight must not be negative, nor all zero; give rows not to count the weight 0"
-            )
+    def _checked_weight(self, sample_weight: Any, rows: Any, dtype: Any) -> np.ndarray:
+        weight = _check_sample_weight(sample_weight, rows, dtype=dtype, ensure_non_negative=True)
         require_sum(self._who, "sample_weight", weight, dtype)
         return weight
 
     def _solved(self, strength: float, params: Any, posed: Posed, placed: Placed) -> Solution:
-        return fitting.solve(
-            posed.loss,
-            params,
-            self._penalty(strength, placed.total, posed),
-            placed,
-            intercept=bool(self.fit_intercept),
-            has_l1=self._has_l1(),
-            tol=float(self.tol),
-            max_iter=int(self.max_iter),
-            verbose=self.verbose if callable(self.verbose) else bool(self.verbose),
-        )
+        data, loss, intercept, has_l1 = placed.data, posed.loss, bool(self.fit_intercept), self._has_l1()
+        num_rows, num_features = data.X.shape
+        penalty, tol, maxiter = self._penalty(strength, placed.total, posed), float(self.tol), int(self.max_iter)
+        verbose = self.verbose if callable(self.verbose) else bool(self.verbose)
+        is_small = num_features <= MAX_FEATURES and num_features <= max(num_rows, _FEW)
+        if is_small and (loss == "squared" or (has_l1 and loss == "logistic")):
+            placed.quadratic = placed.quadratic or Quadratic(loss, data, intercept)
+            return placed.quadratic.solve(params, penalty, tol=tol, maxiter=maxiter, verbose=verbose)
+        solver = fitting.solver(loss, intercept, has_l1, tol, maxiter)
+        solver = dataclasses.replace(solver, verbose=verbose) if verbose else solver
+        l1, l2 = (np.asarray(x, data.X.dtype) for x in penalty)
+        params, state = solver.run(params, *([l1] if has_l1 else []), l2, data)
+        counts = int(state.iter_num), int(state.status), float(state.error), int(state.data_passes)
+        return Solution(jax.tree.map(np.asarray, params), *counts)
 
     def _zeros(self, posed: Posed, means: np.ndarray) -> Any:
         outputs = () if posed.num_outputs is None else (posed.num_outputs,)
@@ -295,20 +265,14 @@ class LinearModel(_Fitted, BaseEstimator, abc.ABC):
 
     def _start(self, posed: Posed, placed: Placed) -> Any:
         zeros = self._zeros(posed, placed.means)
-        if not self.warm_start or not hasattr(self, "coef_"):
-            return zeros
-        coef, intercept = self._solver_form()
         zero = zeros[0] if self.fit_intercept else zeros
-        if coef.shape != zero.shape:
+        if not self.warm_start or getattr(self, "coef_", zero[:0]).size != zero.size:
             return zeros
+        coef, intercept = self.coef_.T.reshape(zero.shape), np.asarray(self.intercept_).reshape(zero.shape[1:])
         moved = (coef / posed.scale).astype(zero.dtype)
         if not self.fit_intercept:
             return moved
         return moved, np.asarray((intercept + placed.means @ coef - posed.origin) / posed.scale, zero.dtype)
-
-    def _solver_form(self) -> tuple[np.ndarray, np.ndarray]:
-        """``coef_`` as ``(d,)`` or ``(d, k)``, and ``intercept_`` as ``()`` or ``(k,)``."""
-        return self.coef_.T, np.asarray(self.intercept_)
 
     def _described(self, params: Any, posed: Posed, means: np.ndarray) -> tuple[np.ndarray, Any]:
         """Return what a solver found as ``coef_`` and ``intercept_``."""
@@ -317,9 +281,6 @@ class LinearModel(_Fitted, BaseEstimator, abc.ABC):
         if intercept is None:
             return coef.T, np.zeros(coef.shape[1:], coef.dtype)[()]
         return coef.T, (posed.origin + posed.scale * intercept - means @ coef).astype(coef.dtype)[()]
-
-    def _described_count(self, count: int) -> Any:
-        return count
 
     def _warn(self, *found: Solution) -> None:
         """Warn of the first of the solutions that is none."""

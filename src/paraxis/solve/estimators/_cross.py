@@ -33,8 +33,7 @@ def cross_validate_path(
         estimator: one of :mod:`paraxis.solve.estimators`; it is not changed.
         X, y, sample_weight: as for its ``fit``.
         grid: values of ``C``, or of ``alpha``. Each solution starts from that of the next stronger penalty.
-        folds: the number of folds, or a splitter of scikit-learn; as there, a number means stratified folds for
-            classes.
+        folds: the number of folds, stratified for classes, or a splitter of scikit-learn.
 
     Returns:
         Scores ``(len(grid), folds)``, by the estimator's own ``score``; the best strength, or the first in the grid of
@@ -42,8 +41,6 @@ def cross_validate_path(
 
     Raises:
         DataError: if a fold cannot be scored.
-        ValueError: if the data, an option or a strength cannot be used; the message says why.
-        TypeError: if it is a different kind of estimator.
 
     Communicates: the same as the fits of all folds.
 
@@ -54,9 +51,14 @@ def cross_validate_path(
         >>> found.best, found.scores.shape
         (0.001, (2, 4))
     """
-    model = _unfitted(estimator)
+    if not isinstance(estimator, LinearModel):
+        raise TypeError(
+            f"cross_validate_path: estimator must be one of px.solve, got {type(estimator).__name__}; scale X before, "
+            "or use sklearn.model_selection.GridSearchCV for a pipeline"
+        )
     if isinstance(X, Table):
         raise TypeError("cross_validate_path: X must be an array, since folds need all rows in memory, got a px.Table")
+    model = cast(_Model, clone(estimator))
     strengths, order = model._from_strong("grid", grid)
     rows, targets, weight = model._checked(X, y, sample_weight)
     posed = model._posed(targets, model._weighted(targets, weight), rows.dtype)
@@ -80,14 +82,5 @@ def cross_validate_path(
             "must hold out at least two rows that count; write folds=5"
         )
     best = float(strengths[scores.mean(1).argmax()])
-    chosen = _unfitted(estimator).set_params(**{model.strength_name: best})
+    chosen = cast(_Model, clone(estimator)).set_params(**{model.strength_name: best})
     return CrossValidated(strengths, scores, best, chosen.fit(X, y, sample_weight))
-
-
-def _unfitted(estimator: _Model) -> _Model:
-    if not isinstance(estimator, LinearModel):
-        raise TypeError(
-            f"cross_validate_path: estimator must be one of px.solve, got {type(estimator).__name__}; scale X before, "
-            "or use sklearn.model_selection.GridSearchCV for a pipeline"
-        )
-    return cast(_Model, clone(estimator))

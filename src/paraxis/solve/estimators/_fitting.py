@@ -1,8 +1,4 @@
-"""From arrays to a minimum: rows are laid out over devices once, and solvers are kept, with what they compiled.
-
-Nothing here knows scikit-learn's protocol. Parameters are ``(d,)`` for one output and ``(d, k)`` for k, with ``()`` or
-``(k,)`` for the intercept, as in :mod:`paraxis.solve.objective`.
-"""
+"""From arrays to rows on devices, laid out once; and solvers, which are kept with what they compiled."""
 
 import contextlib
 import dataclasses
@@ -20,13 +16,11 @@ from paraxis.solve import prox
 from paraxis.solve._lbfgs import LBFGS
 from paraxis.solve._proximal import ProximalGradient
 from paraxis.solve._rows import Rows, lay, of_table
-from paraxis.solve._run import Watch
-from paraxis.solve._streaming import MAX_FEATURES, TableRows
-from paraxis.solve.estimators._quadratic import Penalty, Quadratic, Solution
+from paraxis.solve._streaming import TableRows
+from paraxis.solve.estimators._quadratic import Quadratic
 from paraxis.solve.objective import LossName, glm
 
 _LARGE = 100_000  # rows, from which on compiling is the smaller part
-_FEW = 1024  # columns of which a matrix is no work, however few rows there are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,41 +77,14 @@ def place(X: np.ndarray | TableRows, posed: Posed, devices: int | None) -> Place
     return Placed(data, means, total)
 
 
-def solve(
-    loss: LossName,
-    init: Any,
-    penalty: Penalty,
-    placed: Placed,
-    *,
-    intercept: bool,
-    has_l1: bool,
-    tol: float,
-    max_iter: int,
-    verbose: bool | Watch,
-) -> Solution:
-    """Minimise from ``init``. Compiles once for an objective, options and the shapes of the data."""
-    data, dtype = placed.data, placed.data.X.dtype
-    num_rows, num_features = data.X.shape
-    is_small = num_features <= MAX_FEATURES and num_features <= max(num_rows, _FEW)
-    if is_small and (loss == "squared" or (has_l1 and loss == "logistic")):
-        placed.quadratic = placed.quadratic or Quadratic(loss, data, intercept)
-        return placed.quadratic.solve(init, penalty, tol=tol, max_iter=max_iter, verbose=verbose)
-    solver = _solver(loss, intercept, has_l1, tol, max_iter)
-    solver = dataclasses.replace(solver, verbose=verbose) if verbose else solver
-    l1, l2 = np.asarray(penalty.l1, dtype), np.asarray(penalty.l2, dtype)
-    params, state = solver.run(init, *([l1] if has_l1 else []), l2, data)
-    counts = int(state.iter_num), int(state.status), float(state.error), int(state.data_passes)
-    return Solution(jax.tree.map(np.asarray, params), *counts)
-
-
 @functools.lru_cache(maxsize=128)
-def _solver(loss: LossName, intercept: bool, has_l1: bool, tol: float, max_iter: int) -> LBFGS | ProximalGradient:
+def solver(loss: LossName, intercept: bool, has_l1: bool, tol: float, maxiter: int) -> LBFGS | ProximalGradient:
     """Return one object for the same options, so that what JAX compiled for it is found again. It holds no data."""
     objective = glm(loss, intercept=intercept, l2=True)
     if has_l1:
         operator = prox.first(prox.l1) if intercept else prox.l1
-        return ProximalGradient(objective, operator, tol=tol, maxiter=max_iter)
-    return LBFGS(objective, tol=tol, maxiter=max_iter)
+        return ProximalGradient(objective, operator, tol=tol, maxiter=maxiter)
+    return LBFGS(objective, tol=tol, maxiter=maxiter)
 
 
 def _few_sizes(

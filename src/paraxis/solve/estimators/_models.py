@@ -1,6 +1,7 @@
 """The estimators: what each minimises, and how its targets are prepared."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
@@ -42,7 +43,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         coef_: ``(1, d)`` for two classes, else ``(k, d)``.
         intercept_: ``(1,)`` or ``(k,)``.
         classes_: the labels, ``(k,)``.
-        n_iter_: iterations; of classes ``(1,)``.
+        n_iter_: iterations, ``(1,)``.
         status_: why the solver stopped, in words.
         data_passes_: how often all rows were read.
 
@@ -56,6 +57,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
 
     strength_name: ClassVar[str] = "C"
     strong_is_large: ClassVar[bool] = False
+    metric: ClassVar[Callable[..., Any]] = staticmethod(accuracy_score)
     C: float = 1.0
     _: dataclasses.KW_ONLY
     l1_ratio: float = 0.0
@@ -65,7 +67,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
 
     def decision_function(self, X: Any, *, engine: Any = None) -> np.ndarray:
         """Return the linear model's predictions: ``(n,)`` for two classes, else ``(n, k)``."""
-        return self._of_rows(X, engine, _by_class)
+        return self._of_rows(X, engine, _by_class)[0]
 
     def predict_proba(self, X: Any, *, engine: Any = None) -> np.ndarray:
         """Return the probability of each class, ``(n, k)``."""
@@ -112,22 +114,12 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         z = _by_class(z)
         return self.classes_[(z > 0).astype(int) if z.ndim == 1 else z.argmax(1)]
 
-    def _score(self, predicted: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
-        return float(accuracy_score(y, predicted, sample_weight=weight))
-
-    def _solver_form(self) -> tuple[np.ndarray, np.ndarray]:
-        two = len(self.coef_) == 1
-        return (self.coef_[0], self.intercept_[0]) if two else (self.coef_.T, self.intercept_)
-
     def _described(self, params: Any, posed: Posed, means: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         coef, intercept = super()._described(params, posed, means)
         if posed.num_outputs is None:
             return coef[None], np.atleast_1d(intercept)
         # The same to every class changes no probability; of all such solutions, this is the one scikit-learn gives.
         return coef, intercept - intercept.mean()
-
-    def _described_count(self, count: int) -> np.ndarray:
-        return np.array([count])
 
 
 def _by_class(z: np.ndarray) -> np.ndarray:
@@ -139,10 +131,11 @@ def _by_class(z: np.ndarray) -> np.ndarray:
 class _Regression(RegressorMixin, LinearModel):
     """Base of least squares."""
 
+    metric: ClassVar[Callable[..., Any]] = staticmethod(r2_score)
     score: ClassVar[Callable[..., float]] = LinearModel.score  # not that of the mixin
 
     def _checked_targets(self, y: np.ndarray) -> np.ndarray:
-        return _numbers(column_or_1d(y, warn=True))
+        return check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype="numeric", input_name="y")
 
     def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
         """Targets on the scale of 1, so that one tolerance fits all; columns without means.
@@ -155,10 +148,8 @@ class _Regression(RegressorMixin, LinearModel):
         largest = np.where((largest > 0) & np.isfinite(largest), largest, 1)
         scale = largest * np.sqrt(np.average(((y - origin) / largest) ** 2, axis=0, weights=weight))
         scale = np.where((scale > 0) & np.isfinite(scale), scale, 1)
-        outputs = y.shape[1] if y.ndim == 2 else None
-        return Posed(
-            "squared", ((y - origin) / scale).astype(dtype), weight, outputs, origin, scale, centre=self.fit_intercept
-        )
+        scaled, outputs = ((y - origin) / scale).astype(dtype), y.shape[1] if y.ndim == 2 else None
+        return Posed("squared", scaled, weight, outputs, origin, scale, centre=self.fit_intercept)
 
     def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
         # On targets divided by their scale, the mean of squares is less by its square, and |coef|₁ by the scale.
@@ -167,9 +158,6 @@ class _Regression(RegressorMixin, LinearModel):
 
     def _predicted(self, z: np.ndarray) -> np.ndarray:
         return z
-
-    def _score(self, predicted: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
-        return float(r2_score(_numbers(y), predicted, sample_weight=weight))
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -185,9 +173,9 @@ class Ridge(_Regression):
         fit_intercept, max_iter, warm_start, devices, verbose: as of :class:`LogisticRegression`.
 
     Attributes:
-        coef_: ``(d,)``, or ``(k, d)`` for targets ``(n, k)`` of more than one column.
-        intercept_: a number, or ``(k,)``.
-        n_iter_, status_, data_passes_: as of :class:`LogisticRegression`.
+        coef_, intercept_: ``(d,)`` and a number; for targets ``(n, k)`` of more than one column, ``(k, d)`` and
+            ``(k,)``.
+        n_iter_, status_, data_passes_: as of :class:`LogisticRegression`; ``n_iter_`` is a number.
 
     Example:
         >>> import numpy as np, paraxis as px
@@ -206,9 +194,9 @@ class Ridge(_Regression):
         return tags
 
     def _checked_targets(self, y: np.ndarray) -> np.ndarray:
-        several = y.ndim == 2 and y.shape[1] > 1
-        checked = super()._checked_targets(y[:, 0] if y.ndim == 2 else y)
-        return _numbers(y) if several else checked
+        if y.ndim == 2 and y.shape[1] > 1:
+            return check_array(y, dtype="numeric", input_name="y")
+        return super()._checked_targets(y[:, 0] if y.ndim == 2 else y)
 
     def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
         return Penalty(0.0, strength / (total * (posed.num_outputs or 1)))  # the loss is a mean over the outputs, too
@@ -245,11 +233,7 @@ class ElasticNet(_Regression):
         l1_ratio: from 0 to 1.
         tol: stop when the duality gap, relative to the targets' variance, is at most this, or when rounding allows no
             more; of more than 4,096 columns, when the norm of a proximal step is, for targets of variance 1.
-        fit_intercept, max_iter, warm_start, devices, verbose: as of :class:`LogisticRegression`.
-
-    Attributes:
-        coef_, intercept_: ``(d,)`` and a number.
-        n_iter_, status_, data_passes_: as of :class:`LogisticRegression`.
+        fit_intercept, max_iter, warm_start, devices, verbose: as of :class:`Ridge`, and so are the attributes.
 
     Example:
         >>> import numpy as np, paraxis as px
@@ -267,13 +251,7 @@ class ElasticNet(_Regression):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Lasso(ElasticNet):
-    """Fit least squares with an L1 penalty, with scikit-learn's objective, names and attributes, on all devices.
-
-    It minimises ``mean(residual²) / 2 + alpha * |coef|₁``, with a weighted mean.
-
-    Args:
-        alpha: the penalty's strength, not negative.
-        tol, fit_intercept, max_iter, warm_start, devices, verbose: as of :class:`ElasticNet`.
+    """Fit least squares with an L1 penalty: :class:`ElasticNet` with ``l1_ratio=1``.
 
     Example:
         >>> import numpy as np, paraxis as px
@@ -294,11 +272,7 @@ class PoissonRegressor(_Regression):
     Args:
         alpha: the penalty's strength, not negative.
         tol: stop when the norm of the gradient is at most this, or when rounding allows no more.
-        fit_intercept, max_iter, warm_start, devices, verbose: as of :class:`LogisticRegression`.
-
-    Attributes:
-        coef_, intercept_: ``(d,)`` and a number.
-        n_iter_, status_, data_passes_: as of :class:`LogisticRegression`.
+        fit_intercept, max_iter, warm_start, devices, verbose: as of :class:`Ridge`, and so are the attributes.
 
     Example:
         >>> import numpy as np, paraxis as px
@@ -307,6 +281,7 @@ class PoissonRegressor(_Regression):
         array([4.])
     """
 
+    metric: ClassVar[Callable[..., Any]] = staticmethod(functools.partial(d2_tweedie_score, power=1))
     alpha: float = 1.0
 
     def __sklearn_tags__(self) -> Any:
@@ -328,10 +303,3 @@ class PoissonRegressor(_Regression):
 
     def _predicted(self, z: np.ndarray) -> np.ndarray:
         return np.exp(z)
-
-    def _score(self, predicted: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
-        return float(d2_tweedie_score(_numbers(y), predicted, sample_weight=weight, power=1))
-
-
-def _numbers(y: Any) -> np.ndarray:
-    return check_array(y, ensure_2d=False, dtype="numeric", input_name="y")

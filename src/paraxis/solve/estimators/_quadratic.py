@@ -22,9 +22,8 @@ from sklearn.linear_model import enet_path
 from paraxis._core import arrays
 from paraxis.solve import _trees as trees
 from paraxis.solve._problem import Linear
-from paraxis.solve._run import Watch, tell
-from paraxis.solve._stopping import Status
-from paraxis.solve._streaming import TableRows
+from paraxis.solve._run import Status, Watch, tell
+from paraxis.solve._streaming import saved
 from paraxis.solve.objective import LossName, glm
 
 _TRIALS = 30  # steps, each half of the one before
@@ -52,14 +51,6 @@ class Penalty(NamedTuple):
     l2: float
 
 
-class _Hessian(NamedTuple):
-    """The Hessian of the loss in coefficients, ``(d, d)``, beside the intercept's, ``(d,)``, and of that, a number."""
-
-    gram: np.ndarray
-    beside: np.ndarray
-    of_intercept: float
-
-
 class _Place(NamedTuple):
     """Coefficients ``(d,)`` or ``(d, k)`` and an intercept; the mean loss there and its slopes."""
 
@@ -70,15 +61,26 @@ class _Place(NamedTuple):
     slope: np.ndarray
 
 
+class _State(NamedTuple):
+    place: _Place
+    hessian: tuple[np.ndarray, np.ndarray, float]  # (d, d) of coefficients; (d,) beside the intercept; the intercept's
+    error: float
+    best: tuple[_Place, float]  # of the least error so far, and this
+    least: float  # value so far, with its penalty
+    iter_num: int = 0
+    num_passes: int = 1
+    num_stalled: int = 0
+
+
 class Quadratic:
     """A linear model's mean loss on some rows, to be minimised with penalties; ``squared`` may have several outputs."""
 
     def __init__(self, loss: LossName, data: Any, intercept: bool) -> None:
         self._objective, self._data = glm(loss, intercept=intercept), data
         self._is_flat = self._objective.loss.flat
-        self._constant: _Hessian | None = None  # the Hessian of a squared loss, which has one only
+        self._constant: Any = None  # the Hessian of a squared loss, which has one only
 
-    def solve(self, init: Any, penalty: Penalty, *, tol: float, max_iter: int, verbose: bool | Watch) -> Solution:
+    def solve(self, init: Any, penalty: Penalty, *, tol: float, maxiter: int, verbose: bool | Watch) -> Solution:
         """Minimise from ``init``, a pair if there is an intercept.
 
         The error is the duality gap of squared losses with L1; else the norm of a proximal step of size 1, which
@@ -88,69 +90,62 @@ class Quadratic:
         coef, intercept = init if self._objective.intercept else (init, np.zeros(init.shape[1:]))
         place, hessian = self._at(np.asarray(coef, float), np.asarray(intercept, float))
         error = self._error(place, penalty)
-        best, least, counts = (place, error), _whole(place, penalty), (0, 1, 0)
-        saved: Any = contextlib.nullcontext()
-        if isinstance(X, TableRows):
-            saved = X.saved(f"Quadratic({tol}, {max_iter})", place, (self._data, *penalty))
-        with saved as journal:
-            found = None if journal is None else journal.state()
-            if found is not None:
-                own, structure = jax.tree.flatten((place, hessian, error, best, least))
-                leaves = [float(x) if isinstance(y, float) else x for x, y in zip(found[1], own, strict=True)]
-                counts, (place, hessian, error, best, least) = found[0], jax.tree.unflatten(structure, leaves)
-            iter_num, num_passes, num_stalled = counts
-            while True:
-                status = _status(place, error, iter_num, num_stalled, tol=tol, max_iter=max_iter)
-                if status != Status.RUNNING:
-                    break
-                enough = max(tol if self._is_flat else 0.0, _EXACT * error**2)
-                step = _minimum(hessian, place, penalty, enough) - place.coef
-                beside = -(place.slope + hessian.beside @ step) / hessian.of_intercept
-                before, stepsize, new = _whole(place, penalty), 1.0, place
-                slope = np.vdot(place.grad, step) + np.vdot(place.slope, beside) + _whole(place, penalty, step) - before
-                noise = _NOISE * np.finfo(X.dtype).eps * abs(before)
-                for trial in range(_TRIALS):
-                    stepsize = 0.5**trial
-                    new, hessian = self._at(place.coef + stepsize * step, place.intercept + stepsize * beside)
-                    num_passes += 1
-                    if _whole(new, penalty) <= before + _DECREASE * stepsize * slope + noise:
-                        break
-                place, error, iter_num = new, self._error(new, penalty), iter_num + 1
-                is_better = error < 0.5 * best[1] or _whole(place, penalty) < least - noise / 8
-                num_stalled = 0 if is_better else num_stalled + 1
-                best, least = (place, error) if error < best[1] else best, min(least, _whole(place, penalty))
-                if journal is not None:
-                    state = jax.tree.leaves((place, hessian, error, best, least))
-                    journal.save_state((iter_num, num_passes, num_stalled), state)
+        state = _State(place, hessian, error, (place, error), _whole(place, penalty))
+        with saved(f"Quadratic({tol}, {maxiter})", state, (self._data, *penalty)) as (state, save):
+            while (status := _status(state, tol, maxiter)) == Status.RUNNING:
+                enough = max(tol if self._is_flat else 0.0, _EXACT * state.error**2)
+                state, stepsize = self._iteration(state, penalty, enough)
+                save(state)
                 if verbose:
-                    tell(verbose, iter_num, _whole(place, penalty), error, stepsize, self._count(num_passes))
-        place, error = best if status != Status.NOT_FINITE else (place, error)
+                    passes = self._count(state.num_passes)
+                    tell(verbose, state.iter_num, _whole(state.place, penalty), state.error, stepsize, passes)
+        place, error = (state.place, state.error) if status == Status.NOT_FINITE else state.best
         coef, intercept = place.coef.astype(X.dtype), place.intercept.astype(X.dtype)
         params = (coef, intercept) if self._objective.intercept else coef
-        return Solution(params, iter_num, int(status), error, self._count(num_passes))
+        return Solution(params, state.iter_num, int(status), error, self._count(state.num_passes))
+
+    def _iteration(self, state: _State, penalty: Penalty, enough: float) -> tuple[_State, float]:
+        """Return the state after a step to the parabola's minimum, shortened as long as it leads up; and its length."""
+        place, (_, beside, of_intercept), best, stepsize = state.place, state.hessian, state.best, 1.0
+        before, num_passes = _whole(place, penalty), state.num_passes
+        step = _minimum(state.hessian, place, penalty, enough) - place.coef
+        of_step = -(place.slope + beside @ step) / of_intercept
+        slope = np.vdot(place.grad, step) + np.vdot(place.slope, of_step) + _whole(place, penalty, step) - before
+        noise = _NOISE * np.finfo(self._data.X.dtype).eps * abs(before)
+        new, hessian = place, state.hessian
+        for trial in range(_TRIALS):
+            stepsize = 0.5**trial
+            new, hessian = self._at(place.coef + stepsize * step, place.intercept + stepsize * of_step)
+            num_passes += 1
+            if _whole(new, penalty) <= before + _DECREASE * stepsize * slope + noise:
+                break
+        error, value = self._error(new, penalty), _whole(new, penalty)
+        is_better = error < 0.5 * best[1] or value < state.least - noise / 8
+        num_stalled = 0 if is_better else state.num_stalled + 1
+        best = (new, error) if error < best[1] else best
+        counts = state.iter_num + 1, num_passes, num_stalled
+        return _State(new, hessian, error, best, min(state.least, value), *counts), stepsize
 
     def _count(self, num_passes: int) -> int:
         """Return how often all rows were read: those in memory for predictions, and once more for sums."""
-        return num_passes if isinstance(self._data.X, TableRows) else 2 * num_passes
+        return 2 * num_passes if isinstance(self._data.X, jax.Array) else num_passes
 
-    def _at(self, coef: np.ndarray, intercept: np.ndarray) -> tuple[_Place, _Hessian]:
+    def _at(self, coef: np.ndarray, intercept: np.ndarray) -> tuple[_Place, Any]:
         """Return the place at these parameters, and the Hessian there: one pass over the rows."""
         dtype, has_intercept = self._data.X.dtype, self._objective.intercept
-        params = (coef.astype(dtype), np.asarray(intercept, dtype)) if has_intercept else coef.astype(dtype)
+        coef, intercept = coef.astype(dtype), np.asarray(intercept, dtype)
+        params = (coef, intercept) if has_intercept else coef
         problem = self._objective.problem(params, self._data)
-        read = _read if isinstance(self._data.X, TableRows) else _compiled
+        read = _read if problem.is_table else _compiled
         with jax.enable_x64(dtype == np.float64):
             found = jax.tree.map(arrays.on_host, read(problem, params, self._constant is None))
         value, grad, hessian = jax.tree.map(lambda x: x.astype(float), found)
         grad, slope = grad if has_intercept else (grad, np.zeros(intercept.shape))
         if self._constant is None:
             gram, beside, own = hessian
-            hessian = _Hessian(gram, beside * has_intercept, own)
+            hessian = gram, beside * has_intercept, float(own)
             self._constant = hessian if self._is_flat else None
-        else:
-            hessian = self._constant
-        coef, intercept = (np.asarray(x, dtype).astype(float) for x in (coef, intercept))
-        return _Place(coef, intercept, float(value), grad, slope), hessian
+        return _Place(coef.astype(float), intercept.astype(float), float(value), grad, slope), hessian or self._constant
 
     def _error(self, place: _Place, penalty: Penalty) -> float:
         grad = place.grad + penalty.l2 * place.coef
@@ -163,14 +158,14 @@ class Quadratic:
         return float(np.hypot(np.linalg.norm(moved - place.coef), np.linalg.norm(place.slope)))
 
 
-def _status(place: _Place, error: float, iter_num: int, num_stalled: int, *, tol: float, max_iter: int) -> Status:
-    if not (np.isfinite(place.value) and np.isfinite(error)):
+def _status(state: _State, tol: float, maxiter: int) -> Status:
+    if not (np.isfinite(state.place.value) and np.isfinite(state.error)):
         return Status.NOT_FINITE
-    if error <= tol:
+    if state.error <= tol:
         return Status.CONVERGED
-    if num_stalled >= _PATIENCE:
+    if state.num_stalled >= _PATIENCE:
         return Status.PRECISION
-    return Status.ITERATION_LIMIT if iter_num >= max_iter else Status.RUNNING
+    return Status.ITERATION_LIMIT if state.iter_num >= maxiter else Status.RUNNING
 
 
 def _whole(place: _Place, penalty: Penalty, step: Any = 0.0) -> float:
@@ -189,10 +184,11 @@ def _duality_gap(coef: np.ndarray, grad: np.ndarray, value: float, l1: float) ->
     return (1 - shorter) ** 2 * value + float(np.maximum(l1 * np.abs(coef) + shorter * coef * grad, 0).sum())
 
 
-def _minimum(hessian: _Hessian, place: _Place, penalty: Penalty, enough: float) -> np.ndarray:
+def _minimum(hessian: Any, place: _Place, penalty: Penalty, enough: float) -> np.ndarray:
     """Return the coefficients that minimise the parabola at a place and the penalty, up to ``enough`` with L1."""
-    share = hessian.beside / hessian.of_intercept
-    gram = hessian.gram - np.outer(share, hessian.beside)
+    gram, beside, of_intercept = hessian
+    share = beside / of_intercept
+    gram = gram - np.outer(share, beside)
     target = gram @ place.coef - (place.grad - np.multiply.outer(share, place.slope))
     if not penalty.l1:
         return _solved(gram + penalty.l2 * np.eye(len(gram)), target)
@@ -260,7 +256,7 @@ def _with_hessian(rows: Linear, params: Any, shares: Any) -> Any:
     """Return the rows' part of the loss, its gradient, and its Hessian."""
     z = rows.predict(params)
     # Where a row is predicted with certainty, its curvature vanishes, and would take no step at all.
-    curvature = jnp.maximum(rows.loss.curvature(z, jnp), jnp.sqrt(jnp.finfo(z.dtype).eps))
+    curvature = jnp.maximum(rows.loss.curvature(z), jnp.sqrt(jnp.finfo(z.dtype).eps))
     weight, x = curvature * shares, rows.design
     columns = (x * weight[:, None]).T
     if x.dtype == jnp.float64:  # XLA's CPU products that add over the first dimension of both take twice the time
