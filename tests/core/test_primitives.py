@@ -1,4 +1,4 @@
-"""Broadcast and the reductions as primitives: derivative pairs, what jaxprs show, one trace per shape."""
+"""Broadcast and the reductions as primitives: derivative pairs, ties, one trace per call."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ import pytest
 from jax.test_util import check_grads
 
 import paraxis as px
-from tests._support import assert_close, axis_on, compilations, equations, values
+from tests._support import assert_close, axis_on, compilations, values
 
 PLACED = [(1, 3), (2, 5), (8, 3)]
 
@@ -52,26 +52,6 @@ def test_elements_that_tie_share_the_derivative(placement: tuple[int, int]) -> N
     assert_close(jax.hessian(px.reduce_max)(x, axis), np.zeros((axis.size, axis.size)))
 
 
-# --- what a jaxpr shows -----------------------------------------------------------------------------------------------
-
-
-def test_no_collective_is_hidden_in_a_shard_map() -> None:
-    """Of a body that does not exchange values: neither forward nor in the derivative."""
-    axis, x = axis_on(2, 5), values(5)
-
-    def loss(w: jax.Array) -> jax.Array:
-        return px.reduce_mean(px.map_fn(lambda w, x: jnp.sin(w * x), (px.broadcast(w, axis), x), axis), axis)
-
-    found = list(equations(jax.make_jaxpr(jax.value_and_grad(loss))(2.0)))
-    bodies = [eqn for eqn in found if eqn.primitive.name == "shard_map"]
-    assert bodies
-    inside = {eqn.primitive.name for body in bodies for eqn in equations(body.params["jaxpr"])}
-    assert not inside & {"psum", "psum_invariant", "pbroadcast", "pvary", "all_gather", "ppermute", "all_to_all"}
-
-
-# --- one trace per call, one program per structure --------------------------------------------------------------------
-
-
 def test_a_body_is_traced_once_per_call_and_compiled_once_per_structure() -> None:
     traced: list[tuple[int, ...]] = []
 
@@ -86,7 +66,3 @@ def test_a_body_is_traced_once_per_call_and_compiled_once_per_structure() -> Non
         px.map_fn(body, values(5, 2), axis_on(2, 5))
     assert not compiled, "an equal axis is the same axis"
     assert traced == [(2,)] * 3
-    x = jnp.asarray(values(5, 37))  # of a size that no other test has compiled
-    with compilations() as compiled:
-        px.map_fn(body, x, axis)
-    assert len(compiled) == 1

@@ -128,7 +128,7 @@ def with_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-SEEDS = (s if s in SEEDS_OF_EVERY_DAY else pytest.param(s, marks=pytest.mark.slow) for s in range(NUM_AT_NIGHT))
+SEEDS = [s if s in SEEDS_OF_EVERY_DAY else pytest.param(s, marks=pytest.mark.slow) for s in range(NUM_AT_NIGHT)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import paraxis as px
-from tests._support import assert_close, axis_on
+from tests._support import assert_close, axis_on, table
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -174,18 +174,10 @@ def _mapped(case: Case, inside: bool, axis: px.Axis, w: jax.Array, x: jax.Array)
     return (through, on(partial(_slope, case.fn))(w, x)) if inside else through
 
 
-def _every_case() -> list[Any]:
-    cases = itertools.product(CASES, (8, 10, 20), (None, 1, 2), (True, False))
-    return [
-        pytest.param(
-            *case,
-            marks=[] if case in DAILY else [pytest.mark.slow],
-        )
-        for case in cases
-    ]
+EVERY = itertools.product(CASES, (8, 10, 20), (None, 1, 2), (True, False))
 
 
-@pytest.mark.parametrize(("name", "size", "at_once", "compiled"), _every_case())
+@pytest.mark.parametrize(("name", "size", "at_once", "compiled"), table(DAILY, EVERY))
 def test_a_library_in_a_map(name: str, size: int, at_once: int | None, compiled: bool) -> None:
     """Values and the gradient through the map; at night also each element's own gradient, inside."""
     case, axis, (w, x) = CASES[name], axis_on(8, size, at_once=at_once), _inputs(size)

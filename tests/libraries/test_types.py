@@ -34,30 +34,31 @@ def _mesh(explicit: bool, *sizes: int, names: tuple[str, ...] = ("rows", "model"
     return jax.make_mesh(sizes, names[: len(sizes)], axis_types=(kind,) * len(sizes))
 
 
-def _axes() -> dict[str, Callable[[], px.Axis]]:
-    return {
-        "default": lambda: px.Axis("rows", 10),
-        "at_once": lambda: px.Axis("rows", 20, at_once=1),
-        "Auto": lambda: px.Axis("rows", 10, mesh=_mesh(False, 8)),
-        "Auto, divides": lambda: px.Axis("rows", 8, mesh=_mesh(False, 8)),
-        "Auto, over": lambda: px.Axis("clients", 8, mesh=_mesh(False, 4, 2), over="rows"),
-        "Explicit": lambda: px.Axis("rows", 10, mesh=_mesh(True, 8)),
-        "Explicit, divides": lambda: px.Axis("rows", 8, mesh=_mesh(True, 8)),
-        "Explicit, over": lambda: px.Axis("clients", 8, mesh=_mesh(True, 4, 2), over="rows"),
-    }
+AXES: dict[str, Callable[[], px.Axis]] = {
+    "default": lambda: px.Axis("rows", 10),
+    "at_once": lambda: px.Axis("rows", 20, at_once=1),
+    "Auto": lambda: px.Axis("rows", 10, mesh=_mesh(False, 8)),
+    "Auto, divides": lambda: px.Axis("rows", 8, mesh=_mesh(False, 8)),
+    "Auto, over": lambda: px.Axis("clients", 8, mesh=_mesh(False, 4, 2), over="rows"),
+    "Explicit": lambda: px.Axis("rows", 10, mesh=_mesh(True, 8)),
+    "Explicit, divides": lambda: px.Axis("rows", 8, mesh=_mesh(True, 8)),
+    "Explicit, over": lambda: px.Axis("clients", 8, mesh=_mesh(True, 4, 2), over="rows"),
+}
+COMPILED = pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager"])
+EXPLICIT = pytest.mark.parametrize("explicit", [True, False], ids=["Explicit", "Auto"])
 
 
-@pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager"])
-@pytest.mark.parametrize("name", _axes())
+@COMPILED
+@pytest.mark.parametrize("name", AXES)
 def test_the_types_of_a_maps_inputs(name: str, compiled: bool) -> None:
-    axis = _axes()[name]()
+    axis = AXES[name]()
     w, x = jnp.arange(3.0), values(axis.size, 2)
     run = lambda w, x: px.map_fn(_probe, (px.broadcast(w, axis), x), axis)  # noqa: E731
     found = (jax.jit(run) if compiled else run)(w, x)
     assert_close(jax.device_get(found), jax.device_get((jnp.broadcast_to(jnp.sin(w), (axis.size, 3)), jnp.sin(x))))
 
 
-@pytest.mark.parametrize("explicit", [True, False], ids=["Explicit", "Auto"])
+@EXPLICIT
 def test_the_types_within_a_mesh_in_force(explicit: bool) -> None:
     x = values(8, 2)
     with jax.set_mesh(_mesh(explicit, 8)):
@@ -66,82 +67,76 @@ def test_the_types_within_a_mesh_in_force(explicit: bool) -> None:
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["its own mesh", "another mesh"])
-@pytest.mark.parametrize("explicit", [True, False], ids=["Explicit", "Auto"])
-@pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager"])
+@EXPLICIT
+@COMPILED
 def test_a_body_may_close_over_arrays_on_a_mesh(explicit: bool, own: bool, compiled: bool) -> None:
     """Explicit is the type of what ``jax.make_mesh`` makes by default."""
-    mesh = _mesh(explicit, 8)
+    mesh, x = _mesh(explicit, 8), values(10, 2)
     w = jax.device_put(values(8, 2, seed=1), NamedSharding(mesh, P()))
     axis = px.Axis("rows", 10, mesh=mesh if own else None)
-    x = values(10, 2)
     run = lambda x: px.map_fn(lambda x: jnp.sin(x * w).sum(0), x, axis)  # noqa: E731
-    found = (jax.jit(run) if compiled else run)(x)
-    slope = jax.jit(jax.grad(lambda x: run(x).sum()))(
-        x
-    )  # JAX itself has no eager gradient of arrays on Explicit meshes
-    w = np.asarray(w)
-    assert_close(np.asarray(found), np.sin(np.asarray(x)[:, None] * w).sum(1))
-    assert_close(np.asarray(slope), (np.cos(np.asarray(x)[:, None] * w) * w).sum(1))
+    # JAX itself has no eager gradient of arrays on Explicit meshes.
+    found = (jax.jit(run) if compiled else run)(x), jax.jit(jax.grad(lambda x: run(x).sum()))(x)
+    w, wide = np.asarray(w), np.asarray(x)[:, None]
+    assert_close(jax.device_get(found), (np.sin(wide * w).sum(1), (np.cos(wide * w) * w).sum(1)))
 
 
-def test_the_types_of_pmaps_inputs() -> None:
-    x = values(10, 2)
-    assert_close(px.pmap(_probe)(x), jnp.sin(x))
-    assert_close(px.pmap(_probe, in_axes=(0, None))(x, x[0])[0], jnp.sin(x))
+def _by_ensemble(x: jax.Array) -> Any:
+    members = px.ensemble(lambda key: {"w": jax.random.normal(key, (2,))}, 5, 0, apply=lambda p, x: x @ p["w"])
+    return members.train(lambda p, x: (p, _probe(p["w"], x)[1]), x)[0]
 
 
-def test_the_types_of_a_members_state_and_data() -> None:
-    members = px.ensemble(lambda key: {"w": jax.random.normal(key, (3,))}, 5, 0, apply=lambda p, x: x @ p["w"])
-    x = values(24, 3)
-    found = members.train(lambda p, x: (p, _probe(p["w"], x)[1].sum()), x)
-    assert_close(np.asarray(found), np.full(5, np.sin(x).sum()), rtol=1e-4)
-
-
-def test_the_types_of_shares_and_rows() -> None:
-    x = values(16, 2)
-    for transform in (px.Parallel, px.Vectorize):
-        net = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
-        found = transform(lambda net, x: _probe(x, net.kernel[...])[0], net)(x)
-        assert_close(np.asarray(found), np.sin(np.asarray(x)))
-
-
-def test_the_types_in_a_solvers_vmap() -> None:
+def _by_solver(x: jax.Array) -> Any:
     def loss(w: jax.Array, x: jax.Array) -> jax.Array:
         _probe(w, x)
-        return jnp.mean((w - x) ** 2)
+        return jnp.mean((w - jnp.sin(x)) ** 2)
 
-    x = values(5, 3)
-    solver = px.solve.LBFGS(loss, maxiter=20)
-    found = jax.vmap(lambda x: solver.run(jnp.zeros(3), x).params)(x)
-    assert_close(found, x, rtol=1e-3)
+    return jax.vmap(lambda x: px.solve.LBFGS(loss, maxiter=30).run(jnp.zeros(2), x).params)(x)
 
 
-def _normed(kind: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Equinox's layers with state, which keep it by closures that compare types."""
+def _by(transform: Any) -> Callable[[jax.Array], Any]:
+    net = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    return transform(lambda net, x: _probe(x, net.kernel[...])[0], net)
 
-    def make(key: jax.Array) -> Any:
-        if kind == "BatchNorm":
-            norm = lambda key: (jax.random.normal(key), eqx.nn.BatchNorm(3, axis_name="batch", mode="ema"))  # noqa: E731
-            return eqx.nn.make_with_state(norm)(key)
-        layer = lambda key: eqx.nn.SpectralNorm(eqx.nn.Linear(3, 3, key=key), "weight", key=key)  # noqa: E731
-        return eqx.nn.make_with_state(layer)(key)
+
+FRONT_ENDS: dict[str, Callable[[jax.Array], Any]] = {
+    "pmap": lambda x: px.pmap(_probe)(x),
+    "pmap, shared": lambda x: px.pmap(_probe, in_axes=(0, None))(x, x[0])[0],
+    "ensemble": _by_ensemble,
+    "Parallel": lambda x: _by(px.Parallel)(x),
+    "Vectorize": lambda x: _by(px.Vectorize)(x),
+    "a solver's vmap": _by_solver,
+}
+
+
+@pytest.mark.parametrize("name", FRONT_ENDS)
+def test_the_types_in_front_ends(name: str) -> None:
+    x = values(10, 2)
+    np.testing.assert_allclose(np.asarray(FRONT_ENDS[name](x)), np.sin(x), rtol=1e-3)
+
+
+def _batch_norm(key: jax.Array) -> Any:
+    return jax.random.normal(key), eqx.nn.BatchNorm(3, axis_name="batch", mode="ema")
+
+
+def _spectral_norm(key: jax.Array) -> Any:
+    return eqx.nn.SpectralNorm(eqx.nn.Linear(3, 3, key=key), "weight", key=key)
+
+
+@pytest.mark.parametrize("layer", [_batch_norm, _spectral_norm])
+@pytest.mark.parametrize("lowering", ["auto", pytest.param("unroll", marks=pytest.mark.slow)])
+def test_equinox_layers_with_state_in_an_ensemble(layer: Any, lowering: Any) -> None:
+    """Layers that keep their state by closures which compare types."""
 
     def step(layer: Any, state: Any, x: jax.Array) -> Any:
-        if kind == "BatchNorm":
+        if isinstance(layer, tuple):
             y, state = jax.vmap(layer[1], in_axes=(0, None), out_axes=(0, None), axis_name="batch")(x, state)
         else:
             y, state = layer(x[0], state)
         return (layer, state), y.std()
 
-    return make, step
-
-
-@pytest.mark.parametrize("kind", ["BatchNorm", "SpectralNorm"])
-@pytest.mark.parametrize("lowering", ["auto", pytest.param("unroll", marks=pytest.mark.slow)])
-def test_equinox_layers_with_state_in_an_ensemble(kind: str, lowering: Any) -> None:
-    make, step = _normed(kind)
-    x = values(24, 3)
-    members = px.ensemble(make, 5, 0, lowering=lowering)
-    found = np.asarray(members.train(step, x))
-    expected = [eqx.filter_jit(step)(*made, x)[1] for made in px.ensemble(make, 5, 0)]
+    x, make = values(24, 3), eqx.nn.make_with_state(layer)
+    found = np.asarray(px.ensemble(make, 5, 0, lowering=lowering).train(step, x))
+    alone: Any = eqx.filter_jit(step)
+    expected = [alone(*made, x)[1] for made in px.ensemble(make, 5, 0)]
     np.testing.assert_allclose(found, expected, rtol=1e-4)
