@@ -152,6 +152,14 @@ def test_what_is_compared_with_a_maximum_is_the_value_of_which_it_was_taken():
     assert float(count) == 1.0
 
 
+@pytest.mark.parametrize("size", [1, 2, 4, 5])
+def test_a_stream_of_few_elements_given_as_groups_or_as_an_array(size):
+    x = np.arange(1.0, size + 1, dtype="float32")
+    total = px.program(rows=size)(lambda x: px.reduce_sum(px.map_fn(lambda x: x * 2, x)))
+    for rows in (x, px.Groups.of_arrays(x)):
+        assert px.Stream(at_once=2).run(total, rows) == size * (size + 1)
+
+
 def test_a_chunk_does_what_all_elements_do_however_few_it_has():
     """Of few elements, a device runs convolutions one after the other, and sums what they give afterwards."""
     axis, x = px.Axis("clients", 100), rng.normal(size=(100, 2, 6, 6, 1)).astype("float32")

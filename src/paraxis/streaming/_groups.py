@@ -113,8 +113,7 @@ class Groups:
             [1, 5, 6]
         """
         count = check.count("Groups.sample", "count", count, most=len(self))
-        entropy = [*seed] if isinstance(seed, Sequence) else [seed]
-        random = np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
+        random = np.random.Generator(np.random.Philox(seed))
         drawn = copy.copy(self)
         drawn.numbers = self.numbers[random.permutation(len(self))[:count]]
         return drawn
@@ -126,8 +125,6 @@ class Groups:
         """
         lengths = self.lengths
         return self._read(np.arange(len(self)), None if lengths is None else self._length(lengths, 1))
-
-    # --- for px.Stream ---------------------------------------------------------------------------------------------
 
     def _length(self, lengths: np.ndarray, count: int) -> int:
         """Return the length to which elements of these lengths are padded, in chunks of ``count``.

@@ -1,9 +1,8 @@
-"""Padding that counts, where a mask was forgotten: found by running a chunk again, with other rows as padding.
+"""A forgotten mask, found by running a chunk of each pass again, with other rows as padding.
 
-Elements of different length are padded by repeating the last row. A function that uses the mask gives the same bits
-whatever the rows between hold. So one chunk of each pass runs again, by the same compiled program: at the shared values
-at hand, and at others, since at some, such as weights of zero, all rows give the same. The very last row stays, and the
-others are the element's own, so that ``x[-1]``, a maximum, or a shift by one changes nothing.
+What uses the mask gives the same bits, by the same compiled program: at the shared values at hand, and at others, since
+at some, such as weights of zero, all rows give the same. The very last row stays, and the others are the element's own,
+so that ``x[-1]``, a maximum, or a shift by one changes nothing.
 """
 
 from collections.abc import Callable

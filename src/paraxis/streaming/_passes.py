@@ -18,12 +18,12 @@ from paraxis._core import collectives, jax_api, maps
 from paraxis._core.jax_api import JaxprEqn, Literal
 from paraxis.errors import AxisError
 from paraxis.streaming import _rowwise
-from paraxis.streaming._trace import Flat, Operation, meet, verbs_in
+from paraxis.streaming._trace import Flat, Operation, meet, rows_p, verbs_in
 
 _FOLDS = {f"px_reduce_{kind}": kind for kind in ("sum", "max", "min", "any", "all")}
 _FOLDS |= {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_or": "any", "reduce_and": "all"}
 _FOLDS |= {"dot_general": "sum"}
-_SAME_ROWS = frozenset((jax_api.ONCE, "slice", "select_n", "convert_element_type"))
+_SAME_ROWS = frozenset((jax_api.ONCE, rows_p.name, "select_n", "convert_element_type"))
 """Operations whose results have the last bits of an operand."""
 
 
@@ -53,14 +53,13 @@ class Pass:
             for number in self.operations:
                 eqn, inputs, outputs, _ = flat.operations[number]
                 found: Sequence[Any] = [v.val if isinstance(v, Literal) else values[v] for v in inputs]
-                if eqn.primitive is not jax.lax.slice_p or found[0].shape != flat.avals[outputs[0]].shape:
+                if eqn.primitive is not rows_p:
                     found = jax_api.bind(eqn, eqn.params, found)
                 for v, y in zip(outputs, found, strict=True):
                     values.setdefault(v, y)  # what the pass is given is as an earlier one has computed it
             return [values[v] for v in self.results]
 
-        avals = [flat.avals[v] for v in given]
-        return run, [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in avals]
+        return run, [jax_api.struct(flat.avals[v]) for v in given]
 
 
 class Plan:
@@ -101,8 +100,6 @@ class Plan:
     def _level_of(self, operation: Operation) -> int:
         return max((self._level[v] for v in operation.values), default=0)
 
-    # --- one operation ---------------------------------------------------------------------------------------------
-
     def _place(self, number: int, operation: Operation, part: JaxprEqn) -> None:
         """Decide where an operation is done: between passes, or on the rows of a chunk; as a reduction or not."""
         eqn, name, axis = operation.eqn, operation.name, operation.eqn.params.get("axis")
@@ -121,7 +118,7 @@ class Plan:
             if outs == [None] or name not in ("px_broadcast", "broadcast_in_dim"):  # these give each element one row
                 self._once.add(number)  # for all elements, if they have rows: a range, random keys
                 self._sources.update(v for v in operation.outputs if self.dims[v] is not None)
-        elif name == "px_broadcast":
+        elif name == "px_broadcast" or (eqn.primitive is rows_p and dims != outs):
             meet(operation, "all elements are needed as one array")
         elif all(dim is None for dim in outs):
             if name not in _FOLDS or (is_reduction and axis != self._axis):
@@ -129,7 +126,7 @@ class Plan:
             self._folds[operation.outputs[0]] = _FOLDS[name]
         elif is_map or is_reduction:
             meet(operation, f"it is along another axis, {axis!r}; write jax.vmap there")
-        else:
+        elif eqn.primitive is not rows_p:
             used = [v in self._flat.used for v in operation.outputs]
             if (reason := _rowwise.why_mixed(part, dims, outs, used)) is not None:
                 meet(operation, reason)
@@ -149,8 +146,6 @@ class Plan:
                 meet(operation, "the elements' values are not in the first dimension")
         summed = zip(operation.outputs, params["summed"], strict=True)
         self._folds.update((v, "sum") for v, is_summed in summed if is_summed)
-
-    # --- what is computed when -------------------------------------------------------------------------------------
 
     def _planned(self) -> list[Pass]:
         operations, used = self._flat.operations, self._flat.used
@@ -201,8 +196,6 @@ class Plan:
         kinds = tuple(self._folds[v] for v in folds or ())
         return Pass(sorted(done), sorted(given.difference(rows)), rows, results, kinds, folds is None)
 
-
-# --- the parts of a pass's reductions --------------------------------------------------------------------------------
 
 _MERGE = {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum, "any": jnp.bitwise_or, "all": jnp.bitwise_and}
 

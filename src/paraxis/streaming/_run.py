@@ -83,9 +83,8 @@ class Run:
         given = [x for x in self._call.values if not isinstance(x, Leaf)]
         chunks = [(chunk.numbers, chunk.lengths) for chunk in self._chunks]
         flats = [self._program.whole(lengths) for lengths in self._values]
-        texts = [re.sub(r" at 0x[0-9a-f]+", "", str(flat.closed.jaxpr)) for flat in flats]
-        constants = [flat.constants for flat in flats]
-        return self._program.placement.num_devices, jax_api.is_wide(), groups, given, chunks, texts, constants
+        traced = [(re.sub(r" at 0x[0-9a-f]+", "", str(flat.closed.jaxpr)), flat.constants) for flat in flats]
+        return self._program.placement.num_devices, jax_api.is_wide(), groups, given, chunks, traced
 
     def result(self, saved: Saved | None) -> Any:
         """Run all passes; return the function's result."""
@@ -116,8 +115,6 @@ class Run:
             else:
                 leaves.append(jnp.asarray(v.val if isinstance(v, Literal) else values[v]))
         return pytrees.opened(jax.tree.unflatten(flat.out_tree, leaves))
-
-    # --- one pass --------------------------------------------------------------------------------------------------
 
     def _pass(self, number: int, one: Pass, saved: Saved | None, at: int = 0, held: Sequence[Any] = ()) -> list[Any]:
         """Return the totals of a pass, of which ``at`` chunks are done; its rows are kept."""
@@ -150,8 +147,6 @@ class Run:
         left = (time.monotonic() - self._began) / self._ran * ((passes - number) * size - done)
         return Progress(self._program.axis.name, done, size, number + 1, passes, left)
 
-    # --- rows ------------------------------------------------------------------------------------------------------
-
     def _rows(self, one: Pass, at: int) -> list[Any]:
         """Return the rows of a chunk in the host's memory, random keys as they are; of groups, their leaves."""
         chunk, found = self._chunks[at], []
@@ -165,11 +160,12 @@ class Run:
 
     def _laid_rows(self, one: Pass, rows: Sequence[Any]) -> list[Any]:
         """Lay rows over the devices, if they are in the first dimension and divide; else JAX does it."""
-        found = []
-        for v, x in zip(one.rows, rows, strict=True):
+
+        def laid(v: int, x: Any) -> Any:
             target = None if self._plan.dims[v] or is_key(x) else self._program.sharding(len(x))
-            found.append(x if target is None else jax.device_put(x, target))
-        return found
+            return x if target is None else jax.device_put(x, target)
+
+        return [*map(laid, one.rows, rows)]
 
     def _rows_of(self, v: int) -> np.ndarray:
         """Put the rows of a result together, in the order of the elements; those of chunks are let go on the way."""
@@ -180,10 +176,8 @@ class Run:
             whole[(*[slice(None)] * dim, chunk.numbers)], parts[at] = parts[at], None
         return whole
 
-    # --- chunks, here and elsewhere --------------------------------------------------------------------------------
-
     def _here(self, one: Pass, begin: int) -> Generator[list[Any], None, None]:
-        wide, before = jax_api.is_wide(), list[Any]()
+        wide = jax_api.is_wide()
 
         def read(at: int) -> list[Any]:
             with jax.enable_x64(wide):  # a thread does not see the width that is in force where it is started
@@ -192,15 +186,11 @@ class Run:
         calls = (functools.partial(read, at) for at in range(begin, len(self._chunks)))
         with contextlib.closing(reading.ahead(calls, READERS, READERS)) as ahead:
             for chunk, rows in zip(self._chunks[begin:], ahead, strict=True):
-                found = self._compute(one, chunk, [self._values[chunk.lengths][v] for v in one.shared], rows)
-                if self._program.fits:
-                    before = found
-                jax.block_until_ready(before)  # without a bound on memory, one chunk computes, and one waits
-                before = found
-                yield found
+                yield self._compute(one, chunk, [self._values[chunk.lengths][v] for v in one.shared], rows)
 
     def _compute(self, one: Pass, chunk: Chunk, shared: Sequence[Any], rows: Sequence[Any]) -> list[Any]:
-        return self._program.compiled(one, len(chunk.numbers), chunk.lengths)(*shared, *rows)
+        run = self._program.compiled(one, len(chunk.numbers), chunk.lengths)
+        return jax.block_until_ready(run(*shared, *rows))  # another one beside it would take as much memory
 
     def _elsewhere(self, one: Pass, begin: int) -> Generator[list[Any], None, None]:
         programs = dict[Any, bytes]()

@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, Self, TypeVar, cast
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import jax
 
@@ -39,7 +39,7 @@ class Schedule(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Stream:
+class Stream(contextlib.AbstractContextManager["Stream"]):
     """Runs a program over more elements than memory holds: chunk by chunk, on all devices of this machine.
 
     ``Stream(at_once=64).run(fn, *args)`` gives what ``fn(*args)`` gives, to rounding, where ``fn`` is a program, its
@@ -94,9 +94,6 @@ class Stream:
             unit = (1024 if found[3] else 1000) ** " kmgt".index(found[2] or " ")
             object.__setattr__(self, "memory", int(float(found[1]) * unit))
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         pass
 
@@ -113,9 +110,7 @@ class Stream:
 
         Raises:
             AxisError: if elements meet elsewhere than in a reduction, or a result depends on rows that only pad
-                elements of different length; the message has the line.
-            AxisError: if a mapped function exchanges values.
-            AxisError: if it is not clear along which axis the elements are.
+                elements of different length, with the line; or if the elements are along none or several axes.
             DataError: if an element cannot be read, or does not look like the others; they name it.
             CheckpointError: if ``folder`` holds another run, or cannot be written.
         """

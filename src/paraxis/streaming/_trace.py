@@ -6,10 +6,12 @@ dimension that differs is the elements'; all else must be the same. The second r
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core import jax_api, maps
@@ -79,14 +81,22 @@ class Flat:
         return [*map(read, closed.jaxpr.outvars)]
 
 
-# --- tracing for a number of elements --------------------------------------------------------------------------------
+rows_p = jax_api.Primitive("px_rows")
+"""The first rows of an array of all elements, or more of them: as many as a trace is for."""
+rows_p.def_abstract_eval(lambda x, *, size: x.update(shape=(size, *x.shape[1:])))
+jax_api.define_lowering(rows_p, lambda x, *, size: x[:size])
+jax_api.ad.deflinear2(rows_p, lambda ct, x, *, size: [rows_p.bind(ct, size=x.aval.shape[0])])
+jax_api.batching.primitive_batchers[rows_p] = lambda xs, dims, *, size: (
+    rows_p.bind(jnp.moveaxis(xs[0], dims[0], 1), size=size),
+    1,
+)
 
 
 @contextlib.contextmanager
 def sized(name: str | None, whole: int, size: int) -> Iterator[None]:
     """Within, verbs take the axis of this name, and of ``whole`` elements, to have ``size``; no name: as they are.
 
-    Of an array of all elements, from outside of the trace, they take the first ones: its rows are those of the chunk.
+    Where they take an array of all elements, from outside of the trace, its rows are those of the chunk.
     """
 
     def chunk(found: Axis, tree: Any) -> tuple[Axis, Any]:
@@ -97,7 +107,7 @@ def sized(name: str | None, whole: int, size: int) -> Iterator[None]:
         def rows(x: Any) -> Any:
             if np.ndim(x) == 0 or x.shape[0] not in sizes or maps.recall(x) is not None:
                 return x
-            return jax.lax.slice_in_dim(x, 0, found.size)
+            return rows_p.bind(x, size=found.size)
 
         return found, jax.tree.map(rows, tree)
 
@@ -130,9 +140,6 @@ def axis_of(closed: ClosedJaxpr, count: int | None) -> tuple[Axis, Any]:
     axes = ", ".join(f"{name!r} of {size}" for name, size in found) or "none"
     which = "px.Groups say along which" if count is None else f"of {count} elements, as groups have"
     raise AxisError(f"Stream: fn must map along one axis ({which}), and has {axes}; write @px.program(clients=…)")
-
-
-# --- the two traces compared -----------------------------------------------------------------------------------------
 
 
 def meet(operation: Operation, why: str) -> NoReturn:
@@ -185,10 +192,10 @@ def _literal(whole: Any, part: Any) -> Any:
 
 
 def _equation(at: Operation, whole: JaxprEqn, part: JaxprEqn) -> JaxprEqn:
-    def one(path: Any, a: Any, b: Any) -> Any:
-        return _parameter(at, path[0].key, a, b)
-
-    params = jax.tree.map_with_path(one, whole.params, part.params, is_leaf=lambda x: x is None)
+    params = dict(part.params)
+    for name, a in whole.params.items():
+        if jax.tree.structure(a) == jax.tree.structure(params[name]):
+            params[name] = jax.tree.map(functools.partial(_parameter, at, name), a, params[name])
     return part.replace(invars=[*map(_literal, whole.invars, part.invars)], params=params)
 
 
