@@ -22,7 +22,7 @@ class Size(NamedTuple):
 
 
 CEILINGS = {
-    "_core": Size(3_653, 2_090, 18),
+    "_core": Size(3_633, 2_092, 18),
     "_host": Size(508, 342, 8),
     "_tables": Size(519, 293, 4),
     "cli": Size(417, 247, 6),
@@ -35,9 +35,9 @@ CEILINGS = {
     "train": Size(3_510, 2_054, 23),
     "transforms": Size(1_298, 734, 10),
     "the root": Size(279, 98, 4),
-    "all rooms": Size(19_878, 11_654, 133),
+    "all rooms": Size(19_858, 11_656, 133),
 }
-TESTS = 19_451
+TESTS = 19_453
 
 
 def size(paths: Iterable[Path]) -> Size:

@@ -138,17 +138,19 @@ def test_masks_and_weights_of_a_body_go_into_its_products(devices: int, at_once:
 
 
 def test_no_gradient_per_element_is_held():
-    """64 gradients of 1 MB each would not fit below the bound."""
-    axis, loss = axis_on(2, 64), lambda w, x: jnp.sum(jnp.tanh(x @ w) ** 2)
+    """64 gradients of 2 MB each would not fit below the bound."""
+    axis, loss = axis_on(2, 64), lambda w, x: jnp.sum((jnp.tanh(x @ w[0]) @ w[1]) ** 2)
 
     def needed(reduce, w, x):
         fn = lambda w, x: reduce(px.map_fn(jax.grad(loss), (px.broadcast(w, axis), x), axis))  # noqa: E731
         found: Any = jax.jit(fn).lower(w, x).compile().memory_analysis()
         return found.temp_size_in_bytes + found.output_size_in_bytes
 
-    shapes = (jax.ShapeDtypeStruct((512, 512), jnp.float32), jax.ShapeDtypeStruct((64, 4, 512), jnp.float32))
-    assert needed(lambda y: px.reduce_mean(y, axis), *shapes) < 9e6
-    assert needed(lambda y: y, *shapes) > 30e6
+    w = jax.ShapeDtypeStruct((512, 512), jnp.float32)
+    shapes = ((w, w), jax.ShapeDtypeStruct((64, 4, 512), jnp.float32))
+    assert needed(lambda y: px.reduce_mean(y, axis), *shapes) < 14e6
+    assert needed(lambda y: px.reduce_weighted_mean(y, np.arange(64), axis), *shapes) < 14e6
+    assert needed(lambda y: y, *shapes) > 60e6
 
 
 def test_sums_asked_for_in_an_inner_trace_stay_there():

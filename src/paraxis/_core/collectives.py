@@ -24,14 +24,9 @@ _Tree = TypeVar("_Tree")
 
 
 def psum(x: _Tree, axis: Axis | str) -> _Tree:
-    """Sum over all elements of an axis; every element gets the result.
+    """Sum a pytree of arrays over all elements of an axis that is being mapped; every element gets the result.
 
-    Args:
-        x: pytree of arrays, any shape, one value per element.
-        axis: the axis that is being mapped, or its name.
-
-    Returns:
-        Tree of the same shapes; booleans and integers as in ``jax.lax.psum``.
+    Shapes stay; booleans and integers are summed as in ``jax.lax.psum``.
 
     Raises:
         AxisError: if called outside a function that is mapped along that axis.
@@ -149,11 +144,7 @@ def _exchanges(eqn: JaxprEqn, name: str) -> bool:
 
 
 def require_no_mesh_axis(jaxpr: Jaxpr, placement: Placement, mapped: Sequence[Axis]) -> None:
-    """Refuse a body that names a mesh axis under its elements; names of mapped axes hide those of mesh axes.
-
-    Raises:
-        AxisError: if it does so, which would leave out the other elements of each device.
-    """
+    """Refuse a body that names a mesh axis under its elements; names of mapped axes hide those of mesh axes."""
     name = placement.axis.name
     for hidden in map(jax_api.axis_of, jaxpr.effects):
         if hidden in placement.mesh_axes and all(axis.name != hidden for axis in mapped):
@@ -179,10 +170,9 @@ jax_api.batching.primitive_batchers[_watch_p] = _watched
 
 
 def watched(x: Any, index: jax.Array, note: Callable[[list[bool]], None]) -> Any:
-    """Return ``x`` as it is, in a function under ``vmap``; ``note`` is told which leaves differ between elements.
+    """Return ``x`` in a function under ``vmap``; ``note`` is told which leaves may differ between elements.
 
-    ``index`` is the element's number, or anything else that does differ: this vmap, and not one around it, then
-    answers. Leaves that differ are always found; some that would turn out equal are taken to differ.
+    ``index``, the element's number, does differ: this vmap, and not one around it, then answers.
     """
     leaves, structure = jax.tree.flatten(x)
     return jax.tree.unflatten(structure, _watch_p.bind(index, *leaves, note=lambda differ: note(differ[1:]))[1:])
@@ -220,11 +210,7 @@ def refuse_uneven(body: ClosedJaxpr, shared: Sequence[bool], axis: Axis, names: 
 
     All elements take part in an exchange, and each keeps what its own branch gives. The transpose of a branch is a
     branch: an element that does not take it sends nothing back to the others, so JAX's derivative is not the
-    function's. Values, forward derivatives, loops, and branches that all take alike are right. ``names`` has the sizes
-    of all axes that the body may name.
-
-    Raises:
-        AxisError: with the line of the branch.
+    function's. Values, forward derivatives, loops, and branches that all take alike are right.
     """
     if parts(body.jaxpr, axis.name, "cond"):
         marked = ClosedJaxpr(_marked(body.jaxpr, axis.name), body.consts)

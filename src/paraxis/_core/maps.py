@@ -1,10 +1,10 @@
 """A map as a JAX primitive, ``px_map``, with its three rules, and what is remembered of placed values.
 
 Its parameters say what is mapped: ``body``, the jaxpr of one element, traced outside of any mesh with the names of all
-mapped axes bound, everything it closes over made an operand; the axis and its size; which operands are ``shared`` (one
-value for all elements), which results are ``summed`` (over the elements; the others have a row for each), and in which
-operands the body is ``linear`` (if it is the transpose of another). They do not say where: that is ``how``, which only
-the lowering reads, and ``devices``, a jaxpr that does nothing but name the mesh, since ``jit`` looks for meshes there.
+mapped axes bound, everything it closes over made an operand; the axis and its size; which operands are ``shared`` by
+all elements, which results are ``summed`` over them, and in which operands the body is ``linear`` (if it is the
+transpose of another). Where it runs is said by ``how``, which only the lowering reads, and by ``devices``, a jaxpr that
+does nothing but name the mesh, since ``jit`` looks for meshes there.
 
 The rules are public transformations of the body. A forward map returns the residuals as well (the leaves of what
 ``jax.linearize`` returns), unless elements run in chunks: then the derivative runs the body again. The transpose of a
@@ -250,13 +250,15 @@ def _batched(
     ]
     if collectives.mentions(body.jaxpr, how.placement.axis):  # JAX makes a select of its branches
         collectives.refuse_uneven(body, shared, how.placement.axis, how.names)
-    fn, in_axes = jax_api.jaxpr_as_fun(body), [None if d is None else 0 for d in dims]
-    differ = collectives.batched(body, in_axes, size, name, how.names)
-    out_axes = [0 if differs else None for differs in differ]
+    fn, differ = jax_api.jaxpr_as_fun(body), list[bool]()
+
+    def one(index: jax.Array, *xs: Any) -> list[Any]:
+        return collectives.watched(list(fn(*xs)), index, differ.extend)
 
     def over(*args: Any) -> list[Any]:  # with a number of its own, as no operand may differ
-        every = jax.vmap(lambda _, *xs: fn(*xs), (0, *in_axes), out_axes, axis_size=size, axis_name=name)
-        return list(every(jnp.arange(size), *args))
+        in_axes = (0, *(None if d is None else 0 for d in dims))
+        found = jax.vmap(one, in_axes, axis_size=size, axis_name=name)(jnp.arange(size), *args)
+        return [y if differs else y[0] for y, differs in zip(found, differ, strict=True)]
 
     found = Map.of(over, ahead, shared, how)[0].bind(summed, params["linear"])
     return found, [None if not differs else 0 if s else 1 for differs, s in zip(differ, summed, strict=True)]

@@ -111,8 +111,7 @@ def _contracted(
     return list(jax.linear_transpose(together, *like)(moving))
 
 
-_Factor = tuple[Any, bool]
-"""A number of the element's own, and whether it is a mask, where ``False`` means zero whatever else there is."""
+_Factor = tuple[Any, bool]  # a number of the element's own; whether it is a mask, whose False is zero of anything
 
 
 class _End:
@@ -176,7 +175,7 @@ class _End:
         def scaled(v: Any, factors: Sequence[_Factor]) -> jax.Array:
             x = rows[v]
             for number, is_mask in reversed(factors) if v in self.varying else ():
-                x = _masked(rows[number], x) if is_mask else x * _per_row(rows[number], x)
+                x = _masked(rows[number], x) if is_mask else x * _per_row(rows[number], x).astype(x.dtype)
             return _masked(real, x) if v in self.varying else x
 
         masks = [factor for factor in self.factors if factor[1]]
@@ -221,6 +220,8 @@ class _End:
         is_weight = eqn.primitive.name == "mul" and number.aval.dtype == scaled.aval.dtype
         if number.aval.shape or not scaled.aval.shape or not _is_summable(scaled) or not (is_mask or is_weight):
             return value, ()
+        made = self._made.get(number)  # the same weight is converted for each result
+        number = made.invars[0] if made is not None and made.primitive.name == "convert_element_type" else number
         value, factors = self._unscaled(scaled)
         return value, ((number, is_mask), *factors)
 

@@ -63,10 +63,10 @@ def map_fn(fn: Callable[..., _R], args: Any, axis: Axis | str | None = None, *, 
     blocks are padded with copies of a real element, whose results are never used.
 
     Args:
-        fn: the function of one element. It is traced at each call, and the program compiled for an earlier trace of
-            the same structure is reused; to trace only once, put ``jax.jit`` around the call.
-        args: the arguments of ``fn``, pytrees of arrays ``(size, ...)`` or models that hold such arrays. A plain tuple
-            is several arguments; anything else, a named tuple too, is a single one.
+        fn: the function of one element. It is traced at each call, and what was compiled for a trace of the same
+            structure is reused; put ``jax.jit`` around the call to trace once.
+        args: arguments of ``fn``: pytrees of arrays ``(size, ...)`` or models that hold such. A plain tuple is several
+            arguments; anything else, a named tuple too, is one.
         axis: as in :func:`broadcast`.
         lowering: how a device runs its elements: ``"vmap"`` (vectorised), ``"unroll"`` (one after the other; it takes
             longer to compile) or ``"auto"``: unrolled for up to 16 elements with convolutions on CPU.
@@ -124,16 +124,9 @@ def scatter(x: _Tree, axis: Axis | str | None = None) -> _Tree: ...
 def scatter(x: Any, axis: Axis | str | None = None) -> Any:
     """Distribute a host value over the devices of an axis: host → placed. :func:`map_fn` would send it at each call.
 
-    Args:
-        x: pytree of arrays ``(size, ...)``, NumPy or JAX, any dtype.
-        axis: as in :func:`broadcast`.
-
-    Returns:
-        The same values as JAX arrays. Each device holds its rows if their number divides; otherwise a whole copy, as
-        JAX has no arrays with uneven blocks, of which a map uses the device's part.
-
-    Raises:
-        DataError, AxisError: as in :func:`map_fn`.
+    ``x`` is a pytree of arrays ``(size, ...)``, NumPy or JAX, any dtype, and stays so; errors are those of
+    :func:`map_fn`. Each device holds its rows if their number divides; otherwise a whole copy, as JAX has no arrays
+    with uneven blocks, of which a map uses the device's part.
 
     Communicates: sends each device its rows.
 
@@ -158,11 +151,10 @@ def gather(x: jax.Array | np.ndarray, axis: Axis | str | None = None) -> np.ndar
 @overload
 def gather(x: Any, axis: Axis | str | None = None) -> Any: ...
 def gather(x: Any, axis: Axis | str | None = None) -> Any:
-    """Fetch a placed value, a pytree of arrays ``(size, ...)``: placed → host. See :func:`map_fn`.
+    """Fetch a placed value as NumPy arrays ``(size, ...)``, in the order of the elements: placed → host.
 
-    Returns:
-        NumPy arrays ``(size, ...)`` in the order of the elements. Under ``jit``, which cannot return values to the
-        host, the value itself, whole on every device.
+    Under ``jit``, which cannot return values to the host, it is the value itself, whole on every device. Errors are
+    those of :func:`map_fn`.
 
     Communicates: sends every row to the host. With several processes, all must call it, and each gets all rows.
 
@@ -187,10 +179,9 @@ def _placed(verb: str, x: Any, axis: Axis | str | None) -> tuple[placing.Placeme
 
 
 def keys(key: jax.Array, axis: Axis | str | None = None) -> jax.Array:
-    """Return one random key per element, which depends only on the element's index: not on the devices, nor the size.
+    """Return one random key per element, which depends on its index alone: not on the devices, nor the axis's size.
 
-    ``key`` is new-style (``jax.random.key``), for keys ``(size,)``, or old-style, for ``(size, 2)``. Communicates:
-    nothing.
+    ``key`` is new-style (``jax.random.key``), for keys ``(size,)``, or old-style, for ``(size, 2)``. Nothing is sent.
 
     Example:
         >>> import jax, paraxis as px
