@@ -16,8 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding
 
 from paraxis._core import jax_api, placing
-from paraxis._core.axis import Axis
-from paraxis._core.placing import Placement
+from paraxis._core.placing import Axis, Placement
 from paraxis.errors import DeviceError
 
 # --- inside a program --------------------------------------------------------------------------------------------

@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._core import jax_api, primitives, pytrees
-from paraxis._core.axis import Axis, mapped_axis
 from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
-from paraxis._core.placing import Placement
+from paraxis._core.placing import Axis, Placement, mapped_axis
 from paraxis.errors import AxisError
 
 # --- what a body writes ------------------------------------------------------------------------------------------

@@ -287,10 +287,10 @@ def struct(x: Any, drop: int = 0, lead: Sequence[int] = ()) -> jax.ShapeDtypeStr
 
     Its sharding is there where that is part of its type: a dimension lies over an Explicit mesh.
     """
-    aval = x if isinstance(x, ShapedArray) else jax.typeof(x)
-    spec, mesh = (*(None for _ in lead), *sharding_spec(aval)[drop:]), aval.sharding.mesh
-    is_typed = any(spec) and mesh.explicit_axes
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec)) if is_typed else None
+    aval: Any = x if isinstance(x, ShapedArray) else jax.typeof(x)
+    spec = sharding_spec(aval)[drop:] if aval.sharding.mesh.explicit_axes else ()
+    laid = jax.sharding.PartitionSpec(*[None] * len(lead), *spec)
+    sharding = jax.sharding.NamedSharding(aval.sharding.mesh, laid) if any(spec) else None
     shape = (*lead, *aval.shape[drop:])
     return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding)
 
@@ -322,8 +322,6 @@ def collect_at(address: str) -> None:
 
     JAX has no option for it, and takes what the host's name resolves to: an address that the host may not have.
     """
-    if xla_bridge.backends_are_initialized():
-        return
 
     def make() -> Any:
         client = distributed.global_state.client
@@ -331,10 +329,10 @@ def collect_at(address: str) -> None:
         if client is None or kind != "gloo":
             return xla_bridge.make_cpu_client()
         make_gloo = xla_bridge._jax.make_gloo_tcp_collectives  # pyright: ignore[reportPrivateImportUsage]
-        gloo = make_gloo(distributed_client=client, hostname=address)
-        return xla_bridge.make_cpu_client(gloo)
+        return xla_bridge.make_cpu_client(make_gloo(distributed_client=client, hostname=address))
 
-    xla_bridge.register_backend_factory("cpu", make, fail_quietly=False)
+    if not xla_bridge.backends_are_initialized():
+        xla_bridge.register_backend_factory("cpu", make, fail_quietly=False)
 
 
 def is_tracing() -> bool:

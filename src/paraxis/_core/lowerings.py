@@ -19,9 +19,8 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
 
 from paraxis._core import arrays, collectives, in_mesh, jax_api, placing, sums
-from paraxis._core.axis import current
 from paraxis._core.jax_api import ClosedJaxpr
-from paraxis._core.placing import Placement
+from paraxis._core.placing import Placement, current
 from paraxis._core.sums import Element
 from paraxis.errors import AxisError
 

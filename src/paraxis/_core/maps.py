@@ -22,11 +22,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
 
-from paraxis._core import arrays, collectives, jax_api, lowerings, placing, structure, sums
-from paraxis._core.axis import Axis, current, entered
+from paraxis._core import arrays, collectives, jax_api, lowerings, placing, sums
 from paraxis._core.jax_api import ClosedJaxpr, ShapedArray
 from paraxis._core.lowerings import Elements, Lowering
-from paraxis._core.placing import Placement
+from paraxis._core.placing import Axis, Placement, current, entered
+from paraxis._core.program import kept, structure_of
 from paraxis._core.pytrees import merged, taken
 from paraxis._core.sums import Element
 
@@ -137,7 +137,7 @@ def _computed(*operands: jax.Array, body: ClosedJaxpr, how: How, **params: Any) 
 
 def _evaluated(*operands: Any, devices: Any, **params: Any) -> list[jax.Array]:
     """On concrete arrays: by a program that is found by its structure, and compiled if there is none."""
-    run = structure.kept(structure.key(params), lambda: jax.jit(functools.partial(_computed, **params)))
+    run = kept(structure_of(params), lambda: jax.jit(functools.partial(_computed, **params)))
     sides = zip(operands, params["shared"], strict=True)
     return run(*(arrays.settle(x, params["how"].placement, rows=not s) for x, s in sides))
 

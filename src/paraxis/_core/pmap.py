@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core import arrays, check, jax_api, placing, pytrees, verbs
-from paraxis._core.axis import Axis, current
-from paraxis._core.placing import Placement
+from paraxis._core.placing import Axis, Placement, current
 from paraxis.errors import DataError
 
 _R = TypeVar("_R")

@@ -8,6 +8,8 @@ A tree without models is what it was: its numbers are arrays.
 
 import dataclasses
 import functools
+import itertools
+import operator
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core import check
-from paraxis._core.axis import Axis, current
+from paraxis._core.placing import Axis, current
 from paraxis.errors import DataError
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
@@ -60,24 +62,20 @@ def _classes(library: str, *names: str) -> tuple[type, ...]:
     return tuple(getattr(loaded, name) for name in names if hasattr(loaded, name))
 
 
-def _is_either(x: Any) -> bool:
-    return is_model(x) or is_nnx(x)
-
-
 def has_model(tree: Any) -> bool:
     """Return whether there is a model in a tree."""
-    return any(map(is_model, jax.tree.leaves(tree, is_leaf=_is_either)))
+    return any(map(is_model, jax.tree.leaves(tree, is_leaf=lambda x: is_model(x) or is_nnx(x))))
 
 
 def sealed(tree: Any) -> Any:
     """Return the tree with what is fixed in its models made part of its structure, or as it is if it has none."""
     if isinstance(tree, _ARRAYS) or all(isinstance(leaf, _ARRAYS) for leaf in jax.tree.leaves(tree)):
         return tree
-    return jax.tree.map(lambda part: _sealed(part) if is_model(part) else part, tree, is_leaf=_is_either)
 
+    def part(x: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf if isinstance(leaf, _ARRAYS) else Fixed(leaf), x) if is_model(x) else x
 
-def _sealed(model: Any) -> Any:
-    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, _ARRAYS) else Fixed(leaf), model)
+    return jax.tree.map(part, tree, is_leaf=lambda x: is_model(x) or is_nnx(x))
 
 
 def opened(tree: Any) -> Any:
@@ -148,21 +146,13 @@ def evaluating(tree: Any) -> Any:
 
 
 def arrays(verb: str, argument: str, tree: Any) -> Any:
-    """Return the same tree with every leaf an array (Python numbers keep their weak type).
-
-    Raises:
-        DataError: if one has integers that JAX would cut.
-    """
+    """Return the same tree with every leaf an array; integers that JAX would cut are a DataError."""
     check.no_cut(verb, argument, tree)
     return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf), tree)
 
 
 def placed(verb: str, argument: str, tree: Any, axis: Axis) -> Any:
-    """Return the same tree with every leaf an array of shape ``(axis.size, ...)``.
-
-    Raises:
-        DataError: naming the first leaf that is not.
-    """
+    """Return the same tree with every leaf an array ``(axis.size, ...)``; a DataError names the first that is not."""
     tree, chunk = arrays(verb, argument, tree), current().chunk
     tree = tree if chunk is None else chunk(axis, tree)[1]
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -185,7 +175,7 @@ def entries(prefix: Any, tree: Any) -> list[Any]:
 
 def taken(values: Iterable[Any], which: Iterable[bool], wanted: bool = True) -> list[Any]:
     """Return the values for which ``which`` is as wanted."""
-    return [value for value, is_taken in zip(values, which, strict=True) if is_taken == wanted]
+    return [*itertools.compress(values, which if wanted else map(operator.not_, which))]
 
 
 def merged(which: Iterable[bool], ours: Iterable[Any], others: Iterable[Any]) -> list[Any]:

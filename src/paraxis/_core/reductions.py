@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._core import arrays, check, jax_api, maps, placing, primitives, pytrees
-from paraxis._core.axis import Axis, resolve
-from paraxis._core.placing import Placement
+from paraxis._core.placing import Axis, Placement, resolve
 from paraxis.errors import DataError
 
 _Tree = TypeVar("_Tree")

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core import arrays, check, jax_api, maps, placing, primitives, pytrees
-from paraxis._core.axis import Axis, resolve
 from paraxis._core.lowerings import Lowering
+from paraxis._core.placing import Axis, resolve
 from paraxis.errors import AxisError
 
 _Tree = TypeVar("_Tree")

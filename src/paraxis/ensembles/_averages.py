@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from paraxis._core.axis import Axis
+from paraxis._core.placing import Axis
 from paraxis._core.reductions import reduce_mean
 from paraxis._core.verbs import broadcast, map_fn
 from paraxis.errors import DataError

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core import arrays, check, jax_api, placing, pytrees
-from paraxis._core.axis import Axis
 from paraxis._core.lowerings import Lowering
-from paraxis._core.placing import Placement
+from paraxis._core.placing import Axis, Placement
 from paraxis._core.verbs import broadcast, map_fn
 from paraxis._host import interrupts
 from paraxis.ensembles import _averages, _fit, _members

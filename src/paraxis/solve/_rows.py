@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core import arrays, check, placing
-from paraxis._core.axis import Axis
+from paraxis._core.placing import Axis
 from paraxis._host import processes
 from paraxis._tables import Table
 from paraxis.errors import AxisError, DataError

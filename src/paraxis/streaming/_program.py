@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from paraxis._core import arrays, check, jax_api, placing, pytrees, structure
+from paraxis._core import arrays, check, jax_api, placing, pytrees
+from paraxis._core.program import compiled
 from paraxis.errors import AxisError, DataError
 from paraxis.streaming import _trace
 from paraxis.streaming._groups import Form, Groups
@@ -180,7 +181,7 @@ class Program:
             fn, structs = one.program(self.part(count, lengths))
             if self._options is None:
                 closed = jax_api.trace(fn, structs, {})[0]
-                self._compiled[key] = structure.compiled(jax_api.dce(closed)[0])
+                self._compiled[key] = compiled(jax_api.dce(closed)[0])
             else:
                 self._compiled[key] = jax.jit(fn, compiler_options=self._options)
         return self._compiled[key]

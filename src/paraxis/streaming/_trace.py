@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core import jax_api, maps
-from paraxis._core.axis import Axis, entered
 from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from paraxis._core.placing import Axis, entered
 from paraxis.errors import AxisError
 
 Atom = int | Literal

@@ -12,8 +12,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from paraxis._core import arrays, check, placing, pytrees
-from paraxis._core.axis import Axis
-from paraxis._core.placing import Placement
+from paraxis._core.placing import Axis, Placement
 from paraxis.errors import AxisError, DataError
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core import check, jax_api, placing, pytrees
-from paraxis._core.axis import Axis
+from paraxis._core.placing import Axis
 from paraxis._host import reading
 from paraxis.errors import DataError
 from paraxis.train import _batches

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._core import arrays, check, jax_api, placing
-from paraxis._core.axis import Axis
+from paraxis._core.placing import Axis
 from paraxis.errors import StateError
 from paraxis.train import _batches, _sharding
 from paraxis.train._batches import Devices

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from paraxis._core import arrays, pytrees, reductions
-from paraxis._core.axis import Axis
+from paraxis._core.placing import Axis
 from paraxis.errors import DataError
 from paraxis.transforms._modules import Graph
 from paraxis.transforms._wrapped import refuse_modules

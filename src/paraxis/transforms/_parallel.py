@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from paraxis._core import arrays, collectives, jax_api, placing, pytrees, verbs
-from paraxis._core.axis import Axis
+from paraxis._core.placing import Axis
 from paraxis.errors import DataError, StateError
 from paraxis.transforms import _batches, _modules, _wrapped
 from paraxis.transforms._jit import Jit

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from paraxis._core import arrays, placing
-from paraxis._core.axis import Axis
+from paraxis._core.placing import Axis
 from paraxis.errors import DeviceError
 from paraxis.solve import prox
 from paraxis.solve._lbfgs import LBFGS
