@@ -8,31 +8,11 @@ import traceback
 from pathlib import Path
 
 import paraxis
-import paraxis.ensembles
-import paraxis.errors
-import paraxis.launch
-import paraxis.reports
-import paraxis.solve
-import paraxis.streaming
-import paraxis.testing
-import paraxis.train
-import paraxis.transforms
 
 API_PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "api").glob("*.md"))
-MODULES = [
-    paraxis,
-    paraxis.ensembles,
-    paraxis.errors,
-    paraxis.launch,
-    paraxis.reports,
-    paraxis.solve,
-    paraxis.streaming,
-    paraxis.solve.objective,
-    paraxis.solve.prox,
-    paraxis.testing,
-    paraxis.train,
-    paraxis.transforms,
-]
+_ROOMS = ["ensembles", "errors", "launch", "reports", "solve", "streaming", "testing", "train", "transforms"]
+_MODULES = [*_ROOMS, "solve.objective", "solve.prox"]
+MODULES = [paraxis, *(importlib.import_module(f"paraxis.{name}") for name in _MODULES)]
 PUBLIC = {  # a name that the root has too is documented as the root's
     f"{module.__name__}.{name}": getattr(module, name)
     for module in MODULES

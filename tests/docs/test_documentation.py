@@ -7,36 +7,13 @@ from pathlib import Path
 
 import pytest
 
-import paraxis
-import paraxis.ensembles
-import paraxis.errors
-import paraxis.launch
-import paraxis.reports
-import paraxis.solve
-import paraxis.streaming
-import paraxis.testing
-import paraxis.train
-import paraxis.transforms
+from tests.architecture.test_public_names import MODULES
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = {str(path.relative_to(ROOT)): path for path in FILES if "\n```python" in path.read_text("utf-8")}
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-MODULES = [
-    paraxis,
-    paraxis.ensembles,
-    paraxis.errors,
-    paraxis.launch,
-    paraxis.reports,
-    paraxis.solve,
-    paraxis.streaming,
-    paraxis.solve.objective,
-    paraxis.solve.prox,
-    paraxis.testing,
-    paraxis.train,
-    paraxis.transforms,
-]
 EVERY = {f"{module.__name__}.{name}": getattr(module, name) for module in MODULES for name in module.__all__}
 NAMES = {path: EVERY[path] for path in {id(value): path for path, value in EVERY.items()}.values()}  # each once
 

@@ -44,10 +44,6 @@ def notebook_of(*sources: str) -> Any:
     return nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# Title\n\nText.", id="title"), *cells])
 
 
-def test_there_are_five() -> None:
-    assert [path.stem for path in NOTEBOOKS] == ["ensembles", "mapreduce", "solvers", "training", "transforms"]
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_stored_without_output(path: Path) -> None:
     assert stored_results(path.read_text("utf-8")) == [], "in Jupyter: Edit, Clear Outputs of All Cells; then save"
@@ -60,14 +56,9 @@ def test_a_stored_result_is_found() -> None:
     assert stored_results(nbformat.writes(notebook)) == []
     notebook.cells[1].execution_count = 7
     notebook.cells[2].outputs = [nbformat.v4.new_output("stream", text="4")]
-    notebook.cells[2].metadata["execution"] = {"iopub.status.busy": "2026"}
     notebook.metadata["widgets"] = {"state": 1}
-    assert stored_results(nbformat.writes(notebook)) == [
-        "metadata: widgets",
-        "cell 2: execution_count",
-        "cell 3: outputs",
-        "cell 3: metadata",
-    ]
+    found = ["metadata: widgets", "cell 2: execution_count", "cell 3: outputs"]
+    assert stored_results(nbformat.writes(notebook)) == found
 
 
 @pytest.mark.slow  # of every day, `make docs` runs them; this is for `make test-all` with the newest JAX
@@ -91,18 +82,13 @@ def test_a_cell_that_fails_fails_the_build(tmp_path: Path) -> None:
 
 def test_outputs_become_markdown() -> None:
     notebook = notebook_of("print(1)", "form", "figure", "2 + 2", "s = '```'")
-    picture = base64.b64encode(b"a picture").decode()
-    html = {"text/html": "<p>form</p>", "text/plain": "Form"}
-    for cell, output in zip(
-        notebook.cells[1:5],
-        (
-            nbformat.v4.new_output("stream", text="\x1b[31m1\x1b[0m\n"),
-            nbformat.v4.new_output("display_data", data=html),
-            nbformat.v4.new_output("display_data", data={"image/png": picture, "text/plain": "<Figure>"}),
-            nbformat.v4.new_output("execute_result", data={"text/plain": "4"}, execution_count=4),
-        ),
-        strict=True,
-    ):
+    form = {"text/html": "<p>form</p>", "text/plain": "Form"}
+    figure = {"image/png": base64.b64encode(b"a picture").decode(), "text/plain": "<Figure>"}
+    outputs = [
+        nbformat.v4.new_output("stream", text="\x1b[31m1\x1b[0m\n"),
+        *(nbformat.v4.new_output("display_data", data=data) for data in (form, figure, {"text/plain": "4"})),
+    ]
+    for cell, output in zip(notebook.cells[1:5], outputs, strict=True):
         cell.outputs = [output]
     pictures: dict[str, bytes] = {}
     page = pages.page(notebook, "some", pictures.__setitem__)
@@ -112,5 +98,4 @@ def test_outputs_become_markdown() -> None:
     ((name, content),) = pictures.items()
     assert content == b"a picture"
     assert f"```python\nfigure\n```\n\n![What the code above draws]({name})" in page
-    assert "```text\n4\n```\n\n</div>\n" in page
     assert "````python\ns = '```'\n````" in page

@@ -28,7 +28,6 @@ X, Y = np.random.default_rng(0).normal(size=(5000, 40)), np.arange(5000)  # X is
     [
         (None, {}),
         ("y", {"y": np.where(Y == 77, 0, Y)}),
-        ("X", {"X": X[:-1]}),
         ("y", {"y": Y.astype("int32")}),
         ("X", {"X": np.vstack([X[:-1], X[:1]])}),
         (r"later\[19\]", {"later[19]": np.zeros(19)}),

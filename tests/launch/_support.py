@@ -16,6 +16,7 @@ import pytest
 
 from paraxis.launch import launch
 
+ROOT = Path(__file__).parents[2]
 TRAINING = str(Path(__file__).with_name("_training.py"))
 COMMAND = [sys.executable, "-c", "import sys; from paraxis.cli import main; sys.exit(main())"]
 _TIMEOUT = 150.0
@@ -27,6 +28,14 @@ def plain_environment() -> dict[str, str]:
     """The environment without what the tests' own JAX was told."""
     ours = ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES")
     return {name: value for name, value in os.environ.items() if name not in ours}
+
+
+def started(*arguments: object, **variables: str) -> subprocess.Popen[str]:
+    """A Python process that finds the project and its tests."""
+    env = plain_environment() | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])} | variables
+    command, pipe = [sys.executable, *map(str, arguments)], subprocess.PIPE
+    streams: dict[str, Any] = {"stdin": pipe, "stdout": pipe, "stderr": pipe, "text": True}
+    return subprocess.Popen(command, cwd=ROOT, env=env, process_group=0, **streams)
 
 
 @pytest.fixture

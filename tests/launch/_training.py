@@ -12,32 +12,25 @@ import numpy as np
 import paraxis as px
 
 
-def main(what: str, who: int) -> None:
+def main(what: str, who: int = 1) -> None:
     me = px.initialize()
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("ranks",))
-    over = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("ranks"))
-    numbers = np.arange(jax.device_count(), dtype=np.float32)
-    placed = jax.make_array_from_callback(numbers.shape, over, lambda part: numbers[part])
-    total = jax.jit(lambda x, k: x.sum() + k)
+    ranks = px.Axis("ranks", jax.device_count())
+    total = jax.jit(lambda x, k: px.reduce_sum(x, ranks) + k)
 
     def step(number: int, batch: Any) -> tuple[int, dict[str, float]]:
-        value = float(total(placed, number))
+        value = float(total(np.arange(ranks.size, dtype="f"), number))
         if number in (0, 10):
-            say(f"step {number}: {value:g}")
+            sys.stdout.write(f"step {number}: {value:g}\n")
         if number == 10 and me.process == who:
             misbehave(what)
         time.sleep(0.005)
         return number + 1, {"value": value}
 
     try:
-        px.fit(0, step, [np.zeros(1)] * 20, steps=20 if what == "finish" else 100_000, progress=False)
+        px.fit(0, step, [np.zeros(1)] * 20, steps=100_000, progress=False)
     except px.TrainingStopped as stopped:
-        say(f"stopped at {stopped.state}")
-    say(f"left {me.process} of {me.num_processes}")
-
-
-def say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
+        sys.stdout.write(f"stopped at {stopped.state}\n")
+    sys.stdout.write(f"left {me.process} of {me.num_processes}\n")
 
 
 def misbehave(what: str) -> None:
@@ -50,4 +43,4 @@ def misbehave(what: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 1)
+    main(sys.argv[1], *map(int, sys.argv[2:]))

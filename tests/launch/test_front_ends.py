@@ -8,7 +8,8 @@ import pytest
 from tests.launch import _front_ends
 from tests.launch._support import Launch
 
-EVERY_DAY = ["collectives", "ensembles"]
+pytestmark = pytest.mark.newest
+EVERY_DAY = ["collectives", "verbs", "ensembles"]
 AT_NIGHT = [pytest.param([name], marks=pytest.mark.slow) for name in _front_ends.PARTS if name not in EVERY_DAY]
 
 

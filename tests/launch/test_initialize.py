@@ -14,7 +14,7 @@ import pytest
 import paraxis as px
 import paraxis.launch
 from paraxis.launch import Processes
-from tests.launch._support import TRAINING, held_port, plain_environment
+from tests.launch._support import TRAINING, held_port, started
 
 THERE = {"PARAXIS_COORDINATOR": "127.0.0.1:5000", "PARAXIS_NUM_PROCESSES": "4", "PARAXIS_PROCESS": "2"}
 
@@ -80,41 +80,13 @@ def test_initialize_leaves_no_process_alone_in_silence(
     assert not jax.distributed.is_initialized()
 
 
-def python(*arguments: object, **variables: str) -> subprocess.Popen[str]:
-    """A process with these variables, without a launcher."""
-    environment = plain_environment() | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | variables
-    command, pipe = [sys.executable, *map(str, arguments)], subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, process_group=0)
-
-
-def ends(*started: subprocess.Popen[str]) -> list[tuple[int, str, str]]:
+def ends(*processes: subprocess.Popen[str]) -> list[tuple[int, str, str]]:
     try:
-        outputs = [process.communicate(timeout=150) for process in started]
+        outputs = [process.communicate(timeout=150) for process in processes]
     finally:
-        for process in started:
+        for process in processes:
             process.kill()
-    return [(process.returncode, *output) for process, output in zip(started, outputs, strict=True)]
-
-
-UNREADABLE = """
-import os
-import paraxis as px
-for change in ({"NUM_PROCESSES": "two"}, {"COORDINATOR": "here"}, {"NUM_PROCESSES": None}, {"COORDINATOR": None}):
-    there = {"COORDINATOR": "127.0.0.1:5000", "NUM_PROCESSES": "4", "PROCESS": "2"} | change
-    for name, value in there.items():
-        os.environ.pop(f"PARAXIS_{name}", None)
-        os.environ.update({} if value is None else {f"PARAXIS_{name}": value})
-    try:
-        px.initialize()
-    except px.DeviceError as error:
-        print(error)
-"""
-
-
-def test_initialize_refuses_variables_that_cannot_be_read() -> None:
-    ((status, out, error),) = ends(python("-c", UNREADABLE))
-    assert status == 0, error
-    assert out.count("write PARAXIS_COORDINATOR=host:5000 PARAXIS_NUM_PROCESSES=2 PARAXIS_PROCESS=0") == 4
+    return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
 
 
 @pytest.fixture
@@ -128,35 +100,21 @@ def two() -> Iterator[list[dict[str, str]]]:
 @pytest.mark.slow
 def test_an_exception_ends_all_processes_at_once_without_a_launcher(two: list[dict[str, str]]) -> None:
     """JAX alone would have each wait for the other until its shutdown times out, after 300 s."""
-    found = ends(*(python(TRAINING, "raise", **own) for own in two))
+    found = ends(*(started(TRAINING, "raise", **own) for own in two))
     assert all(status for status, _, _ in found)
     assert "ValueError: a bug of the user" in found[1][2]
     assert all("step 10: 11" in out for _, out, _ in found)
 
 
 @pytest.mark.slow
-def test_the_tasks_of_a_slurm_step_find_each_other() -> None:
-    with held_port() as port:
-        tasks = [{"SLURM_PROCID": str(number), "SLURM_LOCALID": str(number)} for number in (0, 1)]
-        common = SLURM | {"JAX_COORDINATOR_PORT": str(port)}
-        found = ends(*(python(TRAINING, "finish", **common | task) for task in tasks))
-    assert [status for status, _, _ in found] == [0, 0], found
-    for number, (_, out, _) in enumerate(found):
-        assert f"left {number} of 2" in out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_all_processes_stop_after_one_step_when_one_is_asked_to(
-    number: signal.Signals, two: list[dict[str, str]]
-) -> None:
-    started = [python(TRAINING, "train", **own) for own in two]
-    for process in started:
+def test_all_processes_stop_after_one_step_when_one_is_asked_to(two: list[dict[str, str]]) -> None:
+    both = [started(TRAINING, "train", **own) for own in two]
+    for process in both:
         assert process.stdout is not None
         while "step 10" not in process.stdout.readline():
             pass
-    started[1].send_signal(number)
-    found = ends(*started)
+    both[1].send_signal(signal.SIGINT)
+    found = ends(*both)
     stops = [line for _, out, _ in found for line in out.splitlines() if "stopped" in line]
     assert [status for status, _, _ in found] == [0, 0]
     assert len(stops) == 2
@@ -182,6 +140,6 @@ time.sleep(2)
 def test_a_process_is_stuck_from_the_last_step_until_the_loop_has_ended(tmp_path: Path, last: int, status: int) -> None:
     script = tmp_path / "script.py"
     script.write_text(LOOPS.format(last=last))
-    ((found, _, error),) = ends(python(script))
+    ((found, _, error),) = ends(started(script))
     assert found == status
     assert (f'File "{script}", line 8 in step' in error) == (status == 1)

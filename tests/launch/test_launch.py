@@ -140,33 +140,6 @@ def test_launch_ends_all_when_a_rank_never_joins(launched: Launch, tmp_path: Pat
     assert "paraxis launch: killed rank 1 before it exited: 1 s (--grace) have passed" in error
 
 
-def test_the_traceback_is_the_user_s_own(launched: Launch, tmp_path: Path) -> None:
-    script = written(tmp_path, "def f():\n    raise ValueError('a bug')\n\nf()\n")
-    status, out, error = launched(script, n=1)
-    assert (status, out) == (1, "")
-    lines = [line.removeprefix("[0] ") for line in error.splitlines() if line.startswith("[0] ")]
-    assert [line for line in lines if line.strip().strip("~^")] == [
-        "Traceback (most recent call last):",
-        f'  File "{script}", line 4, in <module>',
-        "    f()",
-        f'  File "{script}", line 2, in f',
-        "    raise ValueError('a bug')",
-        "ValueError: a bug",
-    ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_has_all_ranks_save_after_one_step(tmp_path: Path, number: signal.Signals) -> None:
-    with running(tmp_path, "-n", "2", "--devices", "1", TRAINING, "train") as run:
-        run.wait_for("step 10: ", times=2)
-        run.process.send_signal(number)
-        assert run.end() == 0, run.error
-    steps = re.findall(r"\[\d\] stopped at (\d+)", run.out)
-    assert (len(steps), len(set(steps))) == (2, 1)
-    assert sorted(re.findall(r"left (\d) of", run.out)) == ["0", "1"]
-
-
 DEAF = """
 import os, signal, time
 signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))

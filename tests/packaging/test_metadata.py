@@ -61,26 +61,6 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-@pytest.mark.parametrize(
-    ("text", "named", "led"),
-    [
-        ("see [Install](docs/install.md).", "see Install (`docs/install.md`).", "see [Install](at/docs/install.md)."),
-        ("[a/B.md](a/B.md)", "`a/B.md`", "[a/B.md](at/a/B.md)"),
-        ("[Killed](docs/t.md#kill-it)", "Killed (`docs/t.md`)", "[Killed](at/docs/t.md#kill-it)"),
-        ("[else](https://somewhere.test/a.md)", None, None),
-        ("`x[0](y.z)`, [i](#here)", None, None),
-        (
-            "```python\nx[0](y)\n```\n[`x`](x.md)",
-            "```python\nx[0](y)\n```\n`x` (`x.md`)",
-            "```python\nx[0](y)\n```\n[`x`](at/x.md)",
-        ),
-    ],
-)
-def test_links_to_files_are_named_or_led_where_the_files_are(hook: Any, text: str, named: str, led: str) -> None:
-    assert hook.readme(text, "").removesuffix(hook._NOTE) == (named or text)
-    assert hook.readme(text, "at/") == (led or text)
-
-
 def test_on_an_index_no_link_of_the_readme_is_dead(hook: Any) -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     targets = re.findall(r"\]\(([^)]*)\)", text)

@@ -12,10 +12,9 @@ import numpy as np
 import optax
 
 import paraxis as px
-from tests._support import axis_on
-from tests.train._models import data as numbers
+from tests.train import _models as models
 
-ONE = axis_on(1, 1, "batch")  # one device: that is where bits are promised
+ONE = models.axis(1)  # one device: that is where bits are promised
 NUM_ROWS, BATCH = 56, 16
 PER_EPOCH = 4  # 16, 16, 16, 8 rows
 
@@ -50,19 +49,13 @@ def start() -> px.TrainState:
 
 def by_hand(found: Sequence[Any]) -> Iterator[tuple[Any, Any, float]]:
     """Parameters, optimiser's state and loss after each of these batches."""
-    params: Any = {"w": jnp.zeros(3), "b": jnp.zeros(())}
-    key, state = jax.random.key(7), _OPTIMIZER.init(params)
 
-    @jax.jit
-    def update(params: Any, state: Any, batch: Any, number: jax.Array) -> Any:
-        own = jax.random.fold_in(key, number)
-        value, gradient = jax.value_and_grad(lambda p: jnp.mean(loss(p, batch, own)))(params)
-        updates, state = _OPTIMIZER.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state, value
+    def fn(params: Any, rest: None, batch: Any, number: jax.Array) -> Any:
+        return jnp.mean(loss(params, batch, jax.random.fold_in(jax.random.key(7), number))), rest
 
-    for number, batch in enumerate(found):
-        params, state, value = update(params, state, batch, jnp.int32(number))
-        yield params, state, float(value)
+    model = models.Model(None, loss, {"w": np.zeros(3, "f"), "b": np.zeros((), "f")}, None, fn)
+    for params, _, _, state, value in models.by_hand(model, _OPTIMIZER, list(found)):
+        yield params, state, value
 
 
 @jax.jit
@@ -78,7 +71,7 @@ def noisy(batch: np.ndarray, random: Any) -> dict[str, np.ndarray]:
 
 def bits(tree: Any) -> list[bytes]:
     """All leaves, as they lie in memory."""
-    return [numbers(x).tobytes() for x in jax.tree.leaves(tree)]
+    return [models.data(x).tobytes() for x in jax.tree.leaves(tree)]
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

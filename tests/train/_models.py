@@ -1,6 +1,6 @@
 """Tiny models that the tests of training share, and a loop by hand to compare with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -117,10 +117,10 @@ def of_params(step_loss: Any = plain_loss, loss: Any = plain_loss) -> Model:
     return Model(params, step_loss, params, None, lambda p, rest, batch, number: (jnp.mean(loss(p, batch)), None))
 
 
-def by_hand(model: Model, optimizer: Any, batches: list[Any]) -> tuple[Any, Any, Any, np.ndarray]:
-    """Parameters, their average, what else changes, and the losses of a plain loop on one device."""
+def by_hand(model: Model, optimizer: Any, batches: list[Any]) -> Iterator[tuple[Any, Any, Any, Any, float]]:
+    """Parameters, their average, what else changes, the optimiser's state and the loss after each batch of a loop."""
     params: Any = jax.tree.map(jnp.asarray, model.params)
-    average, rest, state, losses = params, model.rest, optimizer.init(params), []
+    average, rest, state = params, model.rest, optimizer.init(params)
 
     @jax.jit
     def update(params: Any, rest: Any, state: Any, batch: Any, number: Any) -> Any:
@@ -131,9 +131,8 @@ def by_hand(model: Model, optimizer: Any, batches: list[Any]) -> tuple[Any, Any,
     for number, batch in enumerate(batches):
         params, rest, state, value = update(params, rest, state, batch, jnp.int32(number))
         average = jax.tree.map(lambda a, p: DECAY * a + (1 - DECAY) * p, average, params)
-        losses.append(value)
-    pure = (nnx.to_pure_dict(x) if isinstance(x, nnx.State) else x for x in (params, average, rest))
-    return *pure, np.array(losses)
+        pure = (nnx.to_pure_dict(x) if isinstance(x, nnx.State) else x for x in (params, average, rest))
+        yield *pure, state, float(value)
 
 
 def trained(state: Any, step: Any, batches: list[Any]) -> tuple[Any, np.ndarray]:

@@ -1,16 +1,7 @@
-"""One of two processes: ``paraxis launch -n 2 --devices 2 -m tests.train._ranks DIRECTORY WORD…``.
+"""One of two processes that fit, meet NaN, read, divide and save: ``python -m tests.train._ranks DIRECTORY``."""
 
-It fits; with the word ``slow`` it waits after each step; with ``kill`` rank 1 kills itself at step 60, if it was not
-started again; with ``raises`` its callback fails at step 45; with ``evaluate`` it evaluates after every 30 steps, with
-``slow-evaluation`` 14 batches of three seconds; with ``more`` it reads, divides and saves, too, and meets NaN.
-"""
-
-import hashlib
 import json
-import os
-import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -29,35 +20,14 @@ HERE = px.initialize()
 from tests.train import _fits as fits, _models as models  # noqa: E402  they make arrays
 
 
-def fit(directory: Path, words: tuple[str, ...]) -> dict[str, Any]:
+def fit(directory: Path) -> dict[str, Any]:
     evaluated = px.eval_step(lambda params, batch: (batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2)
-
-    def evaluate(state: Any, batch: Any) -> Any:
-        sys.stdout.write("a batch is evaluated\n")
-        time.sleep(3 if "slow-evaluation" in words else 0)
-        return evaluated(state, batch)
-
-    def told(event: px.train.Event) -> None:
-        if event.kind == "start" or (event.kind, event.step) == ("step", 5):
-            sys.stdout.write(f"{event.kind} at {event.step}\n")
-        if event.kind != "step":
-            return
-        time.sleep(0.05 if "slow" in words else 0)
-        if "raises" in words and HERE.process == 1 and event.step == 45:
-            raise LookupError("an error of the user's own")
-        if "kill" in words and (HERE.process, HERE.attempt, event.step) == (1, 0, 60):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    checkpoints = px.Checkpoints(directory / "checkpoints", every=10, keep=None)
-    options: dict[str, Any] = {"checkpoint": checkpoints, "callbacks": told, "log": directory / "log", "steps": 80}
-    if "evaluate" in words:
-        options["evaluate"] = px.Evaluate(evaluate, px.loader(fits.arrays(), 4), every=30)
+    options = {"checkpoint": px.Checkpoints(directory / "checkpoints", every=10), "log": directory / "log", "steps": 40}
+    evaluate = px.Evaluate(evaluated, px.loader(fits.arrays(), 4), every=15)
     step, data = px.train_step(fits.loss), px.loader(fits.arrays(), fits.BATCH, seed=1)
-    fitted = px.fit(fits.start(), step, data, **options)
-    params = jax.tree.map(np.asarray, fitted.state.params)
+    fitted = px.fit(fits.start(), step, data, evaluate=evaluate, **options)
     return {
-        "bits": hashlib.sha256(b"".join(x.tobytes() for x in jax.tree.leaves(params))).hexdigest(),
-        "w": params["w"].tolist(),
+        "w": np.asarray(fitted.state.params["w"]).tolist(),
         "losses": [record.metrics["loss"] for record in fitted.history.epochs],
         "evaluated": [record.step for record in fitted.history.evaluations],
     }
@@ -140,13 +110,8 @@ def save(path: Path) -> None:
     assert checkpoints.restore(tree).step == 2
 
 
-def main(directory: Path, *words: str) -> None:
-    result = fit(directory, words)
-    if "more" in words:
-        result |= {"nan": meet_nan(directory), "read": read(), "divided": divide()}
-        save(directory / "saved")
-    (directory / f"result-{HERE.process}.json").write_text(json.dumps(result))
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    DIRECTORY = Path(sys.argv[1])
+    RESULT = fit(DIRECTORY) | {"nan": meet_nan(DIRECTORY), "read": read(), "divided": divide()}
+    save(DIRECTORY / "saved")
+    (DIRECTORY / f"result-{HERE.process}.json").write_text(json.dumps(RESULT))

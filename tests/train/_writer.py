@@ -1,7 +1,4 @@
-"""Saves checkpoints until it is killed, by itself at a given point; with "once", saves one and ends, or waits before.
-
-``python -m tests.train._writer PATH POINT``
-"""
+"""Saves checkpoints until it kills itself at a given point; or one, "once", and ends: ``python -m … PATH POINT``."""
 
 import os
 import shutil
@@ -53,17 +50,13 @@ POINTS: dict[str, Any] = {
 
 def main(path: str, point: str) -> None:
     checkpoints = px.Checkpoints(path, keep=NUM_SAVED)
-    for step in range(1, 2 if point.startswith("once") else 10_000):
-        if step == NUM_SAVED + 1 and point in POINTS:
+    for step in range(1, 2 if point == "once" else 10):
+        if step == NUM_SAVED + 1:
             module, name, is_it = POINTS[point]
             setattr(module, name, dying(getattr(module, name), is_it))
         checkpoints.save(step, state(step))
         if point != "once":
             checkpoints.wait()
-            sys.stdout.write(f"{step}\n")
-            sys.stdout.flush()
-    if point == "once and waits":
-        sys.stdin.readline()
 
 
 if __name__ == "__main__":

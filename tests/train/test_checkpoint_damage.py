@@ -2,10 +2,8 @@
 
 import contextlib
 import os
-import random
 import resource
 import signal
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +12,7 @@ import numpy as np
 import pytest
 
 import paraxis as px
-from tests.train._processes import started
+from tests.launch._support import started
 from tests.train._writer import NUM_SAVED, POINTS, same, state
 
 # Orbax closes its event loop at the first error; what is still being written then says that it is closed.
@@ -111,14 +109,13 @@ def test_checkpoints_names_a_directory_that_cannot_be_written_to(tmp_path: Path)
 
 
 def test_another_run_may_read_and_not_save_until_the_first_is_over(tmp_path: Path) -> None:
-    with started("-m", "tests.train._writer", tmp_path, "once and waits") as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "1\n"
-        mine = px.Checkpoints(tmp_path)
+    first, mine = px.Checkpoints(tmp_path), px.Checkpoints(tmp_path)
+    with first:
+        first.save(1, state(1))
+        first.wait()
         assert mine.restore(state(0)).step == 1
         with pytest.raises(px.CheckpointError, match="another run"):
             mine.save(2, state(2))
-        other.communicate("\n", timeout=60)
     with mine:
         mine.save(2, state(2))
     assert mine.steps == (1, 2)
@@ -150,20 +147,6 @@ def test_a_process_killed_inside_a_save_leaves_whole_checkpoints(tmp_path: Path,
         process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL
     assert_whole(tmp_path, NUM_SAVED + (point != "the arrays are written"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12))
-def test_a_process_killed_at_any_time_leaves_whole_checkpoints(tmp_path: Path, seed: int) -> None:
-    with started("-m", "tests.train._writer", tmp_path, "any time") as process:
-        assert process.stdout is not None
-        said = process.stdout.readline()
-        time.sleep(random.Random(seed).uniform(0, 0.8))
-        process.kill()
-        told = max(map(int, (said + process.stdout.read()).split()))
-    latest = px.Checkpoints(tmp_path).latest
-    assert latest in {told, told + 1}
-    assert_whole(tmp_path, latest)
 
 
 def test_save_removes_what_a_killed_process_left_of_an_old_checkpoint(tmp_path: Path) -> None:

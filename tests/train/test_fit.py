@@ -12,7 +12,7 @@ import pytest
 
 import paraxis as px
 from paraxis.train import StopEarly
-from tests.train._fits import PER_EPOCH, arrays, batches, bits, by_hand, data, evaluate_step, loss, start, step
+from tests.train._fits import PER_EPOCH, arrays, batches, bits, by_hand, data, evaluate_step, start, step
 
 
 def fit(*args: Any, **options: Any) -> px.train.Fitted:
@@ -80,12 +80,6 @@ def test_fit_fetches_metrics_when_four_later_steps_are_under_way() -> None:
     assert [number for kind, number in order if kind == "fetched"] == list(range(50))
 
 
-def test_fit_takes_a_step_and_a_state_of_one_s_own() -> None:
-    fitted = fit({"w": 0.0}, lambda state, batch: ({"w": state["w"] + batch}, state["w"]), [1.0, 2.0], epochs=2)
-    assert fitted.state == {"w": 6.0}
-    assert [record.metrics for record in fitted.history.steps] == [{"loss": x} for x in (0.0, 1.0, 3.0, 4.0)]
-
-
 def test_an_evaluation_is_the_mean_over_all_rows_on_its_schedule_and_at_the_end() -> None:
     test_rows = {name: x[:21] for name, x in arrays().items()}
     uneven = [{name: x[part] for name, x in test_rows.items()} for part in (slice(0, 10), slice(10, 20), slice(20, 21))]
@@ -101,8 +95,6 @@ def test_an_evaluation_is_the_mean_over_all_rows_on_its_schedule_and_at_the_end(
         found, values = history.curve(name)
         assert found.tolist() == steps
         np.testing.assert_allclose(values, [expected(k) for k in steps], rtol=1e-5)
-    with pytest.raises(px.DataError, match=r"one of 'grad_norm', 'loss', .*got 'tset/loss'"):
-        history.curve("tset/loss")
 
 
 def test_callbacks_are_told_in_order_with_the_state_where_it_is_known() -> None:
@@ -152,11 +144,6 @@ def test_fit_refuses_a_donated_state_and_a_rank_that_has_not_joined_before_it_wr
     assert list(tmp_path.iterdir()) == []
 
 
-def _broken(event: px.train.Event) -> None:
-    if event.kind == "step" and event.step == 2:
-        raise KeyError("mine")
-
-
 def _raising(state: int, batch: int) -> Any:
     return state + 1, 1 / (2 - state)
 
@@ -180,20 +167,15 @@ def dev(step: Any, **options: Any) -> px.Evaluate:
 
 NOT_OK, NO_DEV = start().replace(ok=jnp.array(False)), "evaluation 'test', but there is 'dev'; write evaluate="
 ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
-    (run([0], steps=None), px.DataError, "either epochs or steps, got neither"),
     (run(iter([1])), px.DataError, "does not give batches anew"),
     (run({"x": 1}), px.DataError, r"data is a dict, .*px.loader"),
     (run((np.ones(6), np.ones(6))), px.DataError, r"one tuple.*px.loader"),
     (run(data(), lambda s, b: jnp.ones(()), start()), px.StateError, "train_step"),
-    (run(data(), px.eval_step(loss), start()), px.StateError, "returned a dict"),
     (run(list), px.DataError, "data has no batches in epoch 1"),
-    (run([0], lambda s, b: (s, np.ones(3))), px.DataError, "'loss' is an array"),
     (run([0], evaluate=[dev(_ok), dev(_ok)]), px.DataError, "two evaluations have one name"),
     (run([0], evaluate=dev(_ok), stop_early=StopEarly("test/loss")), px.DataError, NO_DEV),
-    (run([0], callbacks=_broken), KeyError, "_broken, after step 2"),
     (run([0, 1], _raising), ZeroDivisionError, r"raised by step 3 \(number 1 of"),
     (run(_breaking), OSError, "data: raised when batch number 4 of epoch 1"),
-    (run([0], evaluate=dev(lambda s, b: 1 / 0)), ZeroDivisionError, "raised by evaluation 'dev', after step 1"),
     (run(lambda: iter([0]), step, start().replace(step=jnp.int32(3))), px.DataError, "a state after 3 steps continues"),
     (run(data(), step, NOT_OK), px.StateError, "a gradient that was not finite"),
 ]
@@ -218,13 +200,11 @@ def stopped_early(values: list[float], rule: StopEarly, **options: Any) -> px.tr
     ("values", "options", "steps", "best"),
     [
         ([5, 4, 3, 3, 3, 9], {"patience": 2}, 5, 3),
-        ([5, 4, 3, 3, 2, 9], {"patience": 2}, 6, 5),
         ([1, 2, 3, 3, 2, 1, 1], {"patience": 3, "mode": "max"}, 6, 3),
         ([5, 4.5, 4.1, 3.9, 3.5, 3], {"patience": 3, "min_change": 1.0}, 6, 4),
         ([5, 4.5, 4.1, 4.0, 3.5, 3], {"patience": 3, "min_change": 1.0}, 4, 1),
         ([5, np.nan, np.nan, 1], {"patience": 2}, 3, 1),
         ([np.inf, 4, 5, 5, 5], {"patience": 2}, 4, 2),
-        ([5, 4, 3, 2, 1], {"patience": 1}, 5, 5),
     ],
 )
 def test_stop_early_ends_a_run_when_the_metric_was_no_better_so_often(

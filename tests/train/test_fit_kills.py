@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests._support import table
-from tests.train._processes import started
+from tests.launch._support import started
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ import optax
 import pytest
 
 import paraxis as px
-from paraxis.train import History, Record
 from tests._support import axis_on
 from tests.train import _fits as fits
 from tests.train._fits import arrays, bits, data, evaluate_step, lines, start, step
@@ -80,41 +79,23 @@ def test_a_file_that_is_no_log_stays_as_it_is(content: bytes, tmp_path: Path) ->
     assert file.read_bytes() == content
 
 
-def test_progress_is_plain_lines_in_a_pipe(capfd: pytest.CaptureFixture[str]) -> None:
-    px.fit(start(), step, data(), epochs=2, evaluate=TEST)
-    captured = capfd.readouterr()
-    assert (captured.out, "\x1b" in captured.err) == ("", False)
-    for k, line in enumerate(captured.err.splitlines(), 1):
-        assert line.startswith(f"step {4 * k} of 8, epoch {k} of 2  loss ")
-        assert "test/loss" in line
+class Stream(io.StringIO):
+    def __init__(self, is_terminal: bool) -> None:
+        super().__init__()
+        self.isatty = lambda: is_terminal
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_is_one_line_that_changes_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = Terminal()
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_is_one_line_that_changes_on_a_terminal_and_lines_elsewhere(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Stream(is_terminal)
     monkeypatch.setattr(sys, "stderr", stream)
     test = px.Evaluate(lambda state, batch: {"accuracy": 0.125}, [0])
     px.fit(Steps(0), lambda s, b: (Steps(s.step + 1), {"loss": 0.5}), [0] * 10, epochs=1, evaluate=test)
     assert "step 10 of 10, epoch 1 of 1  loss 0.5  test/accuracy 0.125\n" in stream.getvalue()
-    assert "\r\x1b[2Kstep 10 of 10, epoch 1 of 1  loss 0.5" in stream.getvalue()
-
-
-def test_a_history_is_a_table_with_a_line_for_each_epoch_and_evaluation() -> None:
-    epochs = Record(4, 0, {"accuracy": 0.5, "loss": 12.34567}), Record(8, 1, {"accuracy": 0.75, "loss": 1e-7})
-    tests = Record(6, 1, {"test/loss": 2.0}), Record(8, 1, {"test/loss": 1.0}), Record(8, 1, {"dev/loss": np.nan})
-    history = History((Record(3, 0, {"loss": 9.0}),), 1, epochs, tests)
-    assert str(history).splitlines() == [
-        "step  epoch   loss  accuracy  test/loss  dev/loss",
-        "   4      1  12.35       0.5                     ",
-        "   6      2                           2          ",
-        "   8      2  1e-07      0.75          1       nan",
-    ]
-    assert str(History((Record(3, 0, {"loss": 9.0}),), 1, (), ())) == "step  epoch  loss\n   3      1     9"
-    assert str(History((), 1, (), ())) == "step  epoch"
+    assert ("\r\x1b[2Kstep 10 of 10, epoch 1 of 1  loss 0.5" in stream.getvalue()) == is_terminal
+    assert ("\x1b" in stream.getvalue()) == is_terminal
 
 
 def test_plot_draws_curves_to_a_picture(tmp_path: Path) -> None:

@@ -151,20 +151,11 @@ def test_fit_saves_what_was_evaluated_best_though_no_checkpoint_is_due(tmp_path:
     assert (checkpoints.steps, checkpoints.best) == ((6, 9), 6)
 
 
-@pytest.mark.parametrize(
-    ("name", "last", "words"),
-    [
-        ("test/los", 4, "names the metric 'test/los', but there is 'test/loss'"),
-        ("los", 0, "names the metric 'los', but there is 'grad_norm', 'loss'"),
-    ],
-)
-def test_fit_refuses_a_best_of_a_metric_that_is_not_given_and_keeps_what_was_saved(
-    name: str, last: int, words: str, tmp_path: Path
-) -> None:
-    checkpoints = px.Checkpoints(tmp_path / "runs", every=2, best=(name, "min"))
-    with pytest.raises(px.DataError, match=words):
+def test_fit_refuses_a_best_of_a_metric_that_is_not_given_and_keeps_what_was_saved(tmp_path: Path) -> None:
+    checkpoints = px.Checkpoints(tmp_path / "runs", every=2, best=("test/los", "min"))
+    with pytest.raises(px.DataError, match="names the metric 'test/los', but there is 'test/loss'"):
         run(tmp_path, checkpoint=checkpoints)
-    assert (px.Checkpoints(tmp_path / "runs").latest or 0) == last
+    assert px.Checkpoints(tmp_path / "runs").latest == 4
 
 
 def interrupt_at(number: int, which: signal.Signals) -> Any:
@@ -188,16 +179,6 @@ def test_fit_saves_and_stops_after_a_step_at_a_signal(
     place = tmp_path / "checkpoints" / str(done)
     assert f"px.fit: {name}: stopped after step {done}, saved in {place}; the same" in capfd.readouterr().err
     assert_same(run(tmp_path, every=100), tmp_path, unbroken)
-
-
-def test_fit_leaves_the_state_in_the_exception_at_a_signal_without_a_checkpoint(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(px.TrainingStopped) as stopped:
-        px.fit(start(), step, data(), steps=12, callbacks=interrupt_at(3, signal.SIGINT), progress=False)
-    assert "which is not saved: there is no checkpoint=. The state is in the exception" in capfd.readouterr().err
-    done = int(stopped.value.state.step)
-    assert bits(stopped.value.state) == bits(px.fit(start(), step, data(), steps=done, progress=False).state)
 
 
 class Evaluations:

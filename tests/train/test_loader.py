@@ -3,7 +3,6 @@
 import gc
 import itertools
 import threading
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -93,21 +92,6 @@ def test_loader_reads_a_row_once_for_several_devices_and_padding() -> None:
     source, mesh = Rows(), Mesh(np.array(jax.devices()).reshape(4, 2), ("batch", "model"))
     data = px.loader(source, 5, axis=px.Axis("batch", 1, mesh=mesh), shuffle=False, read_ahead=0)
     assert rows_of(next(data.batches())) == data.rows(0).tolist() == source.asked
-
-
-class Watched(np.memmap):
-    taken: list[int] = []  # noqa: RUF012 - shared by its views
-
-    def __getitem__(self, index: Any) -> Any:
-        Watched.taken += np.asarray(index).tolist()
-        return super().__getitem__(index)
-
-
-def test_loader_reads_only_the_rows_asked_for_of_a_file(tmp_path: Path) -> None:
-    np.save(tmp_path / "rows.npy", X)
-    data = px.loader(np.load(tmp_path / "rows.npy", mmap_mode="r").view(Watched), 4, read_ahead=0)
-    np.testing.assert_array_equal(next(data.batches()), X[data.rows(0)].astype("float32"))
-    assert Watched.taken == sorted(data.rows(0))
 
 
 def test_loader_keeps_wide_numbers_where_they_are_in_force() -> None:

@@ -27,9 +27,6 @@ class Tensor:
         self.value = np.asarray(value)
         self.shape, self.dtype = self.value.shape, f"torch.{self.value.dtype}"
 
-    def __getitem__(self, index: Any) -> "Tensor":
-        return Tensor(self.value[index])
-
     def detach(self) -> "Tensor":
         return self
 
@@ -45,8 +42,7 @@ class Tensor:
 class TensorDataset:
     """A map-style PyTorch dataset: a row is a tuple of a tensor and a number."""
 
-    def __init__(self, num_rows: int) -> None:
-        self.x = np.random.default_rng(0).normal(size=(num_rows, 2)).astype(np.float32)
+    x = np.random.default_rng(0).normal(size=(10, 2)).astype(np.float32)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -59,7 +55,7 @@ class SeveralAtOnce(TensorDataset):
     """As newer PyTorch datasets: all rows of a batch in one call."""
 
     def __getitems__(self, rows: list[int]) -> list[Any]:
-        return [super(SeveralAtOnce, self).__getitem__(row) for row in rows]
+        return [TensorDataset.__getitem__(self, row) for row in rows]
 
     def __getitem__(self, row: int) -> Any:
         raise AssertionError("one by one")
@@ -68,23 +64,20 @@ class SeveralAtOnce(TensorDataset):
 class DataLoader:
     """A PyTorch ``DataLoader``: batches in an order of its own, another one at each pass."""
 
-    def __init__(self, dataset: TensorDataset, batch_size: int) -> None:
-        self.dataset, self.batch_size = dataset, batch_size
+    def __init__(self) -> None:
         self.draw = np.random.default_rng(7)
 
     def __len__(self) -> int:
-        return -(-len(self.dataset) // self.batch_size)
+        return 3
 
     def __iter__(self) -> Iterator[Any]:
-        order = self.draw.permutation(len(self.dataset))
-        for k in range(len(self)):
-            rows = order[k * self.batch_size : (k + 1) * self.batch_size]
-            yield {"x": Tensor(self.dataset.x[rows]), "number": Tensor(rows)}
+        order = self.draw.permutation(10)
+        return iter([{"number": Tensor(order[k : k + 4])} for k in (0, 4, 8)])
 
 
 @pytest.mark.parametrize("kind", [TensorDataset, SeveralAtOnce])
 def test_loader_reads_the_rows_of_a_dataset_of_tensors(kind: type[TensorDataset]) -> None:
-    dataset = kind(10)
+    dataset = kind()
     data = px.loader(dataset, 4)
     for k, (x, row) in enumerate(data.epoch(0)):
         assert np.asarray(row).tolist() == data.rows(k).tolist()
@@ -94,9 +87,9 @@ def test_loader_reads_the_rows_of_a_dataset_of_tensors(kind: type[TensorDataset]
 @pytest.mark.parametrize("start", [0, 5])
 def test_loader_keeps_the_batches_and_the_order_of_a_data_loader(start: int) -> None:
     """With PyTorch's generator seeded alike, the order of a later pass depends on the passes before."""
-    twin = DataLoader(TensorDataset(10), 4)
+    twin = DataLoader()
     expected = [batch["number"].value.tolist() for _ in range(3) for batch in twin]
-    data = px.loader(DataLoader(TensorDataset(10), 4))
+    data = px.loader(DataLoader())
     assert len(data) == 3
     assert first(9 - start, data.batches(start)) == expected[start:]
 
@@ -185,14 +178,11 @@ REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ("rows.npy", {"batch_size": 4}, px.DataError, "source is a str"),
     (iter([1, 2]), {}, px.DataError, "does not give batches anew"),
     ({"x": np.ones(6), "y": np.ones(5)}, {"batch_size": 4}, px.DataError, r"source\['y'\] has 5 rows where others"),
-    (ONES, {}, px.DataError, "batch_size must be an integer"),
     (ONES, {"batch_size": 7, "drop_last": True}, px.DataError, "there is no batch"),
-    (DataLoader(TensorDataset(6), 2), {"batch_size": 4}, px.DataError, "source gives batches"),
+    (DataLoader(), {"batch_size": 4}, px.DataError, "source gives batches"),
     ({"x": np.full(6, 2**40)}, {"batch_size": 6}, px.DataError, "holds 1099511627776"),
-    ({"x": np.array(["a"] * 6)}, {"batch_size": 6}, px.DataError, "not of numbers"),
     (ONES, {"batch_size": 6, "transform": lambda b: {"x": b["x"][1:]}}, px.DataError, "must start with the 6 rows"),
     (lambda: [np.ones(2), {"x": np.ones(2), "y": np.ones(3)}], {}, px.DataError, "batch number 2 of epoch 1"),
-    (list, {}, px.DataError, "source has no batches in epoch 1"),
 ]
 
 

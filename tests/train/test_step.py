@@ -12,23 +12,8 @@ from jax.sharding import PartitionSpec
 
 import paraxis as px
 from tests._support import at_night, table
-from tests.train._models import (
-    DECAY,
-    Net,
-    assert_near,
-    assert_same_bits,
-    axis,
-    by_hand,
-    loss,
-    of_linen,
-    of_nnx,
-    of_params,
-    plain,
-    plain_loss,
-    plain_params,
-    rows,
-    trained,
-)
+from tests.train import _models as models
+from tests.train._models import Net, assert_near, assert_same_bits, axis, loss, plain_loss, plain_params, rows, trained
 
 pytestmark = pytest.mark.newest
 
@@ -55,14 +40,14 @@ def by_name(name: str, x: Any) -> Any:
 
 # A model, options of the step, the optimiser of the loop, and the share of a state that a device has.
 LAWS: dict[str, Any] = {
-    "NNX": (of_nnx, {}, ADAM, 1),
-    "Linen": (of_linen, {}, ADAM, 1),
-    "clip": (of_params, {"clip": 0.1}, optax.chain(optax.clip_by_global_norm(0.1), ADAM), 1),
-    "microbatches": (of_params, {"microbatches": 5}, ADAM, 1),
-    "weights": (lambda: of_params(weighted, weighted_mean), {"microbatches": 2}, ADAM, 1),
-    "few rows": (lambda: of_params(weighted, weighted_mean), {"microbatches": 20}, ADAM, 1),
-    "shard": (of_params, {"shard": "params"}, ADAM, 1 / 8),
-    "shard by name": (of_params, {"shard": by_name}, ADAM, 0.3),  # which leaves a sixth whole
+    "NNX": (models.of_nnx, {}, ADAM, 1),
+    "Linen": (models.of_linen, {}, ADAM, 1),
+    "clip": (models.of_params, {"clip": 0.1}, optax.chain(optax.clip_by_global_norm(0.1), ADAM), 1),
+    "microbatches": (models.of_params, {"microbatches": 5}, ADAM, 1),
+    "weights": (lambda: models.of_params(weighted, weighted_mean), {"microbatches": 2}, ADAM, 1),
+    "few rows": (lambda: models.of_params(weighted, weighted_mean), {"microbatches": 20}, ADAM, 1),
+    "shard": (models.of_params, {"shard": "params"}, ADAM, 1 / 8),
+    "shard by name": (models.of_params, {"shard": by_name}, ADAM, 0.3),  # which leaves a sixth whole
 }
 
 
@@ -73,10 +58,11 @@ def test_train_step_is_the_loop_by_hand_for_any_rows_on_any_devices(law: str, de
     make, options, optimizer, share = LAWS[law]
     batches = [rows(size, size) | {"weight": np.arange(size, dtype="float32") % 3} for size in (16, 13, 3)]
     model = make()
-    params, average, rest, losses = by_hand(model, optimizer, batches)
+    by_hand = list(models.by_hand(model, optimizer, batches))
+    params, average, rest, _, _ = by_hand[-1]
     step = px.train_step(model.loss, axis=axis(devices), **options)
-    state, found = trained(px.TrainState.create(model.model, ADAM, ema=DECAY, **model.options), step, batches)
-    assert_near((found, state.params, state.ema), (losses, params, average))
+    state, found = trained(px.TrainState.create(model.model, ADAM, ema=models.DECAY, **model.options), step, batches)
+    assert_near((found, state.params, state.ema), (np.array([step[-1] for step in by_hand]), params, average))
     assert_near({} if rest is None else state.mutable, rest or {})
     kept = jax.tree.leaves((state.params, state.opt_state, state.ema))
     own, whole = (sum(x.nbytes for x in xs) for xs in ([x.addressable_shards[0].data for x in kept], kept))
@@ -190,12 +176,12 @@ def test_train_step_gives_an_optimiser_the_loss_if_it_takes_it(optimizer: Any, t
 @pytest.mark.parametrize(("devices", "microbatches"), table([(8, 4)], [(1, None), (8, None)]))
 def test_eval_step_gives_metrics_of_all_rows(devices: int, microbatches: int | None) -> None:
     def fn(params: Any, batch: Any) -> Any:
-        error = plain(params, batch["x"]) - batch["y"]
+        error = models.plain(params, batch["x"]) - batch["y"]
         return {"positive": error > 0, "absolute": jnp.mean(jnp.abs(error))}
 
     evaluate = px.eval_step(fn, axis=axis(devices), microbatches=microbatches)
     first, second = (evaluate(plain_state(), rows(size, size)) for size in (13, 5))
-    error = np.concatenate([plain(plain_params(), rows(n, n)["x"]) - rows(n, n)["y"] for n in (13, 5)])
+    error = np.concatenate([models.plain(plain_params(), rows(n, n)["x"]) - rows(n, n)["y"] for n in (13, 5)])
     found = [float(first[name] + second[name]) for name in ("positive", "absolute")]
     assert_near(found, [np.mean(error > 0), np.mean(np.abs(error))])
 

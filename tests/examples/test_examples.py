@@ -1,14 +1,18 @@
-"""Every example runs as a command, says what it is, and prints its table, or what its docstring shows."""
+"""Every example says what it is, and prints its table, or what its docstring shows; two run as commands."""
 
 import ast
+import contextlib
+import io
+import os
 import re
+import subprocess
+import sys
 import textwrap
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from tests.examples.conftest import EXAMPLES, Example, Quick
+
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if not path.stem.startswith("_"))
 COLUMNS = {
     "diloco": "bytes sent per device",
@@ -41,15 +45,14 @@ COLUMNS = {
 TOURS = ["compilation", "parallelism", "vectorization"]  # a page's snippets in turn: no table, and no options
 
 
-def test_every_example_is_known_here():
+def test_every_example_is_known_here() -> None:
     assert sorted([*COLUMNS, *TOURS]) == NAMES
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(COLUMNS))
-def test_quick_run_on_simulated_devices(name, run_example, tmp_path):
-    picture = tmp_path / "plot.png"
-    printed = run_example(name, "--quick", "--devices", "8", "--plot", str(picture))
+def test_an_example_prints_its_table_and_draws(name: str, quick: Quick) -> None:
+    _, printed, picture = quick(name)
     assert COLUMNS[name] in printed
     assert "on 8 devices" in printed
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -57,10 +60,12 @@ def test_quick_run_on_simulated_devices(name, run_example, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TOURS)
-def test_a_tour_prints_what_its_docstring_shows(name: str, run_example: Callable[..., str]) -> None:
-    doc = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text("utf-8")))
+def test_a_tour_prints_what_its_docstring_shows(name: str, example: Example) -> None:
+    doc, printed = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text("utf-8"))), io.StringIO()
     shown = textwrap.dedent(doc.partition("::\n\n")[2]) if doc else ""
-    rounded = [[_to_three_digits(line) for line in text.splitlines()] for text in (run_example(name), shown)]
+    with contextlib.redirect_stdout(printed):
+        example(name).main()
+    rounded = [[_to_three_digits(line) for line in text.splitlines()] for text in (printed.getvalue(), shown)]
     assert rounded[0] == rounded[1]
 
 
@@ -68,3 +73,23 @@ def _to_three_digits(line: str) -> str:
     """Measured times are left out, and other numbers rounded, since compilers differ in the last digits."""
     text = re.sub(r"\d+\.\d{5} (plain|compiled)", r"\1", line)
     return re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2g}", text)
+
+
+LAUNCH = ["-c", "import sys; from paraxis.cli import main; sys.exit(main())", "launch", "-n", "2", "--devices", "1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "printed"),
+    [
+        ([str(EXAMPLES / "fedavg.py"), "--devices", "3"], "on 3 devices"),
+        ([*LAUNCH, str(EXAMPLES / "mnist_cnn.py")], "2 devices of 2 processes"),
+    ],
+)
+def test_an_example_is_a_command(command: list[str], printed: str) -> None:
+    # Entries of JAX's cache are not written atomically.
+    ours = {name: x for name, x in os.environ.items() if name not in ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")}
+    command = [sys.executable, *command, "--quick"]
+    done = subprocess.run(command, env=ours, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(printed) == 1
