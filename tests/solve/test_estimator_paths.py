@@ -43,12 +43,8 @@ def test_folds_in_one_program_are_fits_fold_by_fold(case: str, devices: int) -> 
     np.testing.assert_allclose(found.estimator.coef_, search.best_estimator_.coef_, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "case",
-    ["two classes, balanced", *(pytest.param(case, marks=pytest.mark.slow) for case in ("balanced", "ridge"))],
-)
-def test_weights_and_a_splitter_of_ones_own(case: str) -> None:
-    ours, theirs, y = CASES[case]
+def test_folds_have_weights_and_a_splitter_of_ones_own() -> None:
+    ours, theirs, y = CASES["two classes, balanced"]
     splitter = KFold(3, shuffle=True, random_state=0)
     found = solve.cross_validate_path(on(1, ours), X, y, GRID, splitter, sample_weight=WEIGHT)
     for row, strength in enumerate(GRID):
@@ -57,5 +53,3 @@ def test_weights_and_a_splitter_of_ones_own(case: str) -> None:
             expected = model.score(X[test], y[test], WEIGHT[test])
             np.testing.assert_allclose(found.scores[row, fold], expected, rtol=1e-8)
     assert found.best == GRID[found.scores.mean(1).argmax()]
-    expected = new(theirs, **{ours.strength_name: found.best}).fit(X, y, WEIGHT)
-    np.testing.assert_allclose(found.estimator.coef_, expected.coef_, rtol=1e-4, atol=1e-6)

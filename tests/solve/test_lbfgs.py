@@ -46,51 +46,24 @@ def test_it_finds_what_scipy_finds(name: str) -> None:
         assert max(float(state.value), theirs) <= 1e-9, f"from {start}: {float(state.value)}, {theirs}"
 
 
-def _by_hand(
-    gradient: Callable[[np.ndarray], np.ndarray], x: np.ndarray, stepsize: float, history: int, num_steps: int
-) -> list[np.ndarray]:
-    """Algorithm 7.5 of Nocedal and Wright with one step size throughout."""
-    pairs: list[tuple[np.ndarray, np.ndarray]] = []
-    path, g = [x], gradient(x)
-    for _ in range(num_steps):
-        q, alphas = g.copy(), []
-        for s, y in reversed(pairs):
-            alphas.append(s @ q / (s @ y))
-            q -= alphas[-1] * y
-        if pairs:
-            s, y = pairs[-1]
-            q *= (s @ y) / (y @ y)
-        for (s, y), alpha in zip(pairs, reversed(alphas), strict=True):
-            q += (alpha - y @ q / (s @ y)) * s
-        new = x - stepsize * q
-        following = gradient(new)
-        pairs = [*pairs, (new - x, following - g)][-history:]
-        x, g = new, following
-        path.append(x)
-    return path
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("history", [1, 3, 10])
 @in_float64
-def test_a_fixed_step_iterates_as_by_hand(history: int) -> None:
+def test_a_fixed_step_iterates_as_jaxopts(history: int) -> None:
     def fun(x: Any) -> Any:
         return (np.array([1.0, 3.0, 0.2, 0.7]) * x**2).sum() + 0.1 * (x[0] - x[1] * x[2]) ** 2 + 0.05 * x[3] ** 4
 
     start = np.array([0.1, -0.1, 0.3, 0.2]) * (10 if history == 3 else 1)  # the gradient's norm above 1, and below
-    path = _by_hand(functools.partial(_slope, fun), start, 0.3, history, 12)
     solver = px.solve.LBFGS(fun, stepsize=0.3, history_size=history, tol=0.0)
     rival = _jaxopt().LBFGS(fun, stepsize=0.3, history_size=history, tol=0.0)
     params = other = jnp.array(start)
     state, other_state = jax.jit(solver.init_state)(params), rival.init_state(other)
     step, rival_step = jax.jit(solver.update), jax.jit(rival.update)
-    for expected in path[1:]:
+    for _ in range(12):
         params, state = step(params, state)
         other, other_state = rival_step(other, other_state)
-        np.testing.assert_allclose(params, expected, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(params, other, rtol=1e-9, atol=1e-12)
-        assert float(state.stepsize) == 0.3
-    assert int(state.num_fun_eval) == len(path)
+    assert (float(state.stepsize), int(state.num_fun_eval)) == (0.3, 13)
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.flatten_util import ravel_pytree
 
 import paraxis as px
 from paraxis.solve import objective
@@ -125,20 +124,15 @@ def _close(actual: Any, expected: Any) -> None:
 @_all_cases
 def test_a_point_has_value_and_gradient(loss: LossName, case: str) -> None:
     problem, params, plain = _posed(loss, case)
-    flat, back = ravel_pytree(params)
-    ends = flat + 1e-6 * np.concatenate([np.eye(len(flat)), -np.eye(len(flat))])
 
     @jax.jit
     def look(params: Any) -> Any:
         point = problem.start(params)
-        around = jax.vmap(lambda end: plain(back(end)))(ends)
-        return (point.value, point.grad), jax.grad(problem.value)(params), jax.value_and_grad(plain)(params), around
+        return (point.value, point.grad), jax.grad(problem.value)(params), jax.value_and_grad(plain)(params)
 
-    point, grad, expected, around = look(params)
+    point, grad, expected = look(params)
     _close(point, expected)
     _close(grad, expected[1])
-    slopes = np.subtract(*np.split(np.asarray(around), 2)) / 2e-6
-    np.testing.assert_allclose(ravel_pytree(point[1])[0], slopes, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.sampled(5)

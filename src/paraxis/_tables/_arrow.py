@@ -62,7 +62,7 @@ class Files:
                 f"got {self.columns} of {str(self._files[0].path)!r}"
             )
         for file, schema in zip(self._files, schemas, strict=True):
-            self._require(file.path, schema, None if columns else {*schemas[0].names})
+            self._require(file.path, schema)
         self._kinds = [{name: schema.field(name).type for name in (*self.columns, target)} for schema in schemas]
         held = [own[name].to_pandas_dtype() for own in self._kinds for name in self.columns]
         self.dtype = np.dtype(dtype or (np.float64 if csv else np.result_type(np.float32, *held)))
@@ -132,25 +132,18 @@ class Files:
         self._surveyed = sizes, is_text or (are_whole and are_codes)
         return self._surveyed
 
-    def _require(self, path: Path, schema: Any, expected: set[str] | None) -> None:
-        """Check that a file has the columns, of numbers, each once, and, if all are chosen, no others."""
+    def _require(self, path: Path, schema: Any) -> None:
+        """Check that a file has the columns, of numbers, each once."""
         for name in (self.target, *self.columns):
             if (count := schema.names.count(name)) != 1:
                 raise DataError(
                     f"{self._who}: {str(path)!r} must have {name!r} once, got it {count} times among {schema.names}"
                 )
-        others = set() if expected is None else {*schema.names} - expected - {*_row_names(schema)}
-        if others:
-            raise DataError(
-                f"{self._who}: {str(path)!r} has {sorted(others)} besides the columns of the first file; give all "
-                f"files the same columns, or choose those that all have: columns={self.columns}"
-            )
         wrong = [f"{name!r} ({schema.field(name).type})" for name in self.columns
                  if not _is_number(schema.field(name).type)]  # fmt: skip
         if wrong:
             raise DataError(
-                f"{self._who}: columns must hold numbers, got {', '.join(wrong)}; leave them out with columns=[…], or "
-                f"write them into the files as numbers: a column of 0 and 1 for each value"
+                f"{self._who}: columns must hold numbers, got {', '.join(wrong)}; leave them out with columns=[…]"
             )
 
     def _require_closed_quotes(self, path: Path) -> None:

@@ -210,10 +210,6 @@ class Table:
             "model.fit(table, engine=px.Stream(memory='2GB')), or px.solve.rows(table, engine=…)"
         )
 
-    @property
-    def __jax_array__(self) -> Any:  # asked for by jit and other transformations, before they raise what says less
-        return self.__array__()
-
     def __repr__(self) -> str:
         return f"<Table: {len(self.columns):,} columns and the target {self.target!r}, {self.dtype}>"
 

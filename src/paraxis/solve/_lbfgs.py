@@ -170,8 +170,7 @@ def _first_scale(solver: LBFGS, preconditioner: gram.Inverse | None, error: jax.
 @compiled
 def _searched(solver: LBFGS, line: FunctionLine | LinearLine, iter_num: jax.Array, last: jax.Array) -> Found:
     if solver.stepsize:
-        given = solver.stepsize(iter_num) if callable(solver.stepsize) else solver.stepsize
-        stepsize = jnp.asarray(given, last.dtype)
+        stepsize = jnp.asarray(solver._given_stepsize(iter_num), last.dtype)
         return Found(stepsize, line.at(stepsize), jnp.array(False), jnp.ones((), jnp.int32))
     if not isinstance(line, LinearLine):
         return search(line, jnp.ones_like(last), _SLOPE)

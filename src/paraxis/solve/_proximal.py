@@ -312,9 +312,6 @@ class ProximalGradient(Solver):
         value = point.value + operators.penalty(self.prox, params, hyper)
         return point._replace(value=value.astype(point.value.dtype))
 
-    def _given_stepsize(self, iter_num: jax.Array) -> Any:
-        return self.stepsize(iter_num) if callable(self.stepsize) else self.stepsize
-
     def _error(self, point: Point, direction: Any, stepsize: jax.Array, hyper: Any) -> jax.Array:
         """Return the step divided by its size, or the step of size 1 where that vanishes by rounding."""
         unit = trees.minus(self._moved(point.params, point.grad, hyper, jnp.ones_like(stepsize)), point.params)

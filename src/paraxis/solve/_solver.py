@@ -100,6 +100,9 @@ class Solver(abc.ABC):
         """Return what is zero at a solution: the gradient, or ``params - prox(params - gradient)``."""
         return self._residual(jax.tree.map(jnp.asarray, params), self._in_order(args, kwargs))
 
+    def _given_stepsize(self, iter_num: Any) -> Any:
+        return self.stepsize(iter_num) if callable(self.stepsize) else self.stepsize
+
     def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         return args, kwargs
 
@@ -244,9 +247,9 @@ class Solver(abc.ABC):
                     step = jax.block_until_ready(steps(step, arguments, np.int32(until)))
                     each = (time.perf_counter() - began) / max(1, int(step.state.iter_num) - before)
                     at_once = max(1, int(_PART / each)) if is_alone else at_once
+                    save(step)
                     if self.verbose:
                         tell(self.verbose, *(getattr(step.state, name) for name in Iteration._fields))
-                    save(step)
             except KeyboardInterrupt as error:
                 save(step)
                 status = jnp.where(step.state.status == Status.RUNNING, Status.INTERRUPTED, step.state.status)

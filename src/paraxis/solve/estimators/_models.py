@@ -173,8 +173,7 @@ class Ridge(_Regression):
         fit_intercept, max_iter, warm_start, devices, verbose: as of :class:`LogisticRegression`.
 
     Attributes:
-        coef_, intercept_: ``(d,)`` and a number; for targets ``(n, k)`` of more than one column, ``(k, d)`` and
-            ``(k,)``.
+        coef_, intercept_: ``(d,)`` and a number; for targets ``(n, k)`` with ``k > 1``, ``(k, d)`` and ``(k,)``.
         n_iter_, status_, data_passes_: as of :class:`LogisticRegression`; ``n_iter_`` is a number.
 
     Example:
