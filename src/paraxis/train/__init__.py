@@ -2,9 +2,8 @@
 
 import typing
 
-from paraxis.train._callbacks import Event
-from paraxis.train._early_stopping import StopEarly
-from paraxis.train._evaluate import Evaluate
+from paraxis.train._evaluate import Evaluate, StopEarly
+from paraxis.train._events import Event
 from paraxis.train._fit import Fitted, TrainingStopped, fit
 from paraxis.train._history import History, Record
 from paraxis.train._loader import Loader, loader

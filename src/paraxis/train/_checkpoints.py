@@ -333,12 +333,11 @@ def _locked(path: Path) -> int:
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
         except BlockingIOError:
             if time.monotonic() > until:
                 os.close(handle)
                 raise BlockingIOError("another run, or another px.Checkpoints, saves there") from None
             time.sleep(0.1)
         except OSError:  # a file system without locks
-            return handle
-        else:
             return handle

@@ -14,12 +14,10 @@ from paraxis._host import processes
 from paraxis._host.progress import print_line
 from paraxis.errors import DataError, StateError
 from paraxis.train import _resume
-from paraxis.train._callbacks import Reporter
-from paraxis.train._early_stopping import StopEarly
-from paraxis.train._evaluate import evaluations_of
+from paraxis.train._evaluate import StopEarly, evaluations_of
+from paraxis.train._events import Log, Reporter, RunDisplay, TensorBoard
 from paraxis.train._history import History, Record
 from paraxis.train._loader import data_of
-from paraxis.train._logs import Log, RunDisplay, TensorBoard
 from paraxis.train._loop import Loop
 from paraxis.train._state import TrainState, require_arrays
 
@@ -106,8 +104,8 @@ def fit(
         state: the initial state, a :class:`TrainState` or whatever else ``step`` takes; it does not change. The run
             begins with the batch whose number is ``state.step``, or resumes from the last checkpoint.
         step: ``step(state, batch)`` → the new state and a dict of metrics, as :func:`train_step` makes it.
-        data: a loader; or an iterable of batches that can be iterated again, such as a list; or a function that
-            returns an iterable of the batches of an epoch, ``data(epoch)`` or ``data()``.
+        data: a loader, an iterable of batches that can be iterated again, or a function that returns the batches of an
+            epoch, ``data(epoch)`` or ``data()``.
         epochs: total number of epochs, including those before a resume. Give either this or ``steps``.
         steps: total number of steps, likewise.
         evaluate: an :class:`Evaluate`, or a list of them: they run on their schedules, and at the end.
@@ -117,27 +115,23 @@ def fit(
         log: path of a file of JSON lines: one at the start, one for each step, epoch and evaluation. An older log is
             replaced, or cut at the step of a resume; any other file is refused.
         tensorboard: path of a directory of event files; needs tensorboardX.
-        progress: whether the first process shows a line that changes, in a notebook and on a terminal, or elsewhere
-            an occasional line, on standard error.
+        progress: whether the first process shows a line that changes; in a file or a pipe, an occasional line.
         stop_early: a rule for ending the run before its last step.
 
     Returns:
         A :class:`Fitted`: the last state, and the history, whose curves ``fitted.history.plot("curves.png")`` draws.
 
     Raises:
-        DataError: if an argument is malformed; if the data are not those of the checkpoint, or with several processes
-            not the same in all; if a metric that ``best=`` or ``stop_early`` names does not exist; or if the file at
-            ``log`` is not a log.
-        StateError: if ``step`` is not a step; if the checkpoint is of another state; if an earlier step has consumed
-            the arrays of ``state``; or if ``paraxis launch`` started this process, and it did not join the others.
+        DataError: if an argument is malformed; if the data are not those of the checkpoint, or not the same in all
+            processes; if a metric that is named does not exist; or if the file at ``log`` is not a log.
+        StateError: if ``step`` is no step; if the checkpoint is of another state; if an earlier step has consumed the
+            state; or if ``paraxis launch`` started this process, and it did not join the others.
         OSError: if ``log`` or ``tensorboard`` cannot be written to; a DeviceError in the other processes.
         CheckpointError: if ``checkpoint`` cannot be written to when the run begins, or with several processes later.
         NonFiniteError: if a loss or a gradient is not finite. The message names the step, its rows, and those whose
             own values are not finite, as far as this process has them. ``error.batch`` is the batch, and
             ``error.state`` the state of the step before, which is saved.
         TrainingStopped: after a signal; it has the state and the history.
-        Exception: anything that the step, the data, an evaluation or a callback raises, with a note that names the
-            step.
 
     Communicates: only what the step, evaluations and checkpoints do; and with several processes, 800 bytes from each
     at the beginning.

@@ -46,10 +46,8 @@ def loader(
       ``Dataset`` or a Grain ``MapDataset``; if it has ``__getitems__``, that is called once per batch instead;
     * an iterable of batches that can be iterated again, such as a PyTorch ``DataLoader``. Its batches, of any size, and
       their order are kept: leave out ``batch_size``. Each process iterates over all batches and takes its rows, so the
-      order must be the same in all; to resume, earlier batches are read and dropped. If there is a dataset of rows,
-      pass that instead: ``px.loader(data_loader.dataset, 32)``;
-    * a function that returns such an iterable: ``source(epoch)``, or ``source()``. If the result of ``source(epoch)``
-      has a length, later epochs begin without reading earlier ones.
+      order must be the same in all; to resume, earlier batches are read and dropped;
+    * a function that returns such an iterable: ``source(epoch)``, whose earlier epochs are not read, or ``source()``.
 
     Args:
         source: where the rows come from.
@@ -59,10 +57,9 @@ def loader(
         seed: seed of the order and of ``random``, at least 0.
         drop_last: whether to skip the last rows of an epoch if they are fewer than ``batch_size``.
         read_ahead: number of batches to prepare in advance; 0: none, and no thread.
-        transform: a function of the rows of a batch, from a tree of NumPy arrays ``(rows, ...)`` to a tree of such
-            arrays with as many rows. With several processes, each of which sees only its own rows, it must treat each
-            row by itself; the first rows are used to check this. It may have a parameter ``random``: a sequence with a
-            ``numpy.random.Generator`` for each row, keyed by (seed, epoch, row). The thread runs it.
+        transform: a function of a tree of NumPy arrays ``(rows, ...)`` to another with as many rows, run by the thread.
+            It may have a parameter ``random``: a ``numpy.random.Generator`` for each row, keyed by (seed, epoch, row).
+            With several processes, it must treat each row by itself, which is tried on the first rows.
 
     Returns:
         A :class:`Loader`. Its batches are trees like the rows: of arrays over the devices; or, of a batch whose rows

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 from paraxis._host import digests, processes
 from paraxis.errors import CheckpointError, DataError, NonFiniteError, StateError
 from paraxis.train import _nonfinite
-from paraxis.train._callbacks import Event, Kind, Reporter
-from paraxis.train._early_stopping import StopEarly, source_of
-from paraxis.train._evaluate import AHEAD, Evaluate
+from paraxis.train._evaluate import AHEAD, Evaluate, StopEarly, source_of
+from paraxis.train._events import Event, Kind, Reporter
 from paraxis.train._history import Record, Sums, fetch, means_of, send
 from paraxis.train._loader import Loader
 from paraxis.train._order import Position
@@ -66,12 +65,11 @@ class Loop:
         named = {"stop_early": self.rule and self.rule.metric, "best= of checkpoint": self._best_by}
         self._named = {argument: metric for argument, metric in named.items() if metric}
         for argument, metric in self._named.items():
-            source = source_of(metric)
-            if source and source not in self.evaluations:
+            if source_of(metric) not in ("", *self.evaluations):
                 there = ", ".join(map(repr, self.evaluations)) or "none"
                 raise DataError(
-                    f"px.fit: {argument} names the metric {metric!r} of an evaluation {source!r}, but there is {there}"
-                    f"; write evaluate=px.Evaluate(px.eval_step(loss), data, name={source!r})"
+                    f"px.fit: {argument} names the metric {metric!r} of an evaluation {source_of(metric)!r}, but there "
+                    f"is {there}; write evaluate=px.Evaluate(px.eval_step(loss), data, name={source_of(metric)!r})"
                 )
         self._judge()
 

@@ -44,27 +44,24 @@ class Order:
         """Return the rows of a batch, by its number counted from the first epoch's: ``(rows,)``, int64."""
         epoch, k = divmod(number, len(self))
         first, last = k * self.batch_size, min((k + 1) * self.batch_size, self.num_rows)
-        return self._epoch_order(epoch)[first:last].copy() if self.shuffle else np.arange(first, last)
+        shuffled = _shuffled(self.seed, epoch, self.num_rows) if self.shuffle else None
+        return np.arange(first, last) if shuffled is None else shuffled[first:last].copy()
 
     def describe(self) -> dict[str, Any]:
         """Describe it for JSON, by name, should there ever be another one."""
         return {"order": "philox-argsort" if self.shuffle else "as they come", **dataclasses.asdict(self)}
 
-    @functools.cached_property
-    def _epoch_order(self) -> Any:
-        def order(epoch: int) -> np.ndarray:
-            bits = np.random.Philox(key=_words(self.seed, epoch)).random_raw(self.num_rows)
-            return np.argsort(bits, kind="stable")
 
-        # Of the epoch under way and of one more: the thread that reads ahead may be there already.
-        return functools.lru_cache(maxsize=2)(order)
+@functools.lru_cache(maxsize=4)  # a thread that reads ahead may be in the next epoch already
+def _shuffled(seed: int, epoch: int, num_rows: int) -> np.ndarray:
+    bits = np.random.Philox(key=_words(seed, epoch)).random_raw(num_rows)
+    return np.argsort(bits, kind="stable")
 
 
 class RowGenerators(Sequence[np.random.Generator]):
     """One NumPy generator per row, keyed by (seed, epoch, row): ``random[i]`` is that of the i-th row given.
 
-    The same row draws the same in one epoch, whatever the batch size, the devices and the processes; and each
-    ``random[i]`` begins anew.
+    The same row draws the same in one epoch, whatever the batch size, the devices and the processes.
     """
 
     def __init__(self, seed: int, epoch: int, rows: np.ndarray) -> None:
@@ -74,8 +71,6 @@ class RowGenerators(Sequence[np.random.Generator]):
         return len(self._rows)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return RowGenerators(self._seed, self._epoch, self._rows[index])
         # The last word keeps them apart from the order's own numbers, which count in the first.
         counter = _words(0, int(self._rows[index]), 0, 1)
         return np.random.Generator(np.random.Philox(key=_words(self._seed, self._epoch), counter=counter))

@@ -13,7 +13,6 @@ from paraxis.train._history import Recorder
 from paraxis.train._loader import Loader
 from paraxis.train._order import Position
 from paraxis.train._sources import Batches
-from paraxis.train._state import TrainState
 
 if TYPE_CHECKING:  # it loads Orbax
     from paraxis.train._checkpoints import Checkpoints
@@ -59,13 +58,11 @@ def begin(state: Any, data: Loader | Batches, checkpoints: "Checkpoints | None")
     try:
         restored = checkpoints.restore(state)
     except StateError as error:
-        advice = "restore(state, partial=True).tree"
-        if isinstance(state, TrainState):
-            advice += ".replace(step=state.step, opt_state=state.opt_state)"
         error.add_note(
             "px.fit: a run resumes with the state that it saved. If you have changed the model or the optimiser, start "
             f"elsewhere: checkpoint='{checkpoints.path}-2'; to start there with the leaves that agree, first write: "
-            f"state = px.Checkpoints('{checkpoints.path}').{advice}"
+            f"state = px.Checkpoints('{checkpoints.path}').restore(state, partial=True).tree.replace(step=state.step, "
+            "opt_state=state.opt_state)"
         )
         raise
     said = [f"resumes from {checkpoints.path / str(restored.step)}"]

@@ -221,18 +221,18 @@ def train_step(
     Args:
         loss_fn: ``loss_fn(model, batch)``, with the model that the state was made from (an NNX module in ``train()``
             mode; a Linen module bound to its variables, called as ``model(x, train=True)``; or the parameters) and the
-            real rows of the batch. It may also have the parameters ``key``, the step's random key, and ``mutable``, of
-            plain functions, which then return its new value last. It returns a loss, or a loss and a dict of metrics:
-            scalars, the mean over the batch's rows; or one value per row; or a ``px.Mean``, if rows have weights.
+            real rows of the batch. It may also have the parameters ``key``, that is ``fold_in(state.key, state.step)``,
+            and ``mutable``, of plain functions, which then return its new value last. It returns a loss, or a loss and
+            a dict of metrics: the mean over the rows, one value per row, or a ``px.Mean``, if rows have weights.
         axis: a name, or a ``px.Axis`` for its ``mesh`` and ``over``; its size does not matter.
-        microbatches: number of parts into which each batch is cut; they run one after another, which bounds memory.
-            Of C micro-batches, number c has rows c, c + C, …; their gradients are added. A BatchNorm sees one of them.
-        precision: ``"bfloat16"`` computes with the parameters in bfloat16; their updates and the mean of the loss keep
-            their dtype. The batch stays as it is: cast its inputs in the loss, ``batch["x"].astype("bfloat16")``, or
-            JAX computes their products with the parameters in float32.
+        microbatches: number of parts of each batch that run one after another, which bounds memory; their gradients are
+            added. Of C micro-batches, number c has rows c, c + C, …. A BatchNorm sees one of them.
+        precision: ``"bfloat16"`` casts the parameters for the loss; their updates and the mean of the loss keep their
+            dtype. The batch stays as it is: cast its inputs in the loss, ``batch["x"].astype("bfloat16")``.
         clip: gradients with a larger global norm are scaled to this norm.
-        guard: whether a step whose loss or gradient is not finite must change nothing. ``False`` saves a pass over the
-            gradient; a state may then be full of NaN.
+        guard: whether a step whose loss or gradient is not finite changes nothing but ``state.ok``, which becomes
+            False; every later step then changes nothing and returns NaN, so that losses may be read late. ``False``
+            saves a pass over the gradient.
         shard: with ``"params"``, each device stores a part of the parameters, their average and the optimiser's state,
             along the largest dimension that the number of devices divides. Or a function ``shard(name, array)`` that
             returns ``None`` (whole), a dimension, or a PartitionSpec.
@@ -243,14 +243,8 @@ def train_step(
         ``"grad_norm"``, before clipping (not with ``guard=False``, unless ``clip`` is given).
         ``step.lower(state, batch)`` shows the program.
 
-        With its guard, a step whose loss or gradient is not finite changes nothing but ``state.ok``, which becomes
-        False; every later step changes nothing and returns NaN. So you may read losses late and not lose the state.
-
     Raises:
-        StateError: if the loss function has an unknown parameter, or an argument is malformed.
-
-    The step's random key is ``fold_in(state.key, state.step)``; an NNX module's own streams continue from step to
-    step. Neither depends on the devices.
+        StateError: if an argument is malformed.
 
     Communicates: one all-reduce the size of the parameters, for each micro-batch if there are several, and whatever
     the model computes over the batch. Sharded parameters are gathered when they are used. If a loss picks a value of
