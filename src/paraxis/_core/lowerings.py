@@ -11,15 +11,15 @@ the compiler divides it. One element on each device runs in ``shard_map`` itself
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as P
 
-from paraxis._core import arrays, collectives, in_mesh, jax_api, placing, sums
-from paraxis._core.jax_api import ClosedJaxpr
+from paraxis._core import arrays, collectives, jax_api, placing, sums
+from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from paraxis._core.placing import Placement, current
 from paraxis._core.sums import Element
 from paraxis.errors import AxisError
@@ -51,7 +51,7 @@ class Elements:
         is_pmap = placement.num_local == 1 and not placement.is_padded and placement.crossed_axes
         if not is_pmap or collectives.parts(body.jaxpr, name, "cond", "while"):  # some could wait for others in vain
             return self._together(operands)
-        body = ClosedJaxpr(in_mesh.renamed(body.jaxpr, {name: placement.crossed_axes}), body.consts)
+        body = ClosedJaxpr(_renamed(body.jaxpr, {name: placement.crossed_axes}), body.consts)
         return dataclasses.replace(self, element=self.element._replace(body=body))._in_blocks(operands)
 
     # --- elements that exchange nothing ------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class Elements:
     def _block(self, chunk: ClosedJaxpr, *blocks: jax.Array, safe: bool) -> list[jax.Array]:
         """Run a device's chunks: blocks ``(num_local, ...)`` → the same, or sums ``(1, ...)``, carried along."""
         (body, shared, summed, _), placement = self.element, self.placement
-        fn = jax_api.jaxpr_as_fun(in_mesh.moved(chunk, jax.sharding.get_abstract_mesh()))
+        fn = jax_api.jaxpr_as_fun(_inside(chunk, jax.sharding.get_abstract_mesh()))
         pairs, real = list(zip(blocks, shared, strict=True)), arrays.real_rows(placement)
         rows = [arrays.fill(x, placement, safe=safe) for x, is_shared in pairs if not is_shared]
         rows += [] if real is None else [real]
@@ -158,7 +158,7 @@ class Elements:
         rows = [x if s else self._laid(x) for x, s in zip(operands, element.shared, strict=True)]
 
         def over(*rows: jax.Array) -> list[jax.Array]:
-            here = element._replace(body=in_mesh.moved(element.body, jax.sharding.get_abstract_mesh()))
+            here = element._replace(body=_inside(element.body, jax.sharding.get_abstract_mesh()))
             return sums.over_elements(here, rows, None, axis.size, axis.name)
 
         if placement.is_explicit:  # there JAX 0.12 gives a sum over a vmapped axis the sharding of what it sums
@@ -221,3 +221,100 @@ def unrolls(body: ClosedJaxpr, placement: Placement, lowering: Lowering) -> bool
 
 def _convolves(body: ClosedJaxpr) -> bool:
     return jax.default_backend() == "cpu" and jax_api.holds(body.jaxpr, "conv_general_dilated")
+
+
+# --- jaxprs inside a mesh ------------------------------------------------------------------------------------------
+
+
+def _inside(closed: ClosedJaxpr, mesh: AbstractMesh) -> ClosedJaxpr:
+    """Return what was traced outside of a mesh for a place inside ``shard_map``, where some of its axes are manual.
+
+    Only what names meshes differs: shardings, the types of arrays on an Explicit mesh, maps, and users' ``shard_map``.
+    """
+    if mesh.empty or not _is_placed(closed.jaxpr):
+        return closed
+    return ClosedJaxpr(_moved(closed.jaxpr, mesh), closed.consts)
+
+
+def _renamed(jaxpr: Jaxpr, names: Mapping[str, tuple[str, ...]]) -> Jaxpr:
+    """Return the same computation with other names of axes in its collectives."""
+
+    def one(eqn: JaxprEqn) -> JaxprEqn:
+        free = {name: new for name, new in names.items() if name not in jax_api.bound_axes(eqn)}
+        params = jax_api.map_jaxprs(eqn.params, lambda body: _renamed(body, free))
+        for key in {"axes", "axis_name"} & params.keys():
+            if not free.keys().isdisjoint(old := jax_api.named_axes(eqn)):
+                params[key] = tuple(new for name in old for new in free.get(name, (name,)))
+        return eqn.replace(params=params, effects=_renamed_effects(eqn.effects, free))
+
+    return jaxpr.replace(eqns=[*map(one, jaxpr.eqns)], effects=_renamed_effects(jaxpr.effects, names))
+
+
+def _renamed_effects(effects: Any, names: Mapping[str, tuple[str, ...]]) -> set[Any]:
+    return {
+        new for e in effects for new in ([type(e)(n) for n in names[e.name]] if jax_api.axis_of(e) in names else [e])
+    }
+
+
+def _is_placed(jaxpr: Jaxpr) -> bool:
+    """Return whether it names a mesh."""
+    variables = [*jaxpr.invars, *jaxpr.outvars]
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in ("px_map", "shard_map") or not eqn.ctx.cur_abstract_mesh.empty:
+            return True
+        if any(isinstance(value, NamedSharding) for value in eqn.params.values()):
+            return True
+        variables += eqn.outvars
+    if any(_is_laid(v.aval) for v in variables):
+        return True
+    return any([_is_placed(sub) for eqn in jaxpr.eqns for sub in jax_api.subjaxprs(eqn)])  # noqa: C419  # fewer calls
+
+
+def _moved(jaxpr: Jaxpr, mesh: AbstractMesh) -> Jaxpr:
+    known: dict[Any, Any] = {}
+
+    def var(v: Any) -> Any:
+        if isinstance(v, jax_api.Literal):
+            return jax_api.Literal(v.val, _aval(v.aval, mesh))
+        return known.setdefault(v, Var(_aval(v.aval, mesh)))
+
+    def one(eqn: JaxprEqn) -> JaxprEqn:
+        inner = mesh
+        if eqn.primitive.name == "shard_map":
+            inner = mesh.update_axis_types(dict.fromkeys(eqn.params["newly_manual_axes"], AxisType.Manual))
+        params = jax_api.map_jaxprs(eqn.params, lambda body: _moved(body, inner))
+        params = {name: _sharding(value, mesh) for name, value in params.items()}
+        if eqn.primitive.name == "shard_map":
+            params["mesh"] = mesh
+        with eqn.ctx.manager, jax.sharding.use_abstract_mesh(mesh):
+            here = type(eqn.ctx)()
+        return eqn.replace(invars=[*map(var, eqn.invars)], outvars=[*map(var, eqn.outvars)], params=params, ctx=here)
+
+    ends = {"constvars": [*map(var, jaxpr.constvars)], "invars": [*map(var, jaxpr.invars)]}
+    eqns = [*map(one, jaxpr.eqns)]
+    return jaxpr.replace(**ends, eqns=eqns, outvars=[*map(var, jaxpr.outvars)])
+
+
+def _aval(aval: Any, mesh: AbstractMesh) -> Any:
+    return aval.update(sharding=_sharding(aval.sharding, mesh)) if _is_laid(aval) else aval
+
+
+def _is_laid(aval: Any) -> bool:
+    sharding = getattr(aval, "sharding", None)
+    return sharding is not None and not sharding.mesh.empty
+
+
+@functools.lru_cache(maxsize=256)
+def _on(spec: P, mesh: AbstractMesh) -> NamedSharding:
+    taken = mesh.manual_axes
+
+    def entry(names: Any) -> Any:
+        if isinstance(names, tuple):
+            return tuple(name for name in names if name not in taken) or None
+        return None if names in taken else names
+
+    return NamedSharding(mesh, P(*map(entry, spec)))
+
+
+def _sharding(value: Any, mesh: AbstractMesh) -> Any:
+    return _on(value.spec, mesh) if isinstance(value, NamedSharding) else value

@@ -71,9 +71,8 @@ def over_elements(
 
 def end(body: ClosedJaxpr, shared: Sequence[bool], summed: Sequence[bool]) -> "_End | None":
     """Return the end of a function; ``None`` if no sum meets a product, so that there is nothing to gain."""
-    if not jax_api.holds(body.jaxpr, *_PRODUCTS) or jax_api.holds(body.jaxpr, "while", "scan"):
-        return None
-    if any(isinstance(v, Literal) for v in body.jaxpr.outvars):
+    is_known = jax_api.holds(body.jaxpr, *_PRODUCTS) and not jax_api.holds(body.jaxpr, "while", "scan")
+    if not is_known or any(isinstance(v, Literal) for v in body.jaxpr.outvars):
         return None
 
     def is_call(eqn: JaxprEqn) -> bool:
@@ -91,11 +90,7 @@ def _contracted(
 ) -> list[jax.Array]:
     """Transpose twice a function that is linear in some arguments, over all elements together the second time."""
     body, shared, summed, linear = element
-    fn, known, moving = (
-        jax_api.jaxpr_as_fun(body),
-        taken(operands, linear, False),
-        taken(operands, linear),
-    )
+    fn, known, moving = jax_api.jaxpr_as_fun(body), taken(operands, linear, False), taken(operands, linear)
     axes, is_shared = (_axes(taken(shared, linear, False)), _axes(summed)), taken(shared, linear)
     of_one = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in taken(body.in_avals, linear)]
 
@@ -220,7 +215,7 @@ class _End:
         is_weight = eqn.primitive.name == "mul" and number.aval.dtype == scaled.aval.dtype
         if number.aval.shape or not scaled.aval.shape or not _is_summable(scaled) or not (is_mask or is_weight):
             return value, ()
-        made = self._made.get(number)  # the same weight is converted for each result
+        made = self._made.get(number)  # a weight is converted for each result
         number = made.invars[0] if made is not None and made.primitive.name == "convert_element_type" else number
         value, factors = self._unscaled(scaled)
         return value, ((number, is_mask), *factors)
