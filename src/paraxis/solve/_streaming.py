@@ -77,9 +77,9 @@ def saved(options: str, begin: Any, arguments: Any) -> Iterator[tuple[Any, Calla
                 return jax.device_put(x, like.sharding if like.committed else None)
             return x if isinstance(like, np.ndarray) else type(like)(x)
 
-        found = journal.state()
-        begin = begin if found is None else structure.unflatten(map(laid, found[1], own))
-        yield begin, lambda tree: journal.save_state([], jax.tree.leaves(tree))
+        found = journal.found
+        begin = begin if found is None else structure.unflatten(map(laid, found, own))
+        yield begin, lambda tree: journal.keep(lambda: jax.tree.leaves(tree))
 
 
 def blocks_of(who: str, table: Table, engine: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:

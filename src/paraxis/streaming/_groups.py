@@ -159,11 +159,7 @@ class Groups:
         return Form(ends[0], structure, tuple(shapes), tuple(x.dtype for x in leaves))
 
     def _read(self, places: np.ndarray, length: int | None) -> Any:
-        """Return elements by their places, stacked along a new first dimension, in NumPy arrays.
-
-        Raises:
-            DataError: naming an element that cannot be read, looks otherwise, or has integers that JAX would cut.
-        """
+        """Return elements by their places, stacked along a new first dimension, in NumPy arrays."""
         numbers, form = self.numbers[places], self._form
         tree = form.elements(length, len(numbers))
         if isinstance(self._source, _Rows) and length is None:
@@ -233,11 +229,7 @@ class Form(NamedTuple):
         return Padded(tree, jax.ShapeDtypeStruct((size, length), bool), jax.ShapeDtypeStruct((size,), np.int32))
 
     def leaves_of(self, element: Any, number: int, length: int | None) -> list[np.ndarray]:
-        """Return the arrays of an element of this length.
-
-        Raises:
-            DataError: if it looks otherwise.
-        """
+        """Return the arrays of an element of this length, after a look at them."""
         (leaves, structure), first = jax.tree.flatten(element), self.elements(length)
         kinds = [[(x.shape, _canonical(x.dtype)) for x in found] for found in (leaves, jax.tree.leaves(first))]
         if structure != self.structure or kinds[0] != kinds[1]:
@@ -280,8 +272,7 @@ class Padded:
 def _fewest(lengths: np.ndarray, most: int) -> np.ndarray:
     """Return the lengths, at most so many, to which elements are padded with the least padding in all.
 
-    By dynamic programming over the different lengths, or 512 quantiles: with ``k`` of them, the last covers lengths
-    ``i`` to ``j``.
+    By dynamic programming over 512 quantiles: with ``k`` of them, the last covers lengths ``i`` to ``j``.
     """
     lengths = np.maximum(lengths, 1)
     values = np.unique(np.quantile(lengths, np.linspace(0, 1, 513), method="higher"))

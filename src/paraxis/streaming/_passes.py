@@ -72,7 +72,6 @@ class Plan:
 
     Raises:
         AxisError: if elements meet elsewhere than in a reduction; it names the operation and its line.
-        AxisError: if a mapped function exchanges values.
     """
 
     def __init__(self, whole: Flat, part: Flat, axis: str, dims: list[int | None]) -> None:

@@ -5,7 +5,7 @@ import hashlib
 import json
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,17 +27,17 @@ def saved(folder: str | Path | None, depends: Callable[[], Any]) -> contextlib.A
 class Saved:
     """The file of a run: within, it is kept up to date; an error leaves it, and success removes it.
 
-    Raises:
-        CheckpointError: if it is another run's, damaged, or cannot be read.
+    Attributes:
+        found: what an earlier process saved, numbers in arrays as well; ``None``: nothing.
     """
 
     def __init__(self, path: Path, depends: Any) -> None:
         self._path, self._digest = path, _digest(jax.tree.leaves((jax.__version__, depends)))
-        self._due, self._make, self._found = time.monotonic() + _EVERY, None, None
+        self._due, self._make, self.found = time.monotonic() + _EVERY, None, None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists():
-                self._found = self._read()
+                self.found = self._read()
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise CheckpointError(
                 f"Stream: {str(path)!r} cannot be read: {type(error).__name__}: {error}; remove it to begin anew"
@@ -58,24 +58,12 @@ class Saved:
     def __enter__(self) -> Self:
         return self
 
-    def state(self) -> Any:
-        """Return what an earlier process saved, numbers in arrays as well; ``None``: nothing."""
-        return self._found
-
     def keep(self, make: Callable[[], Any]) -> None:
-        """Note how to make the state: numbers and arrays in lists and dicts. It is saved if it is time, or at an error.
-
-        Raises:
-            CheckpointError: if the file cannot be written.
-        """
+        """Note how to make the state, numbers and arrays in lists and dicts; save it if it is time, or at an error."""
         self._make, began = make, time.monotonic()
         if began >= self._due:
             self._write(make())
             self._due = time.monotonic() + max(_EVERY, 20 * (time.monotonic() - began))
-
-    def save_state(self, numbers: Sequence[int], arrays: Sequence[Any]) -> None:
-        """Note the state of a solver, likewise."""
-        self.keep(lambda: [[*numbers], [*arrays]])
 
     def _write(self, state: Any) -> None:
         leaves, structure = jax.tree.flatten(state)

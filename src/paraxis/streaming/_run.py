@@ -68,8 +68,6 @@ class Run:
         self._values: dict[Lengths, dict[int, Any]] = {}  # known values, and leaves of groups
         for lengths in dict.fromkeys(chunk.lengths for chunk in self._chunks):
             self._values[lengths] = self._laid(dict(enumerate(call.values)) | program.whole(lengths).constants)
-        self._kept: dict[int, list[Any]] = {}  # rows of chunks, by value
-        self._totals: list[list[Any]] = []  # of passes that are done
         self._began, self._ran = time.monotonic(), 0
 
     def _laid(self, values: dict[int, Any]) -> dict[int, Any]:
@@ -88,11 +86,8 @@ class Run:
 
     def result(self, saved: Saved | None) -> Any:
         """Run all passes; return the function's result."""
-        begun: list[Any] = []
-        if saved and (state := saved.state()) is not None:
-            self._totals, *begun, kept = state
-            self._kept = {int(v): rows for v, rows in kept.items()}
-        number = 0
+        self._totals, *begun, kept = (saved and saved.found) or ([], {})
+        self._kept, number = {int(v): rows for v, rows in kept.items()}, 0  # rows of chunks, by value
         for one in self._plan.steps:
             if one.is_once:
                 for lengths, values in self._values.items():
@@ -107,13 +102,10 @@ class Run:
                 values.update(zip(one.results, self._totals[number], strict=False))
             number += 1
         lengths, dims = self._chunks[0].lengths, self._plan.dims
-        flat, values, rows = self._program.whole(lengths), self._values[lengths], functools.cache(self._rows_of)
-        leaves = list[Any]()
-        for v in flat.results:
-            if isinstance(v, int) and dims[v] is not None:
-                leaves.append(rows(v))
-            else:
-                leaves.append(jnp.asarray(v.val if isinstance(v, Literal) else values[v]))
+        flat, values = self._program.whole(lengths), self._values[lengths]
+        returned = {v for v in flat.results if isinstance(v, int)}
+        found = {v: jnp.asarray(values[v]) if dims[v] is None else self._rows_of(v) for v in returned}
+        leaves = [jnp.asarray(v.val) if isinstance(v, Literal) else found[v] for v in flat.results]
         return pytrees.opened(jax.tree.unflatten(flat.out_tree, leaves))
 
     def _pass(self, number: int, one: Pass, saved: Saved | None, at: int = 0, held: Sequence[Any] = ()) -> list[Any]:

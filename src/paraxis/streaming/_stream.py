@@ -211,9 +211,5 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
             yield lambda done, rows, number: show and show(Progress("rows", done, rows, number, None, None))
 
     def rows_saved(self, described: Mapping[str, Any]) -> contextlib.AbstractContextManager[Saved | None]:
-        """Give where a solver's run, which depends on these texts and arrays, is saved, if there is a folder.
-
-        Raises:
-            CheckpointError: if the folder holds another run, or cannot be used.
-        """
+        """Give where a solver's run, which depends on these texts and arrays, is saved, if there is a folder."""
         return saved(self.folder, lambda: described)

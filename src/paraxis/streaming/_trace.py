@@ -19,8 +19,7 @@ from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from paraxis._core.placing import Axis, entered
 from paraxis.errors import AxisError
 
-Atom = int | Literal
-"""An operand: the number of a value, or a literal."""
+Atom = int | Literal  # an operand: the number of a value, or a literal
 
 
 class Operation(NamedTuple):
@@ -86,10 +85,7 @@ rows_p = jax_api.Primitive("px_rows")
 rows_p.def_abstract_eval(lambda x, *, size: x.update(shape=(size, *x.shape[1:])))
 jax_api.define_lowering(rows_p, lambda x, *, size: x[:size])
 jax_api.ad.deflinear2(rows_p, lambda ct, x, *, size: [rows_p.bind(ct, size=x.aval.shape[0])])
-jax_api.batching.primitive_batchers[rows_p] = lambda xs, dims, *, size: (
-    rows_p.bind(jnp.moveaxis(xs[0], dims[0], 1), size=size),
-    1,
-)
+jax_api.batching.primitive_batchers[rows_p] = lambda x, at, **to: (rows_p.bind(jnp.moveaxis(x[0], at[0], 1), **to), 1)
 
 
 @contextlib.contextmanager
@@ -125,11 +121,7 @@ def verbs_in(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 
 
 def axis_of(closed: ClosedJaxpr, count: int | None) -> tuple[Axis, Any]:
-    """Return the axis that is streamed, the one of as many elements as groups have; and where it is first mapped.
-
-    Raises:
-        AxisError: if there is none, or more than one.
-    """
+    """Return the axis that is streamed, the only one of as many elements as groups have; and where it lies."""
     found = dict[tuple[str, int], Any]()
     for eqn in verbs_in(closed.jaxpr):
         key = eqn.params["axis"], eqn.params["size"]
@@ -162,11 +154,7 @@ def require_same(whole: Flat, part: Flat, of: str) -> None:
 
 
 def dims_of(whole: Flat, part: Flat, size: int, count: int) -> list[int | None]:
-    """Return the dimension of the elements in each value of the same function for all and for ``count``.
-
-    Raises:
-        AxisError: naming the operation that makes a value of all elements in another form.
-    """
+    """Return the dimension of the elements in each value of the same function for all and for ``count``."""
     found = []
     for number, (a, b) in enumerate(zip(whole.avals, part.avals, strict=True)):
         differ = [d for d, sizes in enumerate(zip(a.shape, b.shape, strict=True)) if sizes[0] != sizes[1]]
@@ -218,12 +206,12 @@ def _parameter(at: Operation, name: str, whole: Any, part: Any) -> Any:
 
 
 def _body(at: Operation, whole: Jaxpr, part: Jaxpr) -> Jaxpr:
-    if len(whole.eqns) != len(part.eqns):
+    if [eqn.primitive for eqn in whole.eqns] != [eqn.primitive for eqn in part.eqns]:
         meet(at, "its body depends on their number")
     eqns = []
     for a, b in zip(whole.eqns, part.eqns, strict=True):
         shapes = [[getattr(v.aval, "shape", ()) for v in eqn.outvars] for eqn in (a, b)]
-        if a.primitive is not b.primitive or (at.eqn.primitive is maps.map_p and shapes[0] != shapes[1]):
+        if at.eqn.primitive is maps.map_p and shapes[0] != shapes[1]:
             raise AxisError(
                 f"Stream: a mapped function does {a.primitive.name} with as many entries as there are elements, at "
                 f"{jax_api.line_of(a) or at.line}; give each element its own row as an argument"
