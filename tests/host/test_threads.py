@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import pytest
 
 import paraxis as px
 from paraxis._host import threads
