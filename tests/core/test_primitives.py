@@ -1,4 +1,4 @@
-"""Broadcast and the reductions as primitives: derivative pairs, ties, one trace per call."""
+"""Broadcast and the reductions as primitives: derivative pairs, and ties."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ import pytest
 from jax.test_util import check_grads
 
 import paraxis as px
-from tests._support import assert_close, axis_on, compilations, values
+from tests._support import assert_close, axis_on, values
 
 PLACED = [(1, 3), (2, 5), (8, 3)]
 
@@ -50,19 +50,3 @@ def test_elements_that_tie_share_the_derivative(placement: tuple[int, int]) -> N
     assert_close(jax.grad(lambda x: px.reduce_min(-x, axis))(x), -half)
     assert_close(jax.grad(px.reduce_max)(jnp.ones(axis.size), axis), np.full(axis.size, 1 / axis.size))
     assert_close(jax.hessian(px.reduce_max)(x, axis), np.zeros((axis.size, axis.size)))
-
-
-def test_a_body_is_traced_once_per_call_and_compiled_once_per_structure() -> None:
-    traced: list[tuple[int, ...]] = []
-
-    def body(x: jax.Array) -> jax.Array:
-        traced.append(x.shape)
-        return jnp.sin(x)
-
-    axis = axis_on(2, 5)
-    px.map_fn(body, values(5, 2), axis)
-    with compilations() as compiled:
-        px.map_fn(body, values(5, 2), axis)
-        px.map_fn(body, values(5, 2), axis_on(2, 5))
-    assert not compiled, "an equal axis is the same axis"
-    assert traced == [(2,)] * 3

@@ -176,21 +176,6 @@ def test_elements_go_their_own_ways_and_exchange_on_the_way(placement: tuple[int
     assert_close(here, both(lambda body: jax.vmap(body, axis_name=NAME)), rtol=2e-4, atol=1e-4)
 
 
-def test_a_branch_that_all_elements_take_alike_is_the_only_one_that_is_run() -> None:
-    """The compiled program chooses, where it would run both and select."""
-    axis, x = axis_on(2, 4), values(4)
-
-    def body(step: jax.Array, x: jax.Array) -> jax.Array:
-        return lax.cond(step % 3 == 0, lambda x: px.pmean(x, axis), lambda x: x, x)
-
-    run = jax.jit(lambda step, x: px.map_fn(body, (px.broadcast(step, axis), x), axis))
-    assert " conditional(" in str(run.lower(1, x).compile().as_text())
-    assert_close(run(1, x), x)
-    assert_close(run(3, x), np.full(4, np.mean(x)))
-    apart = jax.jit(lambda steps, x: px.map_fn(body, (steps, x), axis))
-    assert " conditional(" not in str(apart.lower(np.arange(4), x).compile().as_text())
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("placement", [(1, 3), (2, 7), (8, 3), (8, 10)], ids=str)
 def test_gradient_taken_inside_the_body(placement: tuple[int, int]) -> None:

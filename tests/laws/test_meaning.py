@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, Mesh, PartitionSpec as P
 
 import paraxis as px
 from tests._support import PLACEMENTS, assert_close, axis_on, compilations, values
@@ -174,20 +174,6 @@ def test_a_body_with_a_shard_map_of_its_own(named: bool, size: int) -> None:
     assert_close(np.asarray(gradient), 2 * x)
 
 
-# --- transposes -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
-def test_a_linear_map_has_a_transpose(placement: tuple[int, int]) -> None:
-    axis, x, scale = axis_on(*placement), values(placement[1], 2), values(placement[1])
-
-    def linear(x: jax.Array) -> jax.Array:
-        return px.map_fn(lambda x, s: s * x.sum(), (x, scale), axis)
-
-    (found,) = jax.linear_transpose(linear, x)(np.ones(placement[1], np.float32))
-    assert_close(found, np.stack([scale, scale], 1))
-
-
 # --- what JAX asks of a primitive -------------------------------------------------------------------------------------
 
 
@@ -220,12 +206,6 @@ def test_a_body_may_use_the_name_of_a_vmap_around_it(placement: tuple[int, int])
     total = x.sum(0)
     value = np.sin(w[:, None] * total).sum(1) + np.arange(3) * placement[1]
     assert_close(found, (value, (np.cos(w[:, None] * total) * total).sum(1)), rtol=1e-4, atol=1e-4)
-
-
-def test_operands_that_nobody_reads_are_left_where_they_are() -> None:
-    elsewhere = jax.device_put(jnp.arange(8.0), NamedSharding(Mesh(np.array(jax.devices()), ("a",)), P("a")))
-    axis = axis_on(4, 8, name="i")
-    assert_close(jax.jit(lambda y: px.map_fn(jnp.zeros_like, y, axis))(elsewhere), np.zeros(8))
 
 
 # --- what was found by attacks ----------------------------------------------------------------------------------------
@@ -296,15 +276,6 @@ def test_a_body_with_a_rule_for_batches_has_a_derivative() -> None:
     fn.def_vmap(lambda size, batched, v: (jnp.sin(v), True))
     axis, x = axis_on(2, 5), values(5)
     assert_close(jax.grad(lambda x: px.map_fn(fn, x, axis).sum())(x), np.cos(x))
-
-
-def test_padding_needs_no_promotion_of_types() -> None:
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
-        for at_once in (None, 1):
-            axis, x = axis_on(8, 9, at_once=at_once), np.ones(9)
-            assert_close(
-                jax.grad(lambda x, axis=axis: px.reduce_sum(px.map_fn(lambda e: e * e, x, axis), axis))(x), 2 * x
-            )
 
 
 def test_callbacks_that_compare_equal_are_told_apart() -> None:

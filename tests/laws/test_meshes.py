@@ -170,19 +170,6 @@ def test_the_same_axis_within_itself() -> None:
     assert_close(got, x / x.sum(1, keepdims=True))
 
 
-def test_three_axes() -> None:
-    x, axes = values(2, 3, 4), [px.Axis(name, size) for name, size in zip("abc", (2, 3, 4), strict=True)]
-
-    def nest(x: jax.Array, depth: int) -> jax.Array:
-        if depth == 3:
-            return jnp.sin(x) * px.psum(x, "a") * px.pmean(x, "b")
-        return px.reduce_sum(px.map_fn(lambda x: nest(x, depth + 1), x, axes[depth]), axes[depth])
-
-    expected = (jnp.sin(x) * x.sum(0) * x.mean(1, keepdims=True)).sum()
-    with jax.set_mesh(mesh_of(a=2, b=2, c=2)):
-        assert_close(jax.jit(lambda x: nest(x, 0))(x), expected)
-
-
 # --- what cannot be placed --------------------------------------------------------------------------------------------
 
 

@@ -99,18 +99,3 @@ def test_padding_leaves_a_shared_derivative_finite(placement: tuple[int, int]) -
         return px.reduce_mean(px.map_fn(lambda w, x: jnp.log(w * x), (w, values(axis.size)), axis), axis)
 
     assert_close(jax.jit(jax.grad(loss))(2.0), jnp.asarray(0.5))
-
-
-@pytest.mark.parametrize("placement", [(2, 7), (8, 3)], ids=str)
-def test_a_result_of_a_loop_that_would_never_end_on_zeros(placement: tuple[int, int]) -> None:
-    """Padded rows behave as real ones: a loop until convergence ends."""
-    axis = axis_on(*placement)
-    x = values(axis.size)
-
-    def halve(x: jax.Array) -> jax.Array:
-        return jax.lax.while_loop(lambda x: x < 10.0, lambda x: x * 2, x)
-
-    expected = np.asarray(x)
-    while (expected < 10).any():
-        expected = np.where(expected < 10, expected * 2, expected)
-    assert_close(px.map_fn(halve, x, axis), expected)

@@ -136,7 +136,6 @@ def _in_cond(f: Program) -> Program:
 TRANSFORMATIONS: dict[str, Callable[[Program], Program]] = {
     "eager": lambda f: f,
     "jit": jax.jit,
-    "grad": lambda f: jax.grad(total(f), argnums=(0, 1)),
     "jit(grad)": lambda f: jax.jit(jax.grad(total(f), argnums=(0, 1))),
     "jvp": lambda f: lambda w, x: jax.jvp(f, (w, x), (jnp.cos(w), jnp.cos(x))),
     "jacfwd": lambda f: jax.jit(jax.jacfwd(lambda w, x: f(w, x)["sum"])),
@@ -149,9 +148,7 @@ TRANSFORMATIONS: dict[str, Callable[[Program], Program]] = {
     "checkpoint": lambda f: jax.jit(jax.grad(jax.checkpoint(total(f)), argnums=(0, 1))),
     "scan": _in_scan,
     "grad(scan)": lambda f: jax.jit(jax.grad(lambda w, x: _in_scan(f)(w, x)[0])),
-    "while_loop": _in_while,
     "jit(while_loop)": lambda f: jax.jit(_in_while(f)),
-    "cond": _in_cond,
     "jit(cond)": lambda f: jax.jit(_in_cond(f)),
 }
 # Eager programs compile verb by verb, twenty times as many programs as under jit: of every day is one of them alone.

@@ -141,16 +141,6 @@ def test_numbers_are_traced_and_all_else_is_constant():
     assert jax.grad(lambda s: combined(X, scale=s))(3.0) == 7
 
 
-def test_pytrees_in_and_out():
-    @px.program(clients=3)
-    def fn(model, data):
-        return px.reduce_sum({"rows": data["x"], "more": [data["y"]]}), (px.broadcast(model), model["name"])
-
-    model = {"w": np.ones(2, np.float32), "name": None}
-    sums, (copies, name) = fn(model, {"x": np.ones((3, 2)), "y": np.arange(3)})
-    assert (sums["rows"].tolist(), sums["more"][0], copies["w"].shape, name) == ([3, 3], 3, (3, 2), None)
-
-
 def test_methods():
     class Model:
         def __init__(self, scale):
