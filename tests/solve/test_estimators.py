@@ -3,7 +3,6 @@
 import itertools
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 import sklearn.linear_model as oracle
@@ -158,13 +157,6 @@ def test_a_warm_start_begins_at_the_end() -> None:
         model.fit(X, y, WEIGHT)
         assert np.max(model.n_iter_) <= first / 2, case
         np.testing.assert_allclose(model.coef_, coef, rtol=0, atol=1e-7)
-
-
-def test_a_second_fit_compiles_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    model = on(1, CASES["two classes"][0]).fit(X, TWO, WEIGHT)
-    with jax.log_compiles(True):
-        new(model, C=0.3).fit(X[::-1], TWO, WEIGHT)
-    assert "Compiling" not in caplog.text
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """A solution's derivative is that of where the minimum moves, by finite differences of solutions in float64."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,17 +15,6 @@ from tests.solve._problems import in_float64, labelled
 TIGHT = {"tol": 1e-11, "maxiter": 500}
 X, Y = labelled(40, 3, 3)
 WEIGHT = np.random.default_rng(2).uniform(0.5, 2, 40)
-
-
-def _differences(fun: Callable[[np.ndarray], Any], at: Any, step: float = 1e-5) -> np.ndarray:
-    """The derivative ``(*out, *in)`` by central differences."""
-    at = np.asarray(at, float)
-    columns = []
-    for index in np.ndindex(at.shape):
-        move = np.zeros_like(at)
-        move[index] = step
-        columns.append((np.asarray(fun(at + move)) - np.asarray(fun(at - move))) / (2 * step))
-    return np.stack(columns, -1).reshape((*columns[0].shape, *at.shape))
 
 
 @functools.cache
@@ -56,17 +44,12 @@ def test_a_linear_models_solution_by_each_argument(by: str) -> None:
     def loss(value: Any) -> jax.Array:
         return (moved(value) * some).sum()
 
-    if by == "l2reg":
-        expected = _differences(moved, given[by])
-        np.testing.assert_allclose(jax.jacfwd(moved)(given[by]), expected, rtol=1e-5, atol=1e-7)
-        np.testing.assert_allclose(jax.jacrev(moved)(given[by]), expected, rtol=1e-5, atol=1e-7)
     grad = jax.grad(loss)(given[by])
     direction = np.random.default_rng(4).normal(size=given[by].shape)
-    for move in (direction, np.sign(direction)):
-        expected = _differences(lambda t, move=move: loss(given[by] + t * move), 0.0)
-        np.testing.assert_allclose((grad * move).sum(), expected, rtol=1e-5, atol=1e-8)
-        forward = jax.jvp(loss, (given[by],), (jnp.asarray(move),))[1]
-        np.testing.assert_allclose(forward, expected, rtol=1e-5, atol=1e-8)
+    expected = (loss(given[by] + 1e-5 * direction) - loss(given[by] - 1e-5 * direction)) / 2e-5
+    np.testing.assert_allclose((grad * direction).sum(), expected, rtol=1e-5, atol=1e-8)
+    forward = jax.jvp(loss, (given[by],), (jnp.asarray(direction),))[1]
+    np.testing.assert_allclose(forward, expected, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("batched", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -59,20 +58,3 @@ def test_the_intercept_goes_free() -> None:
     assert bias == 0.5
     assert prox.first(prox.l1) == prox.first(prox.l1)
     assert hash(prox.first(prox.l1)) != hash(prox.first(prox.box))
-
-
-@pytest.mark.slow
-@in_float64
-def test_derivatives_are_those_by_finite_differences_and_finite_at_zero() -> None:
-    rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.normal(size=(4, 3)) * 2)
-    for operator, hyper in ((prox.l1, 0.3), (prox.elastic_net, (0.3, 0.2)), (prox.group, 0.4), (prox.simplex, 1.5)):
-        weigh = jnp.asarray(rng.normal(size=x.shape))
-        direction = rng.normal(size=x.shape)
-
-        def scalar(x: Any, operator: Any = operator, hyper: Any = hyper, weigh: Any = weigh) -> jax.Array:
-            return jnp.sum(weigh * operator(x, hyper, 0.5))
-
-        expected = (scalar(x + 1e-6 * direction) - scalar(x - 1e-6 * direction)) / 2e-6
-        np.testing.assert_allclose(jnp.vdot(jax.grad(scalar)(x), direction), expected, atol=1e-6)
-        assert np.all(np.isfinite(jax.grad(scalar)(jnp.zeros_like(x))))
