@@ -49,8 +49,6 @@ def test_half_precision_is_summed_in_single(dtype: str) -> None:
     assert float(px.reduce_sum(jnp.ones(4096, dtype), axis)) == 4096
     assert float(px.reduce_mean(jnp.full(4096, 3, dtype), axis)) == 3
     assert px.reduce_sum(jnp.ones(4096, dtype), axis).dtype == dtype
-    chunked = axis_on(2, 4096, at_once=8)
-    assert float(px.reduce_sum(px.map_fn(lambda x: x + 0, jnp.ones(4096, dtype), chunked), chunked)) == 4096
 
 
 def test_float64() -> None:
