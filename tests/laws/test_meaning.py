@@ -279,7 +279,10 @@ def test_a_body_with_a_rule_for_batches_has_a_derivative() -> None:
 
 
 def test_callbacks_that_compare_equal_are_told_apart() -> None:
-    class Scaled(float):
+    class Scaled:
+        def __init__(self, factor: float) -> None:
+            self.factor = factor
+
         def __eq__(self, other: object) -> bool:
             return isinstance(other, Scaled)
 
@@ -287,7 +290,7 @@ def test_callbacks_that_compare_equal_are_told_apart() -> None:
             return 0
 
         def __call__(self, v: Any) -> np.ndarray:
-            return np.asarray(v) * np.float32(self)
+            return np.asarray(v) * np.float32(self.factor)
 
     axis, x, like = axis_on(2, 3), values(3), jax.ShapeDtypeStruct((), np.float32)
     for factor in (2.0, 3.0):
