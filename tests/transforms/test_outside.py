@@ -67,6 +67,7 @@ def test_a_module_from_outside_is_refused_with_the_line_to_write(wrap: Any) -> N
 def test_sizes_other_names_and_given_modules_are_no_modules_from_outside(wrap: Any) -> None:
     assert wrap(reads_sizes)(X).shape == (8, 4)
     assert_close(Trainer().step(X), NET(X))
+    assert_close(wrap(lambda NET, x: jax.vmap(lambda row: NET(row))(x), NET)(X), NET(X))
     assert_close(px.Vectorize(lambda x: NET(x))(X), NET(X))
     assert_close(px.GradValues(lambda x: NET(x).sum(), argnums=0)(X)[0], jnp.ones((8, 4)) @ NET.kernel[...].T)
 

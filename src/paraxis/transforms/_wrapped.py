@@ -111,7 +111,7 @@ def refuse_outside(body: Body, code: types.CodeType | None = None) -> None:
     if not inspect.isfunction(fn):
         return
     code, name, x = code or fn.__code__, "", None
-    scope = {**fn.__globals__, **inspect.getclosurevars(fn).nonlocals}
+    scopes = {"LOAD_GLOBAL": fn.__globals__, "LOAD_DEREF": inspect.getclosurevars(fn).nonlocals}
     for step in dis.get_instructions(code):
         if _is_module(x) and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             x = getattr(x, step.argval, None)
@@ -122,7 +122,7 @@ def refuse_outside(body: Body, code: types.CodeType | None = None) -> None:
                 f"constant is meant, write jax.jit(lambda x: net(x))"
             )
         else:
-            name, x = step.argval, scope.get(step.argval) if step.opname in ("LOAD_GLOBAL", "LOAD_DEREF") else None
+            name, x = step.argval, scopes[step.opname].get(step.argval) if step.opname in scopes else None
     for inner in filter(inspect.iscode, code.co_consts):
         refuse_outside(body, inner)
 
