@@ -1,13 +1,11 @@
 """Rows on disk, fitted by L-BFGS, beside reading and multiplying them by hand; and the memory that a fit takes.
 
 ``GIGABYTES=8 ALLOWED=2 KINDS=NPY python benchmarks/bench_table.py`` for more rows than the usual 1 GB, for another part
-of them than half in memory, and for some of the kinds of files. These are made in ``/var/tmp`` if there is room, and go
-at the end. They stay in the system's cache if that is large enough: so reading is as fast as it can be. The memory is
-that of this process, without that of a pool's.
+of them than half in memory, and for some of the kinds of files. These are made in ``/var/tmp``, and go at the end. They
+stay in the system's cache if that is large enough: so reading is as fast as it can be.
 """
 
 import os
-import shutil
 import statistics
 import tempfile
 import threading
@@ -34,9 +32,6 @@ PART = 250_000  # rows of a file
 def run(devices: int, repeats: int) -> harness.Tables:
     with tempfile.TemporaryDirectory(dir="/var/tmp" if Path("/var/tmp").is_dir() else None) as name:
         folder = Path(name)
-        needed = (1 + len(KINDS)) * GIGABYTES
-        if shutil.disk_usage(folder).free < 1e9 * needed:
-            raise SystemExit(f"not measured: {needed:g} GB are not free in {folder}")
         paths = written(folder)
         by_hand: dict[str, Callable[[], Any]] = {"NPY": lambda: _npy(paths), "Parquet": lambda: _parquet(paths)}
         tables = {"NPY": lambda: px.Table.npy(folder), "Parquet": lambda: px.Table.parquet(folder, target="y")}
@@ -49,7 +44,6 @@ def run(devices: int, repeats: int) -> harness.Tables:
 
 
 def written(folder: Path) -> list[tuple[Path, Path]]:
-    """Make the same rows as files of each kind."""
     rng = np.random.default_rng(0)
     w = rng.normal(size=COLUMNS).astype("float32") / 10
     paths = []
@@ -79,34 +73,33 @@ def _parquet(paths: list[tuple[Path, Path]]) -> None:
 
 
 def _multiplied(X: np.ndarray, number: int) -> np.ndarray:
-    """Multiply from either side in turns: one pass of two predicts, the other one takes a gradient."""
-    return X @ np.ones(COLUMNS, "float32") if number % 2 else np.ones(len(X), "float32") @ X
+    return X @ np.ones(COLUMNS, "float32") if number % 2 else np.ones(len(X), "float32") @ X  # as a pass does
 
 
 def _compared(table: px.Table, by_hand: Callable[[], Any], repeats: int, engine: Any) -> dict[str, float]:
     fun = px.solve.objective.glm("logistic", intercept=True, l2=True)
     solver = px.solve.LBFGS(fun, maxiter=3, tol=0.0)
-    before = _held()
     with Peak() as peak:
+        before = peak.most
         data = px.solve.rows(table, engine=engine)
         solver.run(fun.init(COLUMNS), 1e-3, data)
     theirs, ours = [], []
     for _ in range(repeats):
         begin = time.perf_counter()
         by_hand()
-        theirs.append(time.perf_counter() - begin)
-        begin = time.perf_counter()
+        middle = time.perf_counter()
         state = jax.block_until_ready(solver.run(fun.init(COLUMNS), 1e-3, data)).state
-        ours.append((time.perf_counter() - begin) / int(state.data_passes))
+        ours.append((time.perf_counter() - middle) / int(state.data_passes))
+        theirs.append(middle - begin)
     hand, ms = (1e3 * statistics.median(times) for times in (theirs, ours))
     return {"ms by hand": hand, "ms a pass": ms, "over by hand": ms / hand, "MB at most": peak.most - before}
 
 
 class Peak:
-    """The most memory of its own that this process holds within, in MB; pages of files are the system's."""
+    """The most memory of its own that this process holds within, in MB."""
 
     def __enter__(self) -> "Peak":
-        self.most, self._ended = 0.0, threading.Event()
+        self.most, self._ended = _held(), threading.Event()
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
         return self
@@ -121,8 +114,7 @@ class Peak:
 
 
 def _held() -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return float(next(line.split()[1] for line in lines if line.startswith("RssAnon"))) / 1e3
+    return float(Path("/proc/self/status").read_text().partition("RssAnon:")[2].split()[0]) / 1e3
 
 
 if __name__ == "__main__":

@@ -151,7 +151,8 @@ def test_values_at_which_all_rows_give_the_same_hide_nothing(derive):
 
 
 def test_a_call_whose_elements_need_no_padding_says_nothing_of_the_next():
-    long, others = px.Groups(CLIENTS[:1] * 3, lengths=[9] * 3), px.Groups(CLIENTS[:3], lengths=LENGTHS[:3])
+    long = px.Groups(CLIENTS[:1] * 3, lengths=[9] * 3)
+    others = px.Groups([*CLIENTS[1:3], CLIENTS[0]], lengths=[3, 5, 9])
     axis = px.Axis("clients", 3)
     step = px.Stream(at_once=1).jit(lambda d: px.reduce_mean(px.map_fn(lambda d: d["x"].mean(), d, axis), axis))
     assert_close(step(long), CLIENTS[0]["x"].mean(), rtol=1e-4)
