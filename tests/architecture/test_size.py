@@ -22,7 +22,7 @@ class Size(NamedTuple):
 
 
 CEILINGS = {
-    "_core": Size(3_586, 2_059, 15),
+    "_core": Size(3_570, 2_060, 15),
     "_host": Size(508, 342, 8),
     "_tables": Size(508, 288, 4),
     "cli": Size(417, 247, 6),
@@ -35,9 +35,9 @@ CEILINGS = {
     "train": Size(3_470, 2_032, 21),
     "transforms": Size(1_298, 734, 10),
     "the root": Size(279, 98, 4),
-    "all rooms": Size(19_712, 11_581, 128),
+    "all rooms": Size(19_696, 11_582, 128),
 }
-TESTS = 18_274
+TESTS = 18_280
 
 
 def size(paths: Iterable[Path]) -> Size:

@@ -147,6 +147,12 @@ def test_on_a_mesh_that_is_set(kind: AxisType) -> None:
         assert_close(host(got), host(jax.vmap(fn, axis_name=name or "unused")(x)))
 
 
+def test_an_index_in_a_checkpoint_passes_the_checks_of_jax() -> None:
+    with jax.enable_checks(True):
+        got = px.pmap(jax.checkpoint(lambda x: x + lax.axis_index("i")), "i")(values(8))
+    assert_close(got, values(8) + jnp.arange(8.0))
+
+
 def test_a_function_that_raises_is_called_once() -> None:
     count = [0]
 

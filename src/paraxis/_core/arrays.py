@@ -32,7 +32,7 @@ def repeat_last(rows: Any, num_padded: int) -> Any:
 
 
 def tells_in_type(x: jax.Array) -> bool:
-    """Return whether the type of an array says how it lies, on an Explicit mesh."""
+    """Return whether an array's type says how it lies: on an Explicit mesh."""
     return bool(jax.typeof(x).sharding.mesh.explicit_axes)
 
 
@@ -175,8 +175,6 @@ def laid_out(tree: Any, placement: Placement, *, copied: bool = True) -> Any:
     """Lay leaves ``(size, ...)``, on the host or on devices, as ``(num_padded, ...)`` in blocks over the devices.
 
     What is on the host is ``copied``, so that nobody can change it later; if not, devices may use it where it is.
-
-    Communicates: sends each device its rows.
     """
 
     def one(x: Any) -> Any:
@@ -237,10 +235,7 @@ def put(tree: Any, target: Sharding | None) -> Any:
     """``jax.device_put`` of concrete values, also onto devices of other processes, all of which have the same ones.
 
     There an array of one process is not sent to the others: each makes its part of its own copy. Without a ``target``,
-    values are arrays where they lie.
-
-    Raises:
-        DeviceError: if none of the devices is this process's.
+    values are arrays where they lie; if none of its devices is this process's, that is a DeviceError.
     """
     if target is None:
         return jax.tree.map(jnp.asarray, tree)
@@ -273,9 +268,7 @@ def _by_bits(fn: Callable[[jax.Array], jax.Array], keys: jax.Array) -> jax.Array
 def whole(values: Any) -> Any:
     """Values that lie on the devices of several processes, whole on each of these; others as they are.
 
-    Every process must call it, unless all values are whole already.
-
-    Communicates: brings together what is split.
+    What is split is brought together, for which every process must call this.
     """
 
     def one(x: Any) -> Any:
@@ -286,10 +279,7 @@ def whole(values: Any) -> Any:
 
 
 def local(values: Any) -> Any:
-    """Return the same, on one device of this process.
-
-    Communicates: as :func:`whole`.
-    """
+    """Return what :func:`whole` does, on one device of this process."""
     return jax.tree.map(lambda x: x if _is_local(x) else x.addressable_data(0), whole(values))
 
 
@@ -298,14 +288,10 @@ def _is_local(x: Any) -> bool:
 
 
 def on_host(x: jax.Array) -> np.ndarray:
-    """Return a concrete array, also one of which other processes hold parts: then all must ask for it.
-
-    Raises:
-        DeviceError: if no part of it is on this process's devices.
-    """
+    """Return a concrete array, also one of which other processes hold parts: then all must ask for it."""
     if not x.addressable_shards:
         raise DeviceError(
-            "gather: the value lies on devices of other processes only; put the axis on a mesh with devices of each: "
+            "the value lies on devices of other processes only; put the axis on a mesh with devices of each: "
             "px.Axis(name, size, mesh=jax.sharding.Mesh(jax.devices(), (name,)))"
         )
     return np.asarray(local(x))
@@ -328,10 +314,7 @@ def unbound(tree: Any) -> Any:
 
 
 def whole_beside(x: jax.Array, other: jax.Array) -> jax.Array:
-    """Return a copy of a concrete array on each device that another lies on.
-
-    Communicates: if these are several processes', the first one's copy is sent to the others.
-    """
+    """Return a copy of a concrete array on each device that another lies on; of several processes, the first one's."""
     mesh = _mesh(other)
     if mesh is None:
         return x if x.devices() == other.devices() else jax.device_put(x, *other.devices())

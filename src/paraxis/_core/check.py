@@ -62,9 +62,9 @@ def number(
     is_real = isinstance(value, numbers.Real) or (isinstance(value, jax.Array) and not value.shape)
     x = float(value) if is_real and not isinstance(value, bool) else math.nan
     if not (least <= x <= most and (x > above or above == -math.inf)):
-        bounds = [f"of at least {least:g}"] * (least > -math.inf) + [f"above {above:g}"] * (above > -math.inf)
-        bounds += [f"of at most {most:g}"] * (most < math.inf)
-        expected = f"must be a number {' and '.join(bounds)}".strip()
+        said = (("of at least", least), ("above", above), ("of at most", most))
+        bounds = " and ".join(f"{words} {bound:g}" for words, bound in said if math.isfinite(bound))
+        expected = f"must be a number {bounds}".strip()
         raise error(f"{who}: {argument} {expected}, got {described(value)}{write and f'; write {write}'}")
 
 

@@ -244,7 +244,8 @@ def _renamed(jaxpr: Jaxpr, names: Mapping[str, tuple[str, ...]]) -> Jaxpr:
         params = jax_api.map_jaxprs(eqn.params, lambda body: _renamed(body, free))
         for key in {"axes", "axis_name"} & params.keys():
             if not free.keys().isdisjoint(old := jax_api.named_axes(eqn)):
-                params[key] = tuple(new for name in old for new in free.get(name, (name,)))
+                changed = tuple(new for name in old for new in free.get(name, (name,)))
+                params[key] = changed[0] if len(changed) == 1 and isinstance(params[key], str) else changed
         return eqn.replace(params=params, effects=_renamed_effects(eqn.effects, free))
 
     return jaxpr.replace(eqns=[*map(one, jaxpr.eqns)], effects=_renamed_effects(jaxpr.effects, names))

@@ -184,7 +184,7 @@ class Placement:
         """Number of blocks; mesh axes that are not ours do not count."""
         return math.prod(self.mesh.shape[name] for name in self.mesh_axes) if self.mesh is not None else 1
 
-    @functools.cached_property
+    @property
     def crossed_axes(self) -> tuple[str, ...]:
         """The mesh axes with more than one device: JAX does not enter the others, so nothing can be sent along them."""
         return tuple(name for name in self.mesh_axes if self.mesh is not None and self.mesh.shape[name] > 1)
