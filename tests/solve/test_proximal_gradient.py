@@ -152,15 +152,6 @@ def test_what_function_and_operator_close_over_is_differentiated() -> None:
     np.testing.assert_allclose(jax.grad(solved)(0.05), expected, rtol=1e-5)
 
 
-def test_an_extrapolation_out_of_the_domain_is_taken_back() -> None:
-    def fun(p: Any) -> jax.Array:
-        return jnp.sum(p - 1e-3 * jnp.log(p))
-
-    params, state = ProximalGradient(fun, prox.none, tol=1e-4, maxiter=2000).run(jnp.array([2.0, 5.0]))
-    assert state.status == Status.CONVERGED
-    np.testing.assert_allclose(params, [1e-3, 1e-3], rtol=1e-3)
-
-
 @pytest.mark.parametrize(
     ("operator", "hyper"),
     [(prox.box, (np.zeros(8), np.r_[np.ones(7), -2])), (prox.l1, np.nan), (prox.elastic_net, (0.1, -1.0))],

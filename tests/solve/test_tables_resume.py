@@ -102,9 +102,6 @@ def test_each_option_of_an_engine_works_for_a_table_or_is_refused_by_name(tmp_pa
     told = [(one.axis, one.pass_number, one.done, one.elements, one.passes) for one in seen]
     assert told[:6] == [("rows", 1, done, 203, None) for done in (40, 80, 120, 160, 200, 203)]
     assert len(told) == 6 * model.data_passes_
-    seen.clear()
-    model.predict(rows, engine=engine(None, 100, verbose=seen.append))
-    assert [one.done for one in seen] == [100, 200, 203]
     for use in (lambda it: px.solve.Ridge().fit(rows, engine=it), lambda it: model.predict(rows, engine=it)):
         with pytest.raises(ValueError, match=r"map is not for a px\.Table"):
             use(px.Stream(at_once=5, map=map))

@@ -45,14 +45,6 @@ def test_rows_are_those_of_pythons_reader(tmp_path, seed):
     np.testing.assert_array_equal(np.concatenate([want[:0, 2], *(y for _, y in blocks)]), want[:, 2])
 
 
-def test_a_place_counts_the_rows_of_its_file(tmp_path):
-    good = "".join(f"{number},1\n" for number in range(200))
-    for name, rows in (("a", good), ("b", ""), ("c", good + "nan,1\n" + good)):
-        (tmp_path / f"{name}.csv").write_text("x,y\n" + rows)
-    with pytest.raises(px.DataError, match=r"got nan in '.*c\.csv', row 200, column 'x'"):
-        list(px.Table.csv(tmp_path, target="y").blocks(7))
-
-
 @pytest.mark.parametrize("row", ["1,2,3\n", "1\n", '1,"2\n'], ids=["more values", "fewer", "an open quote"])
 def test_a_row_that_is_not_as_the_others_is_refused(tmp_path, row):
     (tmp_path / "a.csv").write_text("x,y\n" + "1,2\n" * 9 + row + "1,2\n" * 9)

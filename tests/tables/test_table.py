@@ -161,9 +161,3 @@ def test_columns_that_do_not_fit_are_refused(tmp_path):
                 pq.write_table(table, tmp_path / f"{name}.parquet")
         with pytest.raises(px.DataError, match=text):
             px.Table.parquet(tmp_path, **{"target": "y", **chosen})
-
-
-def test_text_in_a_late_row_is_an_error_that_names_the_file(tmp_path):
-    (tmp_path / "a.csv").write_text("x,y\n" + "1,2\n" * 6_000_000 + "3,four\n")  # more than is looked at first
-    with pytest.raises(px.DataError, match=r"a\.csv' cannot be read: .*four"):
-        list(px.Table.csv(tmp_path, target="x").blocks(10**6))
