@@ -22,11 +22,10 @@ import pyarrow.parquet as pq
 
 import paraxis as px
 
-COLUMNS = 100
+COLUMNS, PART = 100, 250_000  # of a file: columns, rows
 GIGABYTES = float(os.environ.get("GIGABYTES", "1"))
 MEMORY = float(os.environ.get("ALLOWED", GIGABYTES / 2))
 KINDS = os.environ.get("KINDS", "NPY Parquet").split()
-PART = 250_000  # rows of a file
 
 
 def run(devices: int, repeats: int) -> harness.Tables:
