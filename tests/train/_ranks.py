@@ -83,7 +83,8 @@ def divide() -> Any:
     step = px.train_step(models.loss, shard=lambda name, x: 0 if name == "first.kernel" else None)
     state, _ = step(state, models.rows(13))
     parts = [x.data.shape for x in state.params["first"]["kernel"].addressable_shards]
-    values = [nnx.to_pure_dict(nnx.state(state.model(ema=ema), nnx.Param)) for ema in (False, True) if HERE.process]
+    both = [state.model(ema=ema) for ema in (False, True)]  # in all processes
+    values = [nnx.to_pure_dict(nnx.state(model, nnx.Param)) for model in both if HERE.process]
     return parts, jax.tree.map(lambda x: np.asarray(x).tolist(), values)
 
 
