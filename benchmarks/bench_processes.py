@@ -70,13 +70,13 @@ def measure() -> None:
     from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
     from models import cnn_loss, cnn_params, mlp_loss, mlp_params
 
-    from paraxis.reports import of_program
+    from paraxis.testing import communication
 
     draw, found = np.random.default_rng(0), {}
     mesh = Mesh(np.array(jax.devices()), ("d",))
 
-    def timed(call: Any, program: str | None) -> dict[str, float]:
-        sent = of_program(program or "")
+    def timed(call: Any, program: Any, *args: Any) -> dict[str, float]:
+        sent = communication(program, *args)
         ms = 1e3 * harness.in_turn({"": call}, repeats=5, calls=10)[""]
         return {"ms": ms, "AR": sent.count["all_reduce"], "bytes": sent.bytes["all_reduce"]}
 
@@ -94,11 +94,11 @@ def measure() -> None:
             state[0], _ = step(state[0], batch)
             return state[0]
 
-        found[name] = timed(train, step.lower(state[0], batch).compile().as_text())
+        found[name] = timed(train, step, state[0], batch)
         size = sum(x.size for x in jax.tree.leaves(params))
         zeros = jax.jit(jnp.zeros, static_argnums=0, out_shardings=NamedSharding(mesh, P("d")))(mesh.size * size)
         add = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P()))
-        alone = timed(lambda add=add, zeros=zeros: add(zeros), add.lower(zeros).compile().as_text())
+        alone = timed(lambda add=add, zeros=zeros: add(zeros), add, zeros)
         found[f"{name.partition(',')[0]}, gradient alone"] = alone
     if here.process == 0:
         print(json.dumps(found), flush=True)

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from models import cnn_loss, cnn_params, mlp_loss, mlp_params
 
 import paraxis as px
-from paraxis.reports import of_program
+from paraxis.testing import communication
 
 ADAM, STEPS = optax.adam(1e-3), 100
 
@@ -73,7 +73,7 @@ def step_by_hand(loss: Callable[..., Any], params: Any, batch: Any, repeats: int
         "by hand": [jitted(False), carry()],
         "by hand, with norm and guard": [jitted(True), carry()],
     }
-    sent = {name: of_program(step.lower(state, batch).compile().as_text()) for name, (step, state) in rivals.items()}
+    sent = {name: communication(step, state, batch) for name, (step, state) in rivals.items()}
 
     def call(pair: list[Any]) -> Any:
         pair[1], found = pair[0](pair[1], batch)

@@ -37,7 +37,7 @@ CEILINGS = {
     "the root": Size(279, 98, 4),
     "all rooms": Size(19_696, 11_582, 128),
 }
-TESTS = 18_234
+TESTS = 18_235
 
 
 def size(paths: Iterable[Path]) -> Size:
