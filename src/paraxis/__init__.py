@@ -49,7 +49,7 @@ if typing.TYPE_CHECKING:
     from paraxis.ensembles import Ensemble, ensemble
     from paraxis.launch import initialize
     from paraxis.reports import compare, explain, show, tabulate
-    from paraxis.streaming import Groups, Stream
+    from paraxis.streaming import Groups, Stream, ray_map
     from paraxis.train import (
         Checkpoints,
         Evaluate,
@@ -109,6 +109,7 @@ __all__ = [
     "pmin",
     "program",
     "psum",
+    "ray_map",
     "reduce_all",
     "reduce_any",
     "reduce_max",
@@ -129,7 +130,7 @@ _ROOM_OF = {
     **dict.fromkeys(("Ensemble", "ensemble"), "ensembles"),
     "Table": "_tables",
     "initialize": "launch",
-    **dict.fromkeys(("Groups", "Stream"), "streaming"),
+    **dict.fromkeys(("Groups", "Stream", "ray_map"), "streaming"),
     **dict.fromkeys(("compare", "explain", "show", "tabulate"), "reports"),
     **dict.fromkeys(("Checkpoints", "Evaluate", "Mean", "TrainState", "TrainingStopped"), "train"),
     **dict.fromkeys(("eval_step", "fit", "loader", "train_step"), "train"),

@@ -289,3 +289,12 @@ def test_a_callback_beside_axes_that_are_left_to_the_compiler_is_refused(kind: s
         with pytest.raises(NotImplementedError, match=r"callbacks are only supported .* when all mesh axes"):
             px.map_fn(body, x, px.Axis("rows", 8, over="a", mesh=mesh))
         assert_close(np.asarray(px.map_fn(body, x, px.Axis("rows", 8, mesh=mesh, over=("a", "b")))), 2 * x)
+
+
+@pytest.mark.filterwarnings("ignore:.*with mesh.*:DeprecationWarning")
+def test_a_map_under_the_old_with_mesh_is_refused_over_fewer_devices() -> None:
+    axis, few = px.Axis("rows", 8), mesh_of(rows=2)
+    with few, pytest.raises(px.AxisError, match=r"`with mesh:` asks for 2 of 8 devices.*with jax.set_mesh\(mesh\)"):
+        px.map_fn(jnp.sin, values(8), axis)
+    with few, jax.set_mesh(few):
+        assert px.map_fn(jnp.sin, values(8), axis).sharding.device_set == set(jax.devices()[:2])

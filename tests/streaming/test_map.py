@@ -36,8 +36,7 @@ def ray() -> Iterator[Any]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"os\.fork", RuntimeWarning)  # it starts programs, and nothing more
         ray.init(num_cpus=1)
-    perform = ray.remote(lambda fn, task: fn(task))
-    yield lambda fn, tasks: map(ray.get, [perform.remote(fn, task) for task in tasks])
+    yield px.ray_map(num_cpus=1)
     ray.shutdown()
 
 

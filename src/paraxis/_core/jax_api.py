@@ -19,6 +19,7 @@ from jax._src import (
     core,  # the one place that says whether a trace is under way, where no argument tells
     distributed as distributed,  # its client is the only barrier that has a timeout
     hardware_utils,  # says whether there are TPUs, without starting them
+    mesh as meshes,  # what `with mesh:` entered
     source_info_util as source,  # says which line an operation that is bound again comes from
     xla_bridge as xla_bridge,  # says whether devices were started; can tell CPU's network its address
 )
@@ -269,6 +270,12 @@ def map_jaxprs(params: Mapping[str, Any], change: Callable[[Jaxpr], Jaxpr]) -> d
         return change(item) if isinstance(item, Jaxpr) else item
 
     return {name: value(item) for name, item in params.items()}
+
+
+def entered_devices() -> int:
+    """Return the number of devices of the mesh that ``with mesh:`` entered, which JAX has given up; 0: of none."""
+    mesh = meshes.thread_resources.env.physical_mesh
+    return 0 if mesh.empty else mesh.size
 
 
 def sharding_spec(aval: Any) -> tuple[Any, ...]:

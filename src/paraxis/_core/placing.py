@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
-from paraxis._core import check
+from paraxis._core import check, jax_api
 from paraxis.errors import AxisError
 
 DEVICES = "paraxis_devices"
@@ -261,7 +261,12 @@ def place(axis: Axis) -> Placement:
             f"axis {axis.name!r} is to lie over mesh axis {axis.over!r}, but there is no mesh. Set one, "
             f"`with jax.set_mesh(mesh): …`, or pass it: px.Axis({axis.name!r}, {axis.size}, mesh=mesh, over=…)"
         )
-    mesh = mesh_of(axis.name, tuple(jax.devices()))
+    mesh, entered = mesh_of(axis.name, tuple(jax.devices())), jax_api.entered_devices()
+    if entered not in (0, mesh.size):
+        raise AxisError(
+            f"axis {axis.name!r} cannot be placed: `with mesh:` asks for {entered} of {mesh.size} devices, but has no "
+            f"effect on an axis. Write `with jax.set_mesh(mesh): …`, or px.Axis({axis.name!r}, {axis.size}, mesh=mesh)"
+        )
     return Placement(axis, mesh, (axis.name,)) if mesh.size > 1 else Placement(axis, None, ())
 
 
