@@ -22,22 +22,22 @@ class Size(NamedTuple):
 
 
 CEILINGS = {
-    "_core": Size(3_570, 2_060, 15),
-    "_host": Size(508, 342, 8),
+    "_core": Size(3_582, 2_066, 15),
+    "_host": Size(541, 360, 9),
     "_tables": Size(508, 288, 4),
     "cli": Size(417, 247, 6),
     "ensembles": Size(896, 541, 6),
     "launch": Size(400, 238, 4),
     "reports": Size(2_496, 1_516, 16),
     "solve": Size(3_964, 2_321, 20),
-    "streaming": Size(1_690, 1_097, 11),
+    "streaming": Size(1_691, 1_098, 11),
     "testing": Size(200, 68, 3),
     "train": Size(3_470, 2_032, 21),
     "transforms": Size(1_298, 734, 10),
-    "the root": Size(279, 98, 4),
-    "all rooms": Size(19_696, 11_582, 128),
+    "the root": Size(280, 98, 4),
+    "all rooms": Size(19_743, 11_607, 129),
 }
-TESTS = 18_235
+TESTS = 18_243
 
 
 def size(paths: Iterable[Path]) -> Size:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax._src import (
     clusters,  # says whether a scheduler has started this process, which else is alone
@@ -172,6 +173,16 @@ def bind(eqn: JaxprEqn, params: Mapping[str, Any], operands: Sequence[Any]) -> S
     return results if eqn.primitive.multiple_results else [results]
 
 
+def bind_over_one(eqn: JaxprEqn, params: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Any]:
+    """:func:`bind`, but for a product over several dimensions, over one: XLA's CPU backend would copy an operand."""
+    sides, batched = params["dimension_numbers"] if eqn.primitive.name == "dot_general" else ([()], [()])
+    if len(sides[0]) > 1 and not batched[0]:
+        ahead = [jnp.moveaxis(x, dims, range(len(dims))) for x, dims in zip(operands, sides, strict=True)]
+        operands = [x.reshape(-1, *x.shape[len(sides[0]) :]) for x in ahead]
+        params = {**params, "dimension_numbers": (((0,), (0,)), ((), ()))}
+    return bind(eqn, params, operands)
+
+
 def bound_axes(eqn: JaxprEqn) -> frozenset[str]:
     """Return the names that mean another axis inside an equation's body."""
     if eqn.primitive.name == "px_map":
@@ -197,8 +208,13 @@ def _anywhere(constant: Any) -> Any:
     return constant
 
 
-def evaluate(closed: ClosedJaxpr, args: Sequence[Any], inline: Callable[[JaxprEqn], bool]) -> list[Any]:
-    """Run a jaxpr equation by equation; ``inline`` picks calls to be run by their bodies."""
+def evaluate(
+    closed: ClosedJaxpr,
+    args: Sequence[Any],
+    inline: Callable[[JaxprEqn], bool],
+    run: Callable[..., Sequence[Any]] = bind,
+) -> list[Any]:
+    """Run a jaxpr equation by equation, each by ``run``; ``inline`` picks calls to be run by their bodies."""
     values: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, map(_anywhere, closed.consts), strict=True))
     values.update(zip(closed.jaxpr.invars, args, strict=True))
 
@@ -209,9 +225,9 @@ def evaluate(closed: ClosedJaxpr, args: Sequence[Any], inline: Callable[[JaxprEq
         operands = [read(v) for v in eqn.invars]
         if inline(eqn):
             inner = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call"]
-            results = evaluate(inner, operands, inline)
+            results = evaluate(inner, operands, inline, run)
         else:
-            results = bind(eqn, eqn.params, operands)
+            results = run(eqn, eqn.params, operands)
         values.update(zip(eqn.outvars, results, strict=True))
     return [read(v) for v in closed.jaxpr.outvars]
 

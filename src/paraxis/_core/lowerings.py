@@ -133,7 +133,7 @@ class Elements:
         (body, shared, summed, _), count = self.element, self.placement.chunk
         operands, real = operands[: len(shared)], next(iter(operands[len(shared) :]), None)
         if count > 1 and not unrolls(body, self.placement, self.lowering):
-            return sums.over_elements(self.element, operands, real, count)
+            return sums.over_elements(self.element, operands, real, count, merge=self.placement.has_mesh_alone)
         fn, pairs = jax_api.jaxpr_as_fun(body), list(zip(operands, shared, strict=True))
         fn = fn if count == 1 else jax.jit(fn)
         each = [fn(*(x if is_shared else x[i] for x, is_shared in pairs)) for i in range(count)]

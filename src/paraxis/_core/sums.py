@@ -1,13 +1,10 @@
 """Sums over elements, taken in the products that end a function instead of after them: an optional pass.
 
-A gradient with respect to shared weights ends in a product, ``inputs.T @ errors``. Where only its sum over elements is
-wanted, the elements' dimension can be contracted in that product. JAX does it when it transposes: if ``L_i`` is linear,
-``sum_i L_i(v_i)`` is the transpose of ``u -> (L_i^T u)_i``, which ``vmap`` runs with the one ``u`` for all elements. So
-a linear end of a function is transposed twice.
-
-A map that is the transpose of another is linear as a whole. Of other functions, the end is found from the results back,
-through linear operations, to products of two values of the element. A number or mask of the element's own that scales
-it goes with its argument: ``w_i L_i(v_i) = L_i(w_i v_i)``. What is not known here is computed, and then summed.
+Gradients of shared weights end in a product, ``inputs.T @ errors``, in which the elements' dimension is contracted.
+JAX does it when it transposes: if ``L_i`` is linear, ``sum_i L_i(v_i)`` is the transpose of ``u -> (L_i^T u)_i``, which
+``vmap`` runs with one ``u`` for all elements. So the linear end of a function, found from its results back to products
+of two of the element's values, is transposed twice. A number or mask of the element's own that scales the end goes with
+its argument: ``w_i L_i(v_i) = L_i(w_i v_i)``. What is not known here is computed, and then summed.
 """
 
 from collections.abc import Sequence
@@ -52,19 +49,21 @@ def over_elements(
     axis_name: str | None = None,
     *,
     contract: bool = True,
+    merge: bool = False,
 ) -> list[jax.Array]:
     """Run a function of one element for ``count`` rows: where ``summed``, return the sum over real rows, else rows.
 
-    Operands are rows ``(count, ...)`` but for those that are ``shared``; ``real`` says which rows are elements, if not
-    all; ``axis_name`` is what collectives call them. Without ``contract``, sums are taken of results.
+    Operands are rows ``(count, ...)`` but for those ``shared``; ``real`` says which rows are elements, if not all;
+    ``axis_name`` is what collectives call them. Without ``contract``, sums are taken of results. To ``merge`` is to
+    contract elements and rows as one dimension, which may not lie over devices.
     """
     body, shared, summed, linear = element
     if contract and any(summed):
         if any(linear):
             args = [_masked(real, x) if m and not s else x for x, m, s in zip(operands, linear, shared, strict=True)]
-            return _contracted(element, args, real, count, axis_name)
+            return _contracted(element, args, real, count, axis_name, merge)
         if axis_name is None and (found := end(body, shared, summed)) is not None:
-            return found.sums(operands, shared, real, count)
+            return found.sums(operands, shared, real, count, merge)
     over = jax.vmap(jax_api.jaxpr_as_fun(body), _axes(shared), axis_name=axis_name, axis_size=count)
     return [total(y, real) if s else y for y, s in zip(over(*operands), summed, strict=True)]
 
@@ -74,19 +73,14 @@ def end(body: ClosedJaxpr, shared: Sequence[bool], summed: Sequence[bool]) -> "_
     is_known = jax_api.holds(body.jaxpr, *_PRODUCTS) and not jax_api.holds(body.jaxpr, "while", "scan")
     if not is_known or any(isinstance(v, Literal) for v in body.jaxpr.outvars):
         return None
-
-    def is_call(eqn: JaxprEqn) -> bool:
-        held = (jax_api.holds(sub, *_PRODUCTS) for sub in jax_api.subjaxprs(eqn))
-        return eqn.primitive.name in ("jit", "pjit") and any(held)
-
-    if any(map(is_call, body.jaxpr.eqns)):
-        body = jax_api.trace(lambda *args, body=body: jax_api.evaluate(body, args, is_call), body.in_avals, {})[0]
+    if any(map(_is_call, body.jaxpr.eqns)):
+        body = jax_api.trace(lambda *args, body=body: jax_api.evaluate(body, args, _is_call), body.in_avals, {})[0]
     found = _End(body, shared, summed)
     return found if found.has_product else None
 
 
 def _contracted(
-    element: Element, operands: Sequence[jax.Array], real: jax.Array | None, count: int, axis_name: str | None = None
+    element: Element, operands: Sequence[Any], real: jax.Array | None, count: int, axis_name: str | None, merge: bool
 ) -> list[jax.Array]:
     """Transpose twice a function that is linear in some arguments, over all elements together the second time."""
     body, shared, summed, linear = element
@@ -103,22 +97,29 @@ def _contracted(
 
     results = zip(body.out_avals, summed, strict=True)
     like = [jax.ShapeDtypeStruct(y.shape if s else (count, *y.shape), y.dtype) for y, s in results]
-    return list(jax.linear_transpose(together, *like)(moving))
+    back = jax.linear_transpose(together, *like)
+    if not merge:
+        return list(back(moving))
+    closed = jax_api.trace(lambda *cts: back(list(cts)), moving, {})[0]
+    return jax_api.evaluate(closed, moving, _is_call, jax_api.bind_over_one)
+
+
+def _is_call(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name in ("jit", "pjit") and any(jax_api.holds(x, *_PRODUCTS) for x in jax_api.subjaxprs(eqn))
 
 
 _Factor = tuple[Any, bool]  # a number of the element's own; whether it is a mask, whose False is zero of anything
 
 
 class _End:
-    """The linear end of a function of one element, as the ``tail`` of what the ``head`` before it gives.
+    """The linear end of a function of one element: the ``tail``, linear in ``moving``, of what the ``head`` gives.
 
-    ``ends`` are results, each with what the ``factors`` scale to make it; the tail gives these, linear in ``moving``.
+    ``ends`` are results, each with what the tail gives, which the ``factors`` scale to make it.
     """
 
     def __init__(self, closed: ClosedJaxpr, shared: Sequence[bool], summed: Sequence[bool]) -> None:
-        jaxpr = closed.jaxpr
-        self.outs, self.summed, self.has_product = jaxpr.outvars, summed, False
-        self.varying = collectives.differing(jaxpr, shared)
+        jaxpr, self.summed, self.has_product = closed.jaxpr, summed, False
+        self.outs, self.varying = jaxpr.outvars, collectives.differing(jaxpr, shared)
         self._made = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
         ends = {
             v: self._unscaled(v)
@@ -161,7 +162,7 @@ class _End:
         self.tail = ClosedJaxpr(tail.replace(effects=set()), ())
 
     def sums(
-        self, operands: Sequence[jax.Array], shared: Sequence[bool], real: jax.Array | None, count: int
+        self, operands: Sequence[Any], shared: Sequence[bool], real: Any, count: int, merge: bool
     ) -> list[jax.Array]:
         own = [v not in self.varying for v in self.given]
         head = jax.vmap(jax_api.jaxpr_as_fun(self.head), _axes(shared), _axes(own), axis_size=count)
@@ -173,11 +174,11 @@ class _End:
                 x = _masked(rows[number], x) if is_mask else x * _per_row(rows[number], x).astype(x.dtype)
             return _masked(real, x) if v in self.varying else x
 
-        masks = [factor for factor in self.factors if factor[1]]
-        args = [*(scaled(v, masks) for v in self.known), *(scaled(v, self.factors) for v in self.moving)]
+        args = [scaled(v, [factor for factor in self.factors if factor[1]]) for v in self.known]
+        args += [scaled(v, self.factors) for v in self.moving]
         sides = [v not in self.varying for v in (*self.known, *self.moving)]
         linear, every = [False] * len(self.known) + [True] * len(self.moving), [True] * len(self.ends)
-        sums = _contracted(Element(self.tail, sides, every, linear), args, real, count)
+        sums = _contracted(Element(self.tail, sides, every, linear), args, real, count, None, merge)
         found = dict(zip(self.ends, sums, strict=True))
 
         def result(v: Any, is_summed: bool) -> jax.Array:
@@ -195,9 +196,8 @@ class _End:
         dtypes: set[Any] = {getattr(v.aval, "dtype", None) for v in (*variables, *eqn.outvars)}
         if len(dtypes) > 1 or not all(map(_is_summable, eqn.outvars)):
             return None
-        if name in _LINEAR and len(differ) == len(variables) == 1:
-            return differ
-        if name in _ADDING and len(differ) == len(operands):
+        is_sum = name in _ADDING and len(differ) == len(operands)
+        if is_sum or (name in _LINEAR and len(differ) == len(variables) == 1):
             return differ
         if (name in ("mul", *_PRODUCTS) and len(differ) == 1) or (name == "div" and differ == [0]):
             return differ
@@ -223,8 +223,8 @@ class _End:
     def _is_zero(self, atom: Any) -> bool:
         if isinstance(atom, Literal):
             return bool(np.all(atom.val == 0))
-        eqn = self._made.get(atom)
-        return eqn is not None and eqn.primitive.name == "broadcast_in_dim" and self._is_zero(eqn.invars[0])
+        made = self._made.get(atom)
+        return made is not None and made.primitive.name == "broadcast_in_dim" and self._is_zero(made.invars[0])
 
 
 def _axes(shared: Sequence[bool]) -> list[int | None]:
