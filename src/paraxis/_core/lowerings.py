@@ -126,7 +126,7 @@ class Elements:
         structs = [jax_api.struct(a, lead=() if s else (placement.chunk,)) for a, s in sides]
         masks = [jax.ShapeDtypeStruct((placement.chunk,), bool)] if placement.is_padded else []
         with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-            return jax_api.trace(self._chunk, [*structs, *masks], names)[0]
+            return jax_api.trace(jax.jit(self._chunk), [*structs, *masks], names)[0]
 
     def _chunk(self, *operands: jax.Array) -> list[jax.Array]:
         """Run as many elements as are under way at once; last of all, which of them are real."""
