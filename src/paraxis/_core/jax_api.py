@@ -217,19 +217,15 @@ def evaluate(
     """Run a jaxpr equation by equation, each by ``run``; ``inline`` picks calls to be run by their bodies."""
     values: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, map(_anywhere, closed.consts), strict=True))
     values.update(zip(closed.jaxpr.invars, args, strict=True))
-
-    def read(atom: Any) -> Any:
-        return _anywhere(atom.val) if isinstance(atom, Literal) else values[atom]
-
     for eqn in closed.jaxpr.eqns:
-        operands = [read(v) for v in eqn.invars]
+        operands = [_anywhere(v.val) if isinstance(v, Literal) else values[v] for v in eqn.invars]
         if inline(eqn):
             inner = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call"]
             results = evaluate(inner, operands, inline, run)
         else:
             results = run(eqn, eqn.params, operands)
         values.update(zip(eqn.outvars, results, strict=True))
-    return [read(v) for v in closed.jaxpr.outvars]
+    return [_anywhere(v.val) if isinstance(v, Literal) else values[v] for v in closed.jaxpr.outvars]
 
 
 CALLS = frozenset(

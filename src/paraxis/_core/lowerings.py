@@ -263,10 +263,10 @@ def _is_placed(jaxpr: Jaxpr) -> bool:
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in ("px_map", "shard_map") or not eqn.ctx.cur_abstract_mesh.empty:
             return True
-        if any(isinstance(value, NamedSharding) for value in eqn.params.values()):
+        if NamedSharding in map(type, eqn.params.values()):
             return True
         variables += eqn.outvars
-    if any(_is_laid(v.aval) for v in variables):
+    if any(map(_is_laid, [v.aval for v in variables])):
         return True
     return any([_is_placed(sub) for eqn in jaxpr.eqns for sub in jax_api.subjaxprs(eqn)])  # noqa: C419  # fewer calls
 
