@@ -17,11 +17,12 @@ with needed("px.Table", "tables"):
     import pyarrow.compute
     import pyarrow.csv
     import pyarrow.dataset
+    import pyarrow.parquet
 
 _compute: Any = pyarrow.compute  # its functions are made when it is imported, unseen by type checkers
 
 _BYTES = 1 << 24  # of a CSV file that are parsed at a time; a row may be as long
-_BATCH = 1 << 16  # rows of a Parquet file that are decoded at a time
+_BATCH = 1 << 16  # rows that are decoded at a time, at most
 _INDEX = re.compile(r"|__index_level_\d+__|Unnamed: 0")
 _CODE = r"^[ \t]*[+-]?0[0-9]+[ \t]*$"
 _WHOLE = r"^[ \t]*([+-]?[0-9]+)?[ \t]*$"  # or missing
@@ -76,7 +77,7 @@ class Files:
         for file, kinds in zip(self._files, self._kinds, strict=True):
             types = {name: pa.bool_() if pa.types.is_boolean(kind) else pa.float64() for name, kind in kinds.items()}
             types |= {self.target: pa.string()} if is_text else {}
-            for batch in self._batches(file, types, list(types)):
+            for batch in self._batches(file, types, list(types), min(size, _BATCH)):
                 *columns, y = (batch.column(name).to_numpy(zero_copy_only=False) for name in types)
                 if is_text and self._csv:
                     y = y.astype(object)
@@ -105,11 +106,13 @@ class Files:
         with file.reading():
             return self._dataset(file).schema
 
-    def _batches(self, file: File, types: Mapping[str, Any], names: Sequence[str]) -> Iterator[Any]:
+    def _batches(self, file: File, types: Mapping[str, Any], names: Sequence[str], size: int = _BATCH) -> Iterator[Any]:
         with file.reading():
-            yield from self._dataset(file, types).to_batches(
-                columns=names, batch_size=_BATCH, batch_readahead=2, fragment_readahead=1
-            )
+            if self._csv is None:  # a dataset would hold whole row groups
+                with pyarrow.parquet.ParquetFile(file.path, memory_map=True) as opened:
+                    yield from opened.iter_batches(size, columns=names)
+            else:
+                yield from self._dataset(file, types).to_batches(names, batch_size=size, batch_readahead=2)
 
     def _survey(self) -> tuple[list[int], bool]:
         """Return the files' numbers of rows, and whether targets are text. CSV files are read for it."""
