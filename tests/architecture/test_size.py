@@ -23,8 +23,8 @@ class Size(NamedTuple):
 
 CEILINGS = {
     "_core": Size(3_594, 2_074, 15),
-    "_host": Size(541, 360, 9),
-    "_tables": Size(508, 288, 4),
+    "_host": Size(544, 362, 9),
+    "_tables": Size(511, 292, 4),
     "cli": Size(417, 247, 6),
     "ensembles": Size(896, 541, 6),
     "launch": Size(400, 238, 4),
@@ -35,9 +35,9 @@ CEILINGS = {
     "train": Size(3_470, 2_032, 21),
     "transforms": Size(1_298, 734, 10),
     "the root": Size(280, 98, 4),
-    "all rooms": Size(19_755, 11_615, 129),
+    "all rooms": Size(19_761, 11_621, 129),
 }
-TESTS = 18_264
+TESTS = 18_277
 
 
 def size(paths: Iterable[Path]) -> Size:

@@ -139,6 +139,7 @@ PROGRAMS = {
         "bare": BARE,
         "nnx": NNX,
         "pool": POOL.replace("MAP", "map"),
+        "ray": POOL.replace("MAP", "px.ray_map()"),
         "solve": SOLVE,
         "tables": TABLES,
         "train": TRAIN,

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-FOR_USERS = ("nnx", "solve", "tables", "train", "demo", "pool", "tpu")
+FOR_USERS = ("nnx", "solve", "tables", "train", "demo", "pool", "ray", "tpu")
 
 _IMPORTED_AS = {"jax[tpu]": "libtpu", "orbax-checkpoint": "orbax", "scikit-learn": "sklearn"}
 

@@ -161,3 +161,15 @@ def test_columns_that_do_not_fit_are_refused(tmp_path):
                 pq.write_table(table, tmp_path / f"{name}.parquet")
         with pytest.raises(px.DataError, match=text):
             px.Table.parquet(tmp_path, **{"target": "y", **chosen})
+
+
+def test_table_parquet_holds_the_rows_that_are_asked_for_and_not_a_row_group(tmp_path):
+    values = np.random.default_rng(0).normal(size=(400_000, 8))  # 26 MB in one row group
+    pq.write_table(
+        pa.table({f"x{at}": x for at, x in enumerate(values.T)} | {"y": values[:, 0]}), tmp_path / "a.parquet"
+    )
+    before, held = pa.total_allocated_bytes(), []
+    for X, _ in px.Table.parquet(tmp_path, target="y").blocks(10_000):
+        held.append(pa.total_allocated_bytes() - before)
+        assert len(X) <= 10_000
+    assert max(held) < 30e6

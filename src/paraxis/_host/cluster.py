@@ -4,6 +4,8 @@ import collections
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from paraxis._core.check import needed
+
 _QUEUED = 256  # tasks that the cluster has at once
 
 
@@ -19,7 +21,8 @@ def ray_map(**options: Any) -> Callable[..., Iterable[Any]]:
     """
 
     def mapped(fn: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
-        import ray
+        with needed("px.ray_map", "ray"):
+            import ray
 
         shared, waiting = ray.put(fn), collections.deque[Any]()
         as_task: Any = ray.remote(**options) if options else ray.remote
