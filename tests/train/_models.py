@@ -131,8 +131,8 @@ def by_hand(model: Model, optimizer: Any, batches: list[Any]) -> Iterator[tuple[
     for number, batch in enumerate(batches):
         params, rest, state, value = update(params, rest, state, batch, jnp.int32(number))
         average = jax.tree.map(lambda a, p: DECAY * a + (1 - DECAY) * p, average, params)
-        pure = (nnx.to_pure_dict(x) if isinstance(x, nnx.State) else x for x in (params, average, rest))
-        yield *pure, state, float(value)
+        p, a, r = (nnx.to_pure_dict(x) if isinstance(x, nnx.State) else x for x in (params, average, rest))
+        yield p, a, r, state, float(value)
 
 
 def trained(state: Any, step: Any, batches: list[Any]) -> tuple[Any, np.ndarray]:

@@ -162,12 +162,13 @@ def test_fit_names_the_step_batch_and_rows_of_a_loss_that_is_not_finite(devices:
         with pytest.raises(px.NonFiniteError, match=words) as caught:
             px.fit(start(), own, bad, steps=9, **paths)
         assert [line["step"] for line in lines(tmp_path / "log")[1:]] == [1, 2, 3]
-        found = caught.value.state
+        found = caught.value
     expected = list(fits.by_hand(fits.batches(data(), range(3))))[-1]
-    assert (int(found.step), bool(found.ok), px.Checkpoints(tmp_path / "runs").steps) == (3, True, (3,))
-    np.testing.assert_allclose(found.params["w"], expected[0]["w"], rtol=1e-5)
-    assert bits(px.Checkpoints(tmp_path / "runs").restore(start()).tree) == bits(found)
-    np.testing.assert_array_equal(caught.value.batch["x"], spoilt(rows[0])["x"][rows])
+    state = found.state
+    assert (int(state.step), bool(state.ok), px.Checkpoints(tmp_path / "runs").steps) == (3, True, (3,))
+    np.testing.assert_allclose(state.params["w"], expected[0]["w"], rtol=1e-5)
+    assert bits(px.Checkpoints(tmp_path / "runs").restore(start()).tree) == bits(state)
+    np.testing.assert_array_equal(found.batch["x"], spoilt(rows[0])["x"][rows])
     better = px.loader(arrays(), 16, axis=axis, seed=1)
     whole = px.fit(start(), own, better, steps=9, progress=False)
     assert bits(px.fit(start(), own, better, steps=9, **paths).state) == bits(whole.state)
