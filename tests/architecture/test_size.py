@@ -26,7 +26,7 @@ CEILINGS = {
     "_host": Size(544, 362, 9),
     "_tables": Size(511, 292, 4),
     "cli": Size(417, 247, 6),
-    "ensembles": Size(896, 541, 6),
+    "ensembles": Size(900, 545, 6),
     "launch": Size(400, 238, 4),
     "reports": Size(2_496, 1_516, 16),
     "solve": Size(3_964, 2_321, 20),
@@ -35,9 +35,9 @@ CEILINGS = {
     "train": Size(3_470, 2_032, 21),
     "transforms": Size(1_298, 734, 10),
     "the root": Size(280, 98, 4),
-    "all rooms": Size(19_761, 11_621, 129),
+    "all rooms": Size(19_765, 11_625, 129),
 }
-TESTS = 18_277
+TESTS = 18_278
 
 
 def size(paths: Iterable[Path]) -> Size:

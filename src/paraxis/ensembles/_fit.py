@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from paraxis.ensembles._members import Form, State
 from paraxis.errors import DataError, StateError
 
 Metrics = dict[str, np.ndarray]
+_scanned: Any = weakref.WeakKeyDictionary()  # program → types of its arguments → whether it pays to scan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +36,9 @@ class Epoch:
     active: np.ndarray
 
     def __str__(self) -> str:
-        shown = [(name, x) for name, x in self.metrics.items() if x.ndim == 1]
-        means = [f"{name} {x.mean():.4g} ({x.min():.4g} to {x.max():.4g})" for name, x in shown]
-        active = f"{self.active.sum()} of {len(self.active)} active"
-        return ", ".join([f"epoch {self.epoch + 1} of {self.epochs}", *means, active])
+        means = [f"{n} {x.mean():.4g} ({x.min():.4g} to {x.max():.4g})" for n, x in self.metrics.items() if x.ndim == 1]
+        means.append(f"{self.active.sum()} of {len(self.active)} active")
+        return ", ".join([f"epoch {self.epoch + 1} of {self.epochs}", *means])
 
 
 class History:
@@ -142,8 +143,11 @@ def pays_to_scan(program: Any, *args: Any) -> bool:
     if jax.default_backend() != "cpu":
         return True
     traced = program.trace(*args)
-    is_slow = jax_api.holds(traced.jaxpr.jaxpr, "conv_general_dilated")
-    return not is_slow and traced.lower().cost_analysis().get("flops", 0) <= 50_000_000
+    known, types = _scanned.setdefault(program, {}), tuple(traced.jaxpr.in_avals)
+    if types not in known:
+        is_slow = jax_api.holds(traced.jaxpr.jaxpr, "conv_general_dilated")
+        known[types] = not is_slow and traced.lower().cost_analysis().get("flops", 0) <= 50_000_000
+    return known[types]
 
 
 def mean(outs: list[dict[str, jax.Array]], size: int) -> Metrics:
