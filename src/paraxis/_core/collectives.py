@@ -155,7 +155,7 @@ def require_no_mesh_axis(jaxpr: Jaxpr, placement: Placement, mapped: Sequence[Ax
 
 # --- what differs between elements -------------------------------------------------------------------------------
 
-_watch_p = Primitive("px_watch")  # its operands as they are; `note` is told which ones a vmap has a row each of
+_watch_p = Primitive("px_watch")  # the identity, which calls `note` under vmap with which operands are batched
 _watch_p.multiple_results = True
 _watch_p.def_abstract_eval(lambda *avals, note: avals)
 
@@ -169,7 +169,7 @@ jax_api.batching.primitive_batchers[_watch_p] = _watched
 
 
 def watched(x: Any, index: jax.Array, note: Callable[[list[bool]], None]) -> Any:
-    """Return ``x`` in a function under ``vmap``; ``note`` is told which leaves may differ between elements.
+    """Return ``x`` in a function under ``vmap``, which calls ``note`` with which leaves may differ between elements.
 
     ``index``, the element's number, does differ: this vmap, and not one around it, then answers.
     """

@@ -1,4 +1,4 @@
-"""A map as a JAX primitive, ``px_map``, with its three rules, and what is remembered of placed values.
+"""A map as a JAX primitive, ``px_map``, with its three rules, and records of how placed values were made.
 
 Its parameters say what is mapped: ``body``, the jaxpr of one element, traced outside of any mesh with the names of all
 mapped axes bound, everything it closes over made an operand; the axis and its size; which operands are ``shared`` by
@@ -267,7 +267,7 @@ def _batched(
 map_p = jax_api.define_map("px_map", _avals, _computed, _evaluated, _jvp, _transpose, _batched)
 
 
-# --- what is remembered of placed values while a trace lasts -----------------------------------------------------
+# --- how placed values were made, recorded while a trace lasts ---------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

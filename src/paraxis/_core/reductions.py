@@ -179,7 +179,7 @@ def _rows(leaf: jax.Array, placement: Placement) -> jax.Array:
 
 
 class _Term(NamedTuple):
-    """What of an element is combined: its value times its weight, if its mask says so."""
+    """An element's term of a reduction: its value times its weight, or the identity where its mask is ``False``."""
 
     kind: str
     masked: bool

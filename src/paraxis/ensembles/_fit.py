@@ -1,4 +1,4 @@
-"""What ``ens.fit`` consists of: the record of its epochs, early stopping of each member, and the steps of an epoch."""
+"""Parts of ``ens.fit``: the record of its epochs, with early stopping of each member, and the steps of an epoch."""
 
 import dataclasses
 import functools

@@ -22,7 +22,7 @@ _nnx: Any = functools.partial(importlib.import_module, "flax.nnx")
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """How a member is made of its arrays: all that the members of an ensemble share."""
+    """The static part of a member, which all members share: with a member's arrays, it makes the member."""
 
     structure: Any  # of the sealed pytree, or of the nnx.State
     names: tuple[str, ...]  # of its leaves

@@ -78,7 +78,7 @@ class ModuleTable(Page):
 
 _Path = tuple[str, ...]
 _Calls = dict[_Path, tuple[str, tuple[str, ...], tuple[str, ...]]]
-"""Of each module, in the order in which calls begin: its class, and what its first call is given and returns."""
+"""Path of a module → its class, and the arguments and results of its first call; in the order of calls."""
 
 
 def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTable:

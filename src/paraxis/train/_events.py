@@ -1,5 +1,6 @@
-"""The events of a run, and who is told of them besides callbacks: a line, a log of JSON lines, and TensorBoard."""
+"""The events of a run, and what reports them besides callbacks: a display, a log of JSON lines, TensorBoard."""
 
+import abc
 import contextlib
 import dataclasses
 import datetime
@@ -50,17 +51,18 @@ class Event:
     state: Any = None
 
 
-class Reporter:
-    """A display or a log, which is told of events."""
+class Reporter(abc.ABC):
+    """A display or a log of events."""
 
+    @abc.abstractmethod
     def __call__(self, event: Event) -> None:
-        raise NotImplementedError
+        """Show or write an event."""
 
-    def flush(self) -> None:
-        """Give all that was told to the system: a checkpoint comes next. By default, nothing waits."""
+    def flush(self) -> None:  # noqa: B027  # by default, nothing waits
+        """Write what waits: a checkpoint comes next."""
 
-    def close(self) -> None:
-        """Write what waits."""
+    def close(self) -> None:  # noqa: B027
+        """Write what waits, at the end."""
 
 
 class RunDisplay(Reporter):

@@ -125,13 +125,10 @@ class History:
         lines: dict[int, dict[str, float]] = {}
         for record in records:
             lines.setdefault(record.step, {"step": record.step, "epoch": record.epoch + 1}).update(record.metrics)
-        in_order = (name for r in records for name in sorted(r.metrics, key=lambda name: (not _is_loss(name), name)))
+        loss_first = lambda name: (name.rpartition("/")[2] != "loss", name)  # noqa: E731
+        in_order = (name for r in records for name in sorted(r.metrics, key=loss_first))
         names = list(dict.fromkeys(["step", "epoch", *in_order]))
         return [names, *([_cell(line.get(name)) for name in names] for line in lines.values())]
-
-
-def _is_loss(name: str) -> bool:
-    return name.rpartition("/")[2] == "loss"
 
 
 def _cell(value: float | None) -> str:
