@@ -18,15 +18,15 @@ from tests.solve._problems import labelled, softmax
 def test_the_inverse_is_that_of_the_kronecker_product(intercept: bool, where: str) -> None:
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
-        X, y = rng.standard_normal((60, 5)), rng.integers(0, 4, 60)  # few enough that all are used
-        coef, bias = rng.standard_normal((5, 4)), rng.standard_normal(4) * intercept
+        X, y = rng.standard_normal((600, 100)), rng.integers(0, 4, 600)  # all are used, in a block and a rest
+        coef, bias = rng.standard_normal((100, 4)) / 9, rng.standard_normal(4) * intercept
         params = (jnp.asarray(coef), jnp.asarray(bias)) if intercept else jnp.asarray(coef)
         init = LBFGS(objective.glm("softmax", intercept=intercept), precondition="gram").init_state
         state: Any = (init if where == "here" else jax.jit(init))(params, (X, y))
-        design = np.column_stack([X, np.ones(60)]) if intercept else X
+        design = np.column_stack([X, np.ones(600)]) if intercept else X
         p = softmax(X @ coef + bias)
-        coupling, curvatures = np.diag(p.mean(0)) - p.T @ p / 60, (1 - (p**2).sum(1)) / 3
-        gram = (design * curvatures[:, None]).T @ design / 60
+        coupling, curvatures = np.diag(p.mean(0)) - p.T @ p / 600, (1 - (p**2).sum(1)) / 3
+        gram = (design * curvatures[:, None]).T @ design / 600
         # On top, a thousandth of what columns would weigh, were all rows as large as the largest.
         gram += 1e-3 * curvatures.mean() * (design**2).max(0).mean() * np.eye(len(gram))
         hessian = np.kron(gram, coupling / (np.trace(coupling) / 3) + 1 / 4 + 0.1 * np.eye(4))

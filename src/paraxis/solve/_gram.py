@@ -14,6 +14,7 @@ several.
 """
 
 import functools
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +29,7 @@ from paraxis.solve._streaming import MAX_FEATURES, TableRows, sample_of
 _SPREAD = 2.0  # of eigenvalues; if their logarithms are uniform, the largest is about fifty times the smallest
 _PROBES = 8
 _SWEPT = 64  # columns
+_BLOCK = 512  # rows; the weighted copy of more would not stay in a cache
 _LEAST_CURVATURE = 0.1  # of a combination of outputs, beside the mean of them
 _APART = 1e3  # squares of columns, from which on their scales are different
 _JITTER = 1e-3  # of what a column would weigh, were all its rows as large as the largest
@@ -59,11 +61,11 @@ def prepared(problem: Linear | Function, params: Any, precondition: str | None) 
         return None
     design, weight, is_asked = problem.design, problem.weight, precondition == "gram"
     if isinstance(design, TableRows):
-        numbers = design.places(np.asarray(design.sampled))
+        numbers = design.places(design.sampled)
         design = design.some if design.shift is None else design.some - np.asarray(design.shift)
     else:
-        num_counted = None if is_traced or weight is None else int(jnp.count_nonzero(weight))
-        numbers = np.asarray(sample_of(num_rows, num_features, num_counted) or range(num_rows))
+        counted = np.arange(num_rows) if is_traced or weight is None else np.flatnonzero(arrays.on_host(weight))
+        numbers = counted[sample_of(len(counted), num_features)]
         design = arrays.on_auto_mesh(_rows, design, numbers)
     targets, weight = arrays.on_auto_mesh(_rows, (problem.targets, problem.weight), numbers)
     sample = Linear(problem.loss, design, targets, weight, problem.l2, problem.intercept)
@@ -92,14 +94,18 @@ def _inverse(sample: Linear, params: Any, is_asked: Any) -> tuple[Inverse, Any]:
     if sample.intercept:
         x, l2 = jnp.concatenate([x, jnp.ones_like(x[:, :1])], 1), jnp.append(l2, jnp.zeros((), l2.dtype))
     weight, size = shares * sample.loss.curvature(z), x.shape[1]
-    probes = np.sign(np.random.default_rng(0).standard_normal((size, _PROBES))).astype(x.dtype)
-    product = _matmul(x.T * weight, _matmul(x, probes)) + l2[:, None] * probes
     total = jnp.vdot(weight, jnp.einsum("nd,nd->n", x, x)) + jnp.sum(l2)
-    # Of so few rows, also those of equal eigenvalues are apart.
-    pays = is_asked | (size * jnp.sum(product**2) / _PROBES / total**2 - size / len(x) > _SPREAD)
+
+    def is_apart() -> jax.Array:
+        probes = np.sign(np.random.default_rng(0).standard_normal((size, _PROBES))).astype(x.dtype)
+        product = _matmul(x.T * weight, _matmul(x, probes)) + l2[:, None] * probes
+        # Of so few rows, also those of equal eigenvalues are apart.
+        return size * jnp.sum(product**2) / _PROBES / total**2 - size / len(x) > _SPREAD
+
+    pays = jax.lax.cond(is_asked, lambda: jnp.array(True), is_apart)
 
     def made() -> jax.Array:
-        gram, largest = _matmul(x.T * weight, x), jnp.sum(weight) * jnp.max(jnp.abs(x), 0) ** 2
+        gram, largest = _gram(x, weight), jnp.sum(weight) * jnp.max(jnp.abs(x), 0) ** 2
         # One jitter for all columns keeps what the rows span: where columns depend on each other, a solver that begins
         # at zero finds the smallest solution. On scales far apart, what the largest column needs would drown the
         # smallest: there, each has its own.
@@ -117,6 +123,25 @@ def _inverse(sample: Linear, params: Any, is_asked: Any) -> tuple[Inverse, Any]:
 
 
 _compiled = jax.jit(_inverse)
+
+
+def _gram(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Return ``x.T @ diag(weight) @ x``: by some rows at a time, each third of its rows from the diagonal on."""
+    size, num_blocks = x.shape[1], len(x) // _BLOCK
+    thirds = list(itertools.pairwise(np.linspace(0, size, 4).astype(int).tolist()))
+
+    def product(x: jax.Array, weight: jax.Array) -> list[jax.Array]:
+        columns = (x * weight[:, None]).T
+        return [_matmul(columns[start:stop], x[:, start:]) for start, stop in thirds]
+
+    def add(number: jax.Array, total: list[jax.Array]) -> list[jax.Array]:
+        some = (jax.lax.dynamic_slice_in_dim(rows, number * _BLOCK, _BLOCK) for rows in (x, weight))
+        return jax.tree.map(jnp.add, total, product(*some))
+
+    rest = product(x[num_blocks * _BLOCK :], weight[num_blocks * _BLOCK :])
+    upper = jax.lax.fori_loop(0, num_blocks, add, rest) if num_blocks else rest
+    whole = jnp.concatenate([jnp.pad(rows, ((0, 0), (size - rows.shape[1], 0))) for rows in upper])
+    return jnp.triu(whole) + jnp.triu(whole, 1).T
 
 
 def _wide(x: jax.Array) -> jax.Array:

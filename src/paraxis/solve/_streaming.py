@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 _AHEAD = 1  # chunks that wait, read
 _TOGETHER = 16  # of so many rows, large blocks are multiples: so each begins where a CPU may use it without a copy
 _KEPT = 8  # numbers by row that a solver holds beside X: targets, weights, predictions, steps of these
-_ROWS_PER_FEATURE = 8
+_ROWS_PER_FEATURE = 6
 
 MAX_FEATURES = 4096
 """Columns up to which a matrix ``(d, d)`` is made: it is on every device, and inverted in ``(d, d, d)`` operations."""
@@ -104,12 +104,10 @@ def _require_engine(who: str, engine: Any) -> None:
         )
 
 
-def sample_of(num_rows: int, num_features: int, num_counted: int | None = None) -> range:
-    """Return the numbers of rows that tell a Gram matrix, by how many rows count: padding changes them not."""
-    if num_features > MAX_FEATURES:
-        return range(0)
-    counted = num_rows if num_counted is None else num_counted
-    return range(0, num_rows, max(1, counted // (_ROWS_PER_FEATURE * num_features)))
+def sample_of(num_rows: int, num_features: int) -> np.ndarray:
+    """Return the numbers of the rows that tell a Gram matrix, evenly apart, of those that count."""
+    num = min(num_rows, _ROWS_PER_FEATURE * num_features)
+    return np.arange(num) * num_rows // max(1, num)
 
 
 class TableRows:
@@ -133,7 +131,7 @@ class TableRows:
         if not self.num_rows:
             raise DataError(f"{who}: the table must have at least one row, got {table!r}")
         self.dtype = np.dtype(jax.dtypes.canonicalize_dtype(table.dtype))
-        self.sampled = sample_of(self.num_rows, num_features)
+        self.sampled = sample_of(self.num_rows, num_features if num_features <= MAX_FEATURES else 0)
         self.placement = placing.place(Axis("rows", self.num_rows) if axis is None else axis)
         if placing.processes(self.placement) != {jax.process_index()}:
             raise DeviceError(f"{who}: a table is read by one process; write it without px.initialize()")
@@ -154,8 +152,7 @@ class TableRows:
         targets, some, sums, start = [], [], np.zeros(num_features), 0
         for X, y in self._shown(self._counted(table.blocks(self.at_once))):
             sums += np.ones(len(X), X.dtype) @ X
-            step = self.sampled.step
-            some.append(X[-start % step :: step].copy() if self.sampled else X[:0])
+            some.append(X[self.sampled[slice(*np.searchsorted(self.sampled, (start, start + len(X))))] - start])
             targets.append(y.copy())
             start += len(X)
         self.y = table._as_targets(np.concatenate(targets))
