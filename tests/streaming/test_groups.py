@@ -140,7 +140,7 @@ def test_a_cohort_is_drawn_by_its_seed_alone():
     assert len({tuple(draw(0, r)) for r in range(4)}) > 1
     assert sorted(int(x) for x in groups.sample(3, seed=1).sample(3, seed=0)) == sorted(draw(1))
     assert [int(x) for x in px.Groups.of_arrays(np.arange(10)).sample(3, seed=(0, 1))] == [1, 5, 6]  # on any machine
-    with pytest.raises(ValueError, match=r"count must be at most 8.*got 9"):
+    with pytest.raises(ValueError, match=r"count must be an integer of at least 1 and of at most 8.*got 9"):
         groups.sample(9, seed=0)
 
 

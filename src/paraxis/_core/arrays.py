@@ -45,31 +45,14 @@ def typed_beside(x: jax.Array, other: jax.Array) -> jax.Array:
     return jax.reshard(x, NamedSharding(target, P(*(None,) * x.ndim)))
 
 
-def on_mesh(x: jax.Array, placement: Placement) -> jax.Array:
-    """On an Explicit mesh: the same value with a type that says so (constants come without)."""
-    if not placement.is_explicit or not jax.typeof(x).sharding.mesh.empty:
+def constrain(x: jax.Array, placement: Placement, *, rows: bool | None = None) -> jax.Array:
+    """On an Explicit mesh: the same value, with its rows laid over the axis or over nothing; or that has no rows."""
+    if not placement.is_explicit:
         return x
-    return _resharded(x, placement, [None] * x.ndim)
-
-
-def constrain(x: jax.Array, placement: Placement, *, rows: bool = True) -> jax.Array:
-    """On an Explicit mesh: the same value with its rows laid over the axis (or over nothing)."""
-    return _resharded(x, placement, [placement.mesh_axes if rows else None, *_others(x, placement)[1:]])
-
-
-def on_all(x: jax.Array, placement: Placement) -> jax.Array:
-    """On an Explicit mesh: the same value, one for all devices that the axis lies over."""
-    x = on_mesh(x, placement)
-    return _resharded(x, placement, _others(x, placement))
-
-
-def _resharded(x: jax.Array, placement: Placement, spec: Any) -> jax.Array:
-    assert placement.mesh is not None
-    return jax.reshard(x, NamedSharding(placement.mesh, P(*spec)))
-
-
-def _others(x: jax.Array, placement: Placement) -> list[Any]:
-    return [without(entry, placement.mesh_axes) for entry in jax_api.sharding_spec(jax.typeof(x))]
+    spec = [without(entry, placement.mesh_axes) for entry in jax.typeof(x).sharding.spec]
+    if rows is not None:
+        spec[0] = placement.mesh_axes if rows else None
+    return jax.reshard(x, NamedSharding(placement.mesh, P(*spec)))  # pyright: ignore[reportArgumentType]
 
 
 def without(entry: Any, names: tuple[str, ...]) -> Any:
@@ -85,14 +68,11 @@ def pad(x: jax.Array, placement: Placement, *, safe: bool = True) -> jax.Array:
     """
     if not placement.is_padded:
         return x
-    if placement.is_explicit:
-        x = constrain(x, placement, rows=False)
+    x = constrain(x, placement, rows=False)
     if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # PRNG keys have no zero
         return repeat_last(x, placement.num_padded)
-    zero: Any = np.zeros((), x.dtype)
-    zero = zero.item() if x.weak_type else zero  # a Python number is as weakly typed, and has the same dtype
     extra = placement.num_padded - placement.size
-    padded = jax.lax.pad(x, zero, [(0, extra, 0)] + [(0, 0, 0)] * (x.ndim - 1))
+    padded = jax.lax.pad(x, jax.lax.full_like(x, 0, shape=()), [(0, extra, 0)] + [(0, 0, 0)] * (x.ndim - 1))
     if not placement.has_idle_device or not safe:
         return padded
     return _fill_where_padded(jnp.arange(placement.num_padded) < placement.size, padded, x[:1])
@@ -130,8 +110,7 @@ def unpad(x: jax.Array, placement: Placement) -> jax.Array:
     """``(num_padded, ...)`` → ``(size, ...)``."""
     if not placement.is_padded:
         return x
-    x = constrain(x, placement, rows=False) if placement.is_explicit else x
-    return jax.lax.slice_in_dim(x, 0, placement.size)
+    return jax.lax.slice_in_dim(constrain(x, placement, rows=False), 0, placement.size)
 
 
 def agreed(x: jax.Array, axis: Axis) -> jax.Array:
@@ -141,12 +120,6 @@ def agreed(x: jax.Array, axis: Axis) -> jax.Array:
         return x[0]
     # Its derivative: each element gives its share, 1/size of the whole.
     return placing.shard_map(lambda row: row[0], placement.mesh, placement.mesh_axes, placement.spec, P())(x)
-
-
-def gathered(x: jax.Array, axis: Axis) -> jax.Array:
-    """``(size, ...)`` as a plain array that any operation takes: on an Explicit mesh its rows are brought together."""
-    placement = placing.place(axis)
-    return constrain(x, placement, rows=False) if placement.is_explicit else x
 
 
 # --- concrete arrays ---------------------------------------------------------------------------------------------
@@ -188,8 +161,7 @@ def laid_out(tree: Any, placement: Placement, *, copied: bool = True) -> Any:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _padded(x: jax.Array, placement: Placement) -> jax.Array:
-    x = constrain(x, placement, rows=False) if placement.is_explicit else x
-    return repeat_last(x, placement.num_padded)
+    return repeat_last(constrain(x, placement, rows=False), placement.num_padded)
 
 
 def settle(x: Any, placement: Placement, *, rows: bool) -> Any:
@@ -213,8 +185,6 @@ def on_auto_mesh(call: Callable[..., Any], *operands: Any) -> Any:
 
     Nothing moves between devices. Where that cannot be, since something is being traced, the operands stay as they are.
     """
-    if is_traced(operands) or jax_api.is_tracing():
-        return call(*operands)
 
     def is_explicit(x: Any) -> bool:
         return isinstance(x, jax.Array) and tells_in_type(x)
@@ -222,7 +192,8 @@ def on_auto_mesh(call: Callable[..., Any], *operands: Any) -> Any:
     def laid(x: Any, onto: Mesh) -> Any:
         return jax.device_put(x, NamedSharding(onto, getattr(x.sharding, "spec", P())))
 
-    mesh = next((_mesh(x) for x in jax.tree.leaves(operands) if is_explicit(x)), None)
+    is_concrete = not (is_traced(operands) or jax_api.is_tracing())
+    mesh = next((_mesh(x) for x in jax.tree.leaves(operands) if is_concrete and is_explicit(x)), None)
     if mesh is None:
         return call(*operands)
     twin = Mesh(mesh.devices, mesh.axis_names)

@@ -29,24 +29,6 @@ def one_of(who: str, argument: str, value: Any, choices: tuple[Any, ...], error:
         raise error(f"{who}: {argument} must be one of {', '.join(map(repr, choices))}, got {described(value)}")
 
 
-def count(
-    who: str,
-    argument: str,
-    value: Any,
-    *,
-    least: int = 1,
-    most: int = 2**31 - 1,
-    write: str = "",
-    error: Any = ValueError,
-) -> int:
-    """Return an integer between two bounds as an ``int``. Booleans are none."""
-    found: Any = value if isinstance(value, numbers.Integral) and not isinstance(value, bool) else None
-    if found is not None and least <= found <= most:
-        return int(found)
-    expected = f"at most {most:,}" if found is not None and found > most else f"an integer of at least {least}"
-    raise error(f"{who}: {argument} must be {expected}, got {described(value)}{write and f'; write {write}'}")
-
-
 def number(
     who: str,
     argument: str,
@@ -56,42 +38,43 @@ def number(
     most: float = math.inf,
     above: float = -math.inf,
     write: str = "",
-    error: Any = ValueError,
-) -> None:
-    """Check that an argument is a real number between bounds. NaN is in none; booleans are no numbers."""
-    is_real = isinstance(value, numbers.Real) or (isinstance(value, jax.Array) and not value.shape)
-    x = float(value) if is_real and not isinstance(value, bool) else math.nan
-    if not (least <= x <= most and (x > above or above == -math.inf)):
-        said = (("of at least", least), ("above", above), ("of at most", most))
-        bounds = " and ".join(f"{words} {bound:g}" for words, bound in said if math.isfinite(bound))
-        expected = f"must be a number {bounds}".strip()
-        raise error(f"{who}: {argument} {expected}, got {described(value)}{write and f'; write {write}'}")
+    error: type[Exception] = ValueError,
+    kind: Any = numbers.Real,
+) -> Any:
+    """Return a real number between bounds. NaN is in none; booleans are no numbers."""
+    is_one = isinstance(value, kind) or (kind is numbers.Real and isinstance(value, jax.Array) and not value.shape)
+    if is_one and not isinstance(value, bool) and least <= value <= most and (value > above or above == -math.inf):
+        return value
+    said = (("of at least", least), ("above", above), ("of at most", most))
+    bounds = " and ".join(f"{words} {bound}" for words, bound in said if math.isfinite(bound))
+    expected = f"{'a number' if kind is numbers.Real else 'an integer'} {bounds}".rstrip()
+    raise error(f"{who}: {argument} must be {expected}, got {described(value)}{write and f'; write {write}'}")
 
 
-_KEPT = {np.dtype(np.int64): np.iinfo(np.int32), np.dtype(np.uint64): np.iinfo(np.uint32)}
+def count(who: str, argument: str, value: Any, *, least: int = 1, most: int = 2**31 - 1, **options: Any) -> int:
+    """Return an integer between two bounds as an ``int``; ``options`` are those of :func:`number`."""
+    return int(number(who, argument, value, least=least, most=most, kind=numbers.Integral, **options))
 
 
 def no_cut(who: str, argument: str, tree: Any) -> None:
     """Check that JAX keeps a tree's integers: where 64 bits are off, it cuts those beyond 32 in silence."""
     for at, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        kept: Any = None if isinstance(leaf, jax.Array) else _KEPT.get(getattr(leaf, "dtype", None))  # type: ignore[arg-type]
-        if kept is None or not np.size(leaf) or jax.dtypes.canonicalize_dtype(np.int64) == np.int64:
+        if not isinstance(leaf, (np.ndarray, np.integer)) or leaf.dtype.kind not in "iu" or not leaf.size:
             continue
-        worst = max(np.min(leaf), np.max(leaf), key=lambda x: max(int(x) - kept.max, kept.min - int(x)))
-        if not kept.min <= worst <= kept.max:
-            raise DataError(
-                f"{who}: {argument}{jax.tree_util.keystr(at)} holds {worst} ({leaf.dtype}), which {kept.dtype} does "
-                "not hold; write x.astype(np.float32) for a quantity, np.unique(x, return_inverse=True)[1] for names "
-                "of things, or jax.config.update('jax_enable_x64', True)"
-            )
+        kept = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        info, ends = np.iinfo(kept), () if kept == leaf.dtype else (leaf.min(), leaf.max())
+        for end in ends:
+            if not info.min <= end <= info.max:
+                raise DataError(
+                    f"{who}: {argument}{jax.tree_util.keystr(at)} holds {end} ({leaf.dtype}), which {kept} does not "
+                    "hold; write x.astype(np.float32) for a quantity, np.unique(x, return_inverse=True)[1] for names "
+                    "of things, or jax.config.update('jax_enable_x64', True)"
+                )
 
 
 @contextlib.contextmanager
-def needed(what: str, extra: str, instead: str = "") -> Iterator[None]:
-    """Guard imports of packages that only an extra of ours brings: of a missing one, say how to install it.
-
-    ``what`` needs them, and ``instead`` says what can be done without, such as ``"or leave plot out"``.
-    """
+def needed(what: str, extra: str) -> Iterator[None]:
+    """Guard imports of packages that only an extra of ours brings: of a missing one, say how to install it."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -99,4 +82,4 @@ def needed(what: str, extra: str, instead: str = "") -> Iterator[None]:
         if package in ("", "paraxis"):
             raise
         said = f"{what} needs {package}, which is not installed; write pip install 'paraxis[{extra}]'"
-        raise ModuleNotFoundError(", ".join(filter(None, [said, instead])), name=error.name) from error
+        raise ModuleNotFoundError(said, name=error.name) from error

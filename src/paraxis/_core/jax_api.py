@@ -4,7 +4,7 @@ Everything else in the package uses names that JAX documents as public on both e
 range (0.10.2 and 0.12). What is imported here is listed with the reason why it is needed.
 """
 
-import contextlib
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -239,11 +239,14 @@ def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
     return jaxprs_in_params(eqn.params)
 
 
-@contextlib.contextmanager
-def lines_kept() -> Iterator[None]:
-    """Compile what has the lines of its own source: of programs on disk, JAX takes one that was made from others."""
-    with config.compilation_cache_include_metadata_in_key(True):
-        yield
+def equations(jaxpr: Jaxpr) -> list[JaxprEqn]:
+    """Return the equations of a program and of all bodies in it."""
+    inner = [equations(body) for eqn in jaxpr.eqns for body in jaxprs_in_params(eqn.params)]
+    return [*jaxpr.eqns, *itertools.chain(*inner)]
+
+
+lines_kept = functools.partial(config.compilation_cache_include_metadata_in_key, True)
+"""A context in which what is compiled has the lines of its own source: JAX keeps programs on disk without them."""
 
 
 def frames_of(eqn: JaxprEqn) -> list[tuple[str, int, str]]:
@@ -260,9 +263,7 @@ def line_of(eqn: JaxprEqn) -> str | None:
 
 def holds(jaxpr: Jaxpr, *names: str) -> bool:
     """Return whether an operation of one of these names is in a program."""
-    found = {eqn.primitive.name for eqn in jaxpr.eqns}
-    bodies = [body for eqn in jaxpr.eqns for body in subjaxprs(eqn)]
-    return not found.isdisjoint(names) or any([holds(body, *names) for body in bodies])  # noqa: C419  # fewer calls
+    return not {eqn.primitive.name for eqn in equations(jaxpr)}.isdisjoint(names)
 
 
 def has_effects(program: Jaxpr | JaxprEqn) -> bool:
@@ -290,12 +291,6 @@ def entered_devices() -> int:
     return 0 if mesh.empty else mesh.size
 
 
-def sharding_spec(aval: Any) -> tuple[Any, ...]:
-    """Return the entries of an aval's sharding, one per dimension (all ``None`` unless the mesh is Explicit)."""
-    spec = tuple(aval.sharding.spec)
-    return spec + (None,) * (len(aval.shape) - len(spec))
-
-
 def has_tpu() -> bool:
     """Return whether there are TPUs on this machine."""
     return hardware_utils.num_available_tpu_chips_and_device_id()[0] > 0
@@ -307,7 +302,7 @@ def struct(x: Any, drop: int = 0, lead: Sequence[int] = ()) -> jax.ShapeDtypeStr
     Its sharding is there where that is part of its type: a dimension lies over an Explicit mesh.
     """
     aval: Any = x if isinstance(x, ShapedArray) else jax.typeof(x)
-    spec = sharding_spec(aval)[drop:] if aval.sharding.mesh.explicit_axes else ()
+    spec = [*aval.sharding.spec][drop:] if aval.sharding.mesh.explicit_axes else []
     laid = jax.sharding.PartitionSpec(*[None] * len(lead), *spec)
     sharding = jax.sharding.NamedSharding(aval.sharding.mesh, laid) if any(spec) else None
     shape = (*lead, *aval.shape[drop:])
@@ -319,16 +314,13 @@ def typed_as(aval: Any, y: jax.Array) -> jax.Array:
     laid = jax.typeof(y).sharding
     if not laid.mesh.explicit_axes:
         return y
-    spec = sharding_spec(aval) if not aval.sharding.mesh.empty else (None,) * len(aval.shape)
+    spec = aval.sharding.spec if not aval.sharding.mesh.empty else (None,) * len(aval.shape)
     target = jax.sharding.NamedSharding(laid.mesh, jax.sharding.PartitionSpec(*spec))
     return y if laid == target else jax.reshard(y, target)
 
 
-def weak(y: jax.Array) -> jax.Array:
-    """Return the same value, of a dtype that gives way to others, as that of a Python number does."""
-    if jax.typeof(y).weak_type:
-        return y
-    return lax._convert_element_type(y, y.dtype, weak_type=True)  # pyright: ignore[reportReturnType]
+weak: Any = functools.partial(lax._convert_element_type, weak_type=True)
+"""The same value, of a dtype that gives way to others, as that of a Python number does."""
 
 
 def detects_cluster() -> bool:

@@ -86,8 +86,8 @@ class Elements:
             return on_device(*operands)
         if placement.is_explicit:
             sides = zip(operands, shared, strict=True)
-            operands = [arrays.on_all(x, placement) if s else self._laid(x) for x, s in sides]
-            others = any(any(jax_api.sharding_spec(jax.typeof(x))[1:]) for x in operands)
+            operands = [arrays.constrain(x, placement) if s else self._laid(x) for x, s in sides]
+            others = any(any([*jax.typeof(x).sharding.spec][1:]) for x in operands)
             if others and jax.__version_info__ < (0, 12):  # jax < 0.12
                 warnings.warn(_GATHERED.format(placement.axis.name), stacklevel=2)
         in_specs = tuple(P() if is_shared else placement.spec for is_shared in shared)
@@ -173,7 +173,7 @@ class Elements:
         placement, mesh = self.placement, self.placement.mesh
         if placement.is_explicit:
             divide = x.shape[0] % placement.num_devices == 0
-            return arrays.constrain(arrays.on_mesh(x, placement), placement, rows=divide)
+            return arrays.constrain(x, placement, rows=divide)
         if mesh is None or not placement.mesh_axes or jnp.issubdtype(x.dtype, jax.dtypes.extended):
             return x
         target: Any = NamedSharding(mesh, P(placement.mesh_axes, *(P.UNCONSTRAINED,) * (x.ndim - 1)))

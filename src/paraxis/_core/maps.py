@@ -120,7 +120,7 @@ def _avals(*operands: Any, body: ClosedJaxpr, summed: Sequence[bool], how: How, 
         found = jax_api.ShapedArray((*lead, *element.shape), element.dtype, weak_type=element.weak_type)
         if mesh is None or not placement.is_explicit:
             return found
-        spec = [arrays.without(entry, placement.mesh_axes) for entry in jax_api.sharding_spec(element)]
+        spec = [arrays.without(entry, placement.mesh_axes) for entry in element.sharding.spec]
         over = [placement.mesh_axes if placement.divides else None for _ in lead]
         return found.update(sharding=NamedSharding(mesh.abstract_mesh, P(*over, *spec)))
 
@@ -144,11 +144,8 @@ def _evaluated(*operands: Any, devices: Any, **params: Any) -> list[jax.Array]:
 
 def lies_over(jaxpr: jax_api.Jaxpr, name: str) -> bool:
     """Return whether the elements of a map in a program lie over a mesh axis of this name."""
-    return any(
-        (eqn.primitive is map_p and name in eqn.params["how"].placement.mesh_axes)
-        or any(lies_over(sub, name) for sub in jax_api.subjaxprs(eqn))
-        for eqn in jaxpr.eqns
-    )
+    maps = (eqn for eqn in jax_api.equations(jaxpr) if eqn.primitive is map_p)
+    return any(name in eqn.params["how"].placement.mesh_axes for eqn in maps)
 
 
 # --- its derivatives ---------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import contextvars
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from paraxis._core import check, jax_api
 from paraxis.errors import AxisError
 
 DEVICES = "paraxis_devices"
-"""A mesh axis of this name, which only :func:`devices_mesh` makes, takes any axis that leaves its place open."""
+"""A mesh axis of this name, which only :func:`mesh_of` makes, takes any axis that leaves its place open."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,14 +74,6 @@ class Axis:
             object.__setattr__(self, field, number)
         if self.mesh is not None and not isinstance(self.mesh, Mesh):
             raise AxisError(f"Axis {self.name!r}: mesh must be a jax.sharding.Mesh, got {type(self.mesh).__name__}")
-        if isinstance(self.over, list):
-            object.__setattr__(self, "over", tuple(self.over))
-
-    @property
-    def mesh_names(self) -> tuple[str, ...]:
-        """The mesh axes this axis asks for."""
-        over = self.name if self.over is None else self.over
-        return (over,) if isinstance(over, str) else over
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,20 +114,15 @@ def entered(**changes: Any) -> Iterator[None]:
 
 def resolve(verb: str, axis: Axis | str | None) -> Axis:
     """Return the axis that a verb uses, or raise an AxisError if that cannot be told."""
-    scope = current()
-    found = axis if isinstance(axis, Axis) else _declared(verb, axis, scope.declared)
-    return found if scope.chunk is None else scope.chunk(found, None)[0]
-
-
-def _declared(verb: str, name: str | None, declared: tuple[Axis, ...]) -> Axis:
-    found = [axis for axis in declared if name in (None, axis.name)]
-    if len(found) == 1:
-        return found[0]
-    missing = "no axis was given" if name is None else f"there is no axis {name!r}"
-    here = f"the program has {', '.join(repr(axis.name) for axis in declared)}" if declared else "this is in no program"
-    named = f"px.Axis({name or 'clients'!r}, 8)), or @px.program({name or 'clients'}=8"
-    axis = repr(declared[-1].name) if declared else named
-    raise AxisError(f"{verb}: {missing}, and {here}; write px.{verb}(…, {axis})")
+    scope, name = current(), axis if isinstance(axis, str) else "clients"
+    found = [axis] if isinstance(axis, Axis) else [a for a in scope.declared if axis in (None, a.name)]
+    if len(found) != 1:
+        missing = "no axis was given" if axis is None else f"there is no axis {axis!r}"
+        names = ", ".join(repr(a.name) for a in scope.declared)
+        here = f"the program has {names}" if names else "this is in no program"
+        write = f"px.{verb}(…, px.Axis({name!r}, 8)), or declare it: @px.program({name}=8)"
+        raise AxisError(f"{verb}: {missing}, and {here}; write {write}")
+    return found[0] if scope.chunk is None else scope.chunk(found[0], None)[0]
 
 
 def mapped_axis(collective: str, axis: Axis | str) -> Axis:
@@ -170,6 +157,12 @@ class Placement:
     axis: Axis
     mesh: Mesh | AbstractMesh | None
     mesh_axes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        number, most = self.num_devices, "at most " * self.is_padded
+        turns = f", {self.chunk} at once" if self.num_chunks > 1 else ""
+        each = f"({most}{self.num_local} each{turns})"
+        return f"{self.axis.name}={self.size} on {number} device{'s' * (number > 1)} {each}"
 
     def holding(self, size: int) -> "Placement":
         """Return the same place for another number of elements."""
@@ -245,6 +238,11 @@ class Placement:
         """The mesh with its devices; ``None`` where these are not known, or there is none."""
         return self.mesh if isinstance(self.mesh, Mesh) else mesh_in_force()
 
+    @property
+    def spans_processes(self) -> bool:
+        """Return whether some of the devices belong to other processes."""
+        return self.devices is not None and self.devices.is_multi_process
+
 
 def place(axis: Axis) -> Placement:
     """Decide where an axis lies, here and now; an AxisError says what the mesh lacks."""
@@ -253,15 +251,10 @@ def place(axis: Axis) -> Placement:
         return Placement(dataclasses.replace(axis, mesh=None, over=None), None, ())
     if scope.mapped:
         return _place_inside(axis, scope, context)
-    if axis.mesh is not None or not context.empty:
-        mesh = context if axis.mesh is None else axis.mesh
+    mesh = context if axis.mesh is None else axis.mesh
+    if not mesh.empty or axis.over is not None:
         return Placement(axis, mesh, _names_on(axis, mesh))
-    if axis.over is not None:
-        raise AxisError(
-            f"axis {axis.name!r} is to lie over mesh axis {axis.over!r}, but there is no mesh. Set one, "
-            f"`with jax.set_mesh(mesh): …`, or pass it: px.Axis({axis.name!r}, {axis.size}, mesh=mesh, over=…)"
-        )
-    mesh, entered = mesh_of(axis.name, tuple(jax.devices())), jax_api.entered_devices()
+    mesh, entered = mesh_of(tuple(jax.devices()), axis.name), jax_api.entered_devices()
     if entered not in (0, mesh.size):
         raise AxisError(
             f"axis {axis.name!r} cannot be placed: `with mesh:` asks for {entered} of {mesh.size} devices, but has no "
@@ -272,8 +265,7 @@ def place(axis: Axis) -> Placement:
 
 def _place_inside(axis: Axis, outer: Scope, context: AbstractMesh) -> Placement:
     """Inside another axis's body: the mesh axes still free, or none."""
-    if context.empty and outer.mesh is not None:
-        context = outer.mesh
+    context = outer.mesh if context.empty and outer.mesh is not None else context
     if context.empty:
         return Placement(axis, None, ())
     if axis.mesh is not None and dict(axis.mesh.shape) != dict(context.shape):
@@ -295,15 +287,17 @@ def _place_inside(axis: Axis, outer: Scope, context: AbstractMesh) -> Placement:
 def _names_on(axis: Axis, mesh: Mesh | AbstractMesh, *, required: bool = True) -> tuple[str, ...]:
     if axis.over is None and DEVICES in mesh.axis_names:
         return (DEVICES,)
-    missing = [name for name in axis.mesh_names if name not in mesh.axis_names]
+    over = axis.name if axis.over is None else axis.over
+    names = (over,) if isinstance(over, str) else over
+    missing = [name for name in names if name not in mesh.axis_names]
     if missing and required:
-        has = ", ".join(f"{name!r} ({mesh.shape[name]})" for name in mesh.axis_names)
+        has = ", ".join(f"{name!r} ({mesh.shape[name]})" for name in mesh.axis_names) or "none, as there is no mesh"
         which, own = ("its mesh", ", mesh=mesh") if axis.mesh is not None else ("the mesh set by jax.set_mesh", "")
         raise AxisError(
             f"axis {axis.name!r} cannot be placed: {which} has no axis {missing[0]!r}; it has {has}. "
-            f"Write px.Axis({axis.name!r}, {axis.size}{own}, over={mesh.axis_names[0]!r})"
+            f"Write px.Axis({axis.name!r}, {axis.size}{own}, over={next(iter(mesh.axis_names), 'data')!r})"
         )
-    return axis.mesh_names
+    return names
 
 
 def as_here(placement: Placement) -> Placement:
@@ -314,26 +308,22 @@ def as_here(placement: Placement) -> Placement:
     return dataclasses.replace(placement, mesh=context)
 
 
-def devices_mesh(devices: Sequence[Any]) -> Mesh:
-    """Return a mesh to set for a while, on which every axis that leaves its place open lies over just these devices."""
-    return mesh_of(DEVICES, tuple(devices))
-
-
 @functools.lru_cache(maxsize=64)
-def mesh_of(name: str, devices: tuple[Any, ...]) -> Mesh:
-    """Return a mesh of one axis over these devices, the same one each time."""
+def mesh_of(devices: tuple[Any, ...], name: str = DEVICES) -> Mesh:
+    """Return a mesh of one axis over these devices, by default one to set: axes that leave their place open lie on it.
+
+    It is the same one each time.
+    """
     return Mesh(np.array(devices), (name,))
 
 
+@functools.lru_cache(maxsize=64)
 def named_devices(placement: Placement) -> Any | None:
     """Return a jaxpr that only names the mesh, for ``jit`` to find its devices; ``None``: it knows them."""
-    return _named_devices(placement.mesh, placement.mesh_axes) if isinstance(placement.mesh, Mesh) else None
-
-
-@functools.lru_cache(maxsize=64)
-def _named_devices(mesh: Mesh, names: tuple[str, ...]) -> Any:
-    nothing = shard_map(lambda: jnp.zeros(1), mesh, names, ())
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+    if not isinstance(placement.mesh, Mesh):
+        return None
+    nothing = shard_map(lambda: jnp.zeros(1), placement.mesh, placement.mesh_axes, ())
+    with jax.sharding.use_abstract_mesh(placement.mesh.abstract_mesh):
         return jax.make_jaxpr(nothing)()
 
 
@@ -382,15 +372,8 @@ def settled(axis: Axis) -> Axis:
     return dataclasses.replace(axis, mesh=placement.devices, over=placement.mesh_axes)
 
 
-def processes(placement: Placement) -> set[int]:
-    """Return the processes that its devices belong to."""
-    mesh = placement.devices
-    return {jax.process_index()} if mesh is None else {device.process_index for device in mesh.devices.flat}
-
-
 def on_auto(placement: Placement) -> Placement:
     """Return the same place on a mesh with its devices and Auto axes only: the compiler splits what is computed."""
     mesh = placement.devices if placement.mesh_axes else None
-    if mesh is None:
-        return dataclasses.replace(placement, mesh=None, mesh_axes=())
-    return dataclasses.replace(placement, mesh=Mesh(mesh.devices, mesh.axis_names) if mesh.explicit_axes else mesh)
+    twin = mesh if mesh is None else Mesh(mesh.devices, mesh.axis_names)
+    return Placement(placement.axis, twin, placement.mesh_axes if twin is not None else ())

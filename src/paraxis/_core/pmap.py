@@ -207,5 +207,5 @@ def _placed(axis: Axis) -> Axis:
         return axis
     if not context.empty:
         return dataclasses.replace(axis, over=context.axis_names)
-    mesh = placing.mesh_of(axis.name, devices[: axis.size]) if axis.size < len(devices) else None
+    mesh = placing.mesh_of(devices[: axis.size], axis.name) if axis.size < len(devices) else None
     return dataclasses.replace(axis, mesh=mesh)

@@ -48,7 +48,7 @@ def copies(x: jax.Array, placement: Placement) -> jax.Array:
     if names and placement.mesh is not None and not placement.is_explicit and not placement.mesh.manual_axes:
         laid = Laid(placement.mesh, names)
     return broadcast_p.bind(
-        arrays.on_mesh(x, placement),
+        arrays.constrain(x, placement),
         axis=placement.axis.name,
         size=placement.size,
         over=names if placement.is_explicit else (),
@@ -73,7 +73,7 @@ def identity(kind: str, dtype: Any) -> np.ndarray:
 
 
 def _broadcast_aval(x: ShapedArray, *, size: int, over: tuple[str, ...], **_: Any) -> ShapedArray:
-    spec = (over or None, *jax_api.sharding_spec(x))
+    spec = (over or None, *x.sharding.spec)
     return x.update(shape=(size, *x.shape), sharding=NamedSharding(x.sharding.mesh, P(*spec)))
 
 
@@ -81,7 +81,7 @@ def _broadcast_rows(
     x: jax.Array, *, axis: str, size: int, over: tuple[str, ...], laid: Laid | None, devices: Any = None
 ) -> jax.Array:
     aval = jax.typeof(x)
-    out = NamedSharding(aval.sharding.mesh, P(over, *jax_api.sharding_spec(aval))) if over else None
+    out = NamedSharding(aval.sharding.mesh, P(over, *aval.sharding.spec)) if over else None
     y = jax.lax.broadcast_in_dim(x, (size, *x.shape), range(1, x.ndim + 1), out_sharding=out)
     if laid is None:
         return y
@@ -101,7 +101,7 @@ def _broadcast_batch(operands: Any, dims: Any, **params: Any) -> tuple[jax.Array
 
 
 def _reduced_aval(x: ShapedArray, **_: Any) -> ShapedArray:
-    return x.update(shape=x.shape[1:], sharding=NamedSharding(x.sharding.mesh, P(*jax_api.sharding_spec(x)[1:])))
+    return x.update(shape=x.shape[1:], sharding=NamedSharding(x.sharding.mesh, P(*[*x.sharding.spec][1:])))
 
 
 def _reduce_rows(x: jax.Array, *, kind: str, axis: str, size: int, padded: Rows | None) -> jax.Array:
@@ -121,7 +121,7 @@ def _reduce_batch(operands: Any, dims: Any, *, kind: str, **params: Any) -> tupl
 
 
 def _sum_transpose(ct: jax.Array, x: Any, *, axis: str, size: int, padded: Rows | None) -> list[Any]:
-    lead = jax_api.sharding_spec(x.aval)[0]
+    lead = x.aval.sharding.spec[0]
     over = () if lead is None else lead if isinstance(lead, tuple) else (lead,)
     return [broadcast_p.bind(ct, axis=axis, size=size, over=over, laid=None, devices=None)]
 

@@ -8,26 +8,25 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Concatenate, Generic, ParamSpec, Self, SupportsIndex, TypeVar, overload
+from typing import Any, ParamSpec, SupportsIndex, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from paraxis._core import arrays, check, jax_api, placing, pytrees
+from paraxis._core import arrays, jax_api, placing, pytrees
 from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, Literal
-from paraxis._core.placing import Axis, Placement, current, entered
+from paraxis._core.placing import Axis, current, entered
 from paraxis.errors import AxisError
 
 _P = ParamSpec("_P")
-_Q = ParamSpec("_Q")
 _R = TypeVar("_R")
 
 
 def program(
     placements: Mapping[str, SupportsIndex | Axis] | None = None, **axes: SupportsIndex | Axis
-) -> Callable[[Callable[_P, _R]], "Program[_P, _R]"]:
+) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Declare the axes of a function, so that the verbs inside it can refer to them by name or leave them out.
 
     Args:
@@ -58,12 +57,10 @@ def program(
     if not declared:
         raise AxisError("program: no axis was given; write @px.program(clients=8)")
     made = tuple(size if isinstance(size, Axis) else Axis(name, size) for name, size in declared.items())  # pyright: ignore
-    if wrong := [axis for name, axis in zip(declared, made, strict=True) if axis.name != name]:
-        raise AxisError(f"program: {wrong[0]!r} was given another name; write @px.program({{{wrong[0].name!r}: …}})")
     return lambda fn: Program(fn, made)
 
 
-class Program(Generic[_P, _R]):
+class Program:
     """A function whose axes are declared; made by :func:`program`.
 
     It is an ordinary JAX function: you can call, jit, differentiate, vmap and nest it, and run it from any thread.
@@ -72,17 +69,13 @@ class Program(Generic[_P, _R]):
     structure; put ``jax.jit`` around it to trace only once per shape.
     """
 
-    def __init__(self, fn: Callable[_P, _R], axes: tuple[Axis, ...]) -> None:
+    def __init__(self, fn: Callable[..., Any], axes: tuple[Axis, ...]) -> None:
         functools.update_wrapper(self, fn)
-        self.axes = axes
-        self._fn: Callable[..., _R] = fn
+        self.axes, self._fn, self._name = axes, fn, getattr(fn, "__name__", "program")
 
-    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         declared = share_out(self.axes)
-        what = getattr(self._fn, "__name__", "program")
-        check.no_cut(what, "args", args)
-        check.no_cut(what, "kwargs", kwargs)
-        leaves, treedef = jax.tree.flatten(pytrees.sealed((args, kwargs)))
+        leaves, treedef = jax.tree.flatten(pytrees.given(self._name, args, kwargs))
         is_traced = [isinstance(x, _NUMBERS) and not isinstance(x, (bool, np.bool_)) for x in leaves]
 
         def run(*traced: Any) -> Any:
@@ -97,26 +90,14 @@ class Program(Generic[_P, _R]):
         operands = [arrays.settle(x, placement, rows=False) for x in itertools.compress(leaves, is_traced)]
         return pytrees.opened(_evaluated(run, operands))
 
-    @overload
-    def __get__(self, instance: None, owner: Any = None) -> Self: ...
-    @overload
-    def __get__(self: "Program[Concatenate[Any, _Q], _R]", instance: object, owner: Any = None) -> Callable[_Q, _R]: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
     def __repr__(self) -> str:
-        where = ", ".join(_where(placing.place(axis)) for axis in share_out(self.axes))
-        return f"<program {getattr(self._fn, '__name__', 'fn')}: {where}>"
+        return f"<program {self._name}: {', '.join(str(placing.place(axis)) for axis in share_out(self.axes))}>"
 
 
 _NUMBERS = (int, float, complex, np.ndarray, np.generic, jax.Array)
-
-
-def _where(placement: Placement) -> str:
-    number, each = placement.num_devices, placement.num_local
-    turns = f", {placement.chunk} at once" if placement.num_chunks > 1 else ""
-    most = "at most " * placement.is_padded
-    return f"{placement.axis.name}={placement.size} on {number} device{'s' * (number > 1)} ({most}{each} each{turns})"
 
 
 def _evaluated(fn: Callable[..., Any], operands: Sequence[Any]) -> Any:

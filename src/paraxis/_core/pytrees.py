@@ -64,7 +64,11 @@ def _classes(library: str, *names: str) -> tuple[type, ...]:
 
 def has_model(tree: Any) -> bool:
     """Return whether there is a model in a tree."""
-    return any(map(is_model, jax.tree.leaves(tree, is_leaf=lambda x: is_model(x) or is_nnx(x))))
+    return any(map(is_model, jax.tree.leaves(tree, is_leaf=_is_object)))
+
+
+def _is_object(x: Any) -> bool:
+    return is_model(x) or is_nnx(x)
 
 
 def sealed(tree: Any) -> Any:
@@ -75,7 +79,17 @@ def sealed(tree: Any) -> Any:
     def part(x: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf if isinstance(leaf, _ARRAYS) else Fixed(leaf), x) if is_model(x) else x
 
-    return jax.tree.map(part, tree, is_leaf=lambda x: is_model(x) or is_nnx(x))
+    return jax.tree.map(part, tree, is_leaf=_is_object)
+
+
+def given(who: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return a call's arguments :func:`sealed`; integers that JAX would cut are a DataError."""
+    kinds = set(map(type, jax.tree.leaves((args, kwargs))))
+    if all([issubclass(kind, jax.Array) for kind in kinds]):  # noqa: C419  # fewer calls
+        return args, kwargs
+    check.no_cut(who, "args", args)
+    check.no_cut(who, "kwargs", kwargs)
+    return sealed((args, kwargs))
 
 
 def opened(tree: Any) -> Any:
@@ -103,37 +117,30 @@ def of_opened(fn: Callable[..., Any]) -> Callable[..., Any]:
     return functools.update_wrapper(run, fn, updated=())
 
 
-@dataclasses.dataclass(frozen=True)
-class Rest:
-    """A tree without what is trained: its structure, with what is fixed, and which of its arrays are missing."""
+def split(tree: Any) -> tuple[Any, Any, Any]:
+    """Return what is trained and other arrays, as trees with ``None`` for what is not theirs; and what is fixed.
 
-    structure: Any
-    trained: tuple[bool, ...]
-
-    def joined(self, params: Any, others: Any) -> Any:
-        """Return the tree, opened, with these arrays."""
-        ours, theirs = iter(jax.tree.leaves(params)), iter(jax.tree.leaves(others))
-        leaves = [next(ours if is_trained else theirs) for is_trained in self.trained]
-        return opened(jax.tree.unflatten(self.structure, leaves))
-
-
-def split(tree: Any) -> tuple[Any, Any, Rest]:
-    """Return what is trained and other arrays, as trees with ``None`` for what is not theirs; and what joins them.
-
-    Of models, floating arrays are trained; of a tree around them, all leaves.
+    Of models, floating arrays are trained; of a tree around them, all leaves. What is fixed is compared and hashed.
     """
-    trained = [
+    trained = tuple(
         not is_model(part) or jnp.issubdtype(x.dtype, jnp.inexact)
         for part in jax.tree.leaves(tree, is_leaf=is_model)
         for x in jax.tree.leaves(sealed(part))
-    ]
+    )
     leaves, structure = jax.tree.flatten(sealed(tree))
 
     def part(chosen: bool) -> Any:
         some = [x if is_trained is chosen else None for x, is_trained in zip(leaves, trained, strict=True)]
         return _replaced(jax.tree.unflatten(structure, some), lambda fixed: None)
 
-    return part(True), part(False), Rest(structure, tuple(trained))
+    return part(True), part(False), (structure, trained)
+
+
+def joined(params: Any, others: Any, fixed: Any) -> Any:
+    """Return the tree that was :func:`split`, with these arrays."""
+    structure, trained = fixed
+    leaves = merged(trained, jax.tree.leaves(params), jax.tree.leaves(others))
+    return opened(jax.tree.unflatten(structure, leaves))
 
 
 def evaluating(tree: Any) -> Any:
@@ -147,6 +154,8 @@ def evaluating(tree: Any) -> Any:
 
 def arrays(verb: str, argument: str, tree: Any) -> Any:
     """Return the same tree with every leaf an array; integers that JAX would cut are a DataError."""
+    if all([isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree)]):  # noqa: C419  # fewer calls
+        return tree
     check.no_cut(verb, argument, tree)
     return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf), tree)
 

@@ -174,8 +174,7 @@ def _folded(
 
 
 def _rows(leaf: jax.Array, placement: Placement) -> jax.Array:
-    leaf = arrays.settle(leaf, placement, rows=True)
-    return arrays.constrain(leaf, placement, rows=placement.divides) if placement.is_explicit else leaf
+    return arrays.constrain(arrays.settle(leaf, placement, rows=True), placement, rows=placement.divides)
 
 
 class _Term(NamedTuple):

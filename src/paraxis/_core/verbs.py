@@ -140,7 +140,7 @@ def scatter(x: Any, axis: Axis | str | None = None) -> Any:
 
     def one(leaf: jax.Array) -> jax.Array:
         if isinstance(leaf, jax_api.Tracer):
-            return arrays.constrain(leaf, placement) if placement.is_explicit and placement.divides else leaf
+            return arrays.constrain(leaf, placement, rows=True) if placement.divides else leaf
         return leaf if target is None else arrays.put(leaf, target)
 
     return pytrees.opened(jax.tree.map(one, x))
@@ -167,7 +167,7 @@ def gather(x: Any, axis: Axis | str | None = None) -> Any:
 
     def one(leaf: jax.Array) -> Any:
         if isinstance(leaf, jax_api.Tracer):
-            return arrays.constrain(leaf, placement, rows=False) if placement.is_explicit else leaf
+            return arrays.constrain(leaf, placement, rows=False)
         return arrays.on_host(leaf)
 
     return pytrees.opened(jax.tree.map(one, x))

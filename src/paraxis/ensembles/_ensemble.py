@@ -292,7 +292,9 @@ class Ensemble:
             raise DataError(f"ensemble.{kind}: in_axes must be 0 or None for each argument, got {in_axes}")
         own = tuple([entry == 0 for entry in axes])
         bound = [x for x in leaves if isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer) and x.committed]
-        if self._spans or {getattr(x.sharding, "mesh", None) for x in bound} - {self._placement.mesh}:
+        if self._placement.spans_processes or {getattr(x.sharding, "mesh", None) for x in bound} - {
+            self._placement.mesh
+        }:
             settled = [arrays.settle(jnp.asarray(x), self._placement, rows=o) for x, o in zip(leaves, own, strict=True)]
             args = jax.tree.unflatten(structure, settled)
         owner, key = (fn.__self__, (fn.__func__, kind, own)) if inspect.ismethod(fn) else (fn, (kind, own))
@@ -320,10 +322,6 @@ class Ensemble:
         donated = 0 if self._donate and kind in ("train", "epoch") else ()
         return jax.jit(run, out_shardings=None if average else arrays.sharding(placement), donate_argnums=donated)
 
-    @functools.cached_property
-    def _spans(self) -> bool:
-        return placing.processes(self._placement) != {jax.process_index()}
-
     def _advance(self, program: Any, args: tuple[Any, ...]) -> Any:
         """Run a program that returns ``(members, out)``; keep the one, return the other."""
         # No interrupt between giving the memory away and having the new members.
@@ -341,12 +339,14 @@ class Ensemble:
         """Cut rows ``(num_padded, ...)`` to ``(size, ...)``; of several processes, each can read all of them."""
         if self._placement.is_padded:
             rows = _unpadded(rows, self._placement)
-        return arrays.whole(rows) if self._spans else rows
+        return arrays.whole(rows) if self._placement.spans_processes else rows
 
     def _rows(self, chosen: np.ndarray) -> State:
         """Return some members' arrays, ``(...)`` or with a row for each."""
         with placing.without_context():
-            return jax.tree.map(lambda x: arrays.gathered(x, self.axis)[chosen], self._cut(self._members))
+            return jax.tree.map(
+                lambda x: arrays.constrain(x, self._placement, rows=False)[chosen], self._cut(self._members)
+            )
 
     def _like(self, rows: State) -> "Ensemble":
         """Return an ensemble of the same form with other members, ``(size, ...)``."""

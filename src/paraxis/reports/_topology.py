@@ -46,7 +46,7 @@ def traced(trace: Callable[[], tuple[Any, Any]], chips: Sequence[Any]) -> tuple[
     """Trace for a topology: axes that lie over all devices lie over its chips, if JAX has fewer devices."""
     if not jax.sharding.get_abstract_mesh().empty or jax.device_count() >= len(chips):
         return trace()
-    with jax.set_mesh(placing.devices_mesh(chips)):
+    with jax.set_mesh(placing.mesh_of(chips)):
         found = trace()
     is_placed = any(_meshes.named(found[0].jaxpr.jaxpr)) if found[0] is not None else False
     return found if is_placed else trace()  # a function that lies nowhere runs on one device

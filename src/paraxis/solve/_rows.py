@@ -106,7 +106,7 @@ def lay(X: Any, y: Any, sample_weight: Any, axis: Axis | None, *, copied: bool) 
     if axis.at_once is not None:
         raise AxisError(f"rows: axis {axis.name!r} has at_once, but a device takes all of its rows; leave it out")
     placement = placing.place(axis)
-    if len(placing.processes(placement)) == jax.process_count() > 1:
+    if placement.spans_processes:
         given_all = "give each process all rows, the same in each: its devices take theirs"
         processes.require_same("rows", {"X": X, "y": y, "sample_weight": weight}, given_all)
     design, targets = arrays.laid_out((X if X.dtype == dtype else X.astype(dtype), y), placement, copied=copied)

@@ -133,7 +133,7 @@ class TableRows:
         self.dtype = np.dtype(jax.dtypes.canonicalize_dtype(table.dtype))
         self.sampled = sample_of(self.num_rows, num_features if num_features <= MAX_FEATURES else 0)
         self.placement = placing.place(Axis("rows", self.num_rows) if axis is None else axis)
-        if placing.processes(self.placement) != {jax.process_index()}:
+        if self.placement.spans_processes:
             raise DeviceError(f"{who}: a table is read by one process; write it without px.initialize()")
         if self.placement.is_explicit:
             raise AxisError(f"{who}: a table's rows are laid over Auto mesh axes; leave out jax.set_mesh(…)")

@@ -111,13 +111,9 @@ def sized(name: str | None, whole: int, size: int) -> Iterator[None]:
         yield
 
 
-def verbs_in(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    """Yield the operations that map or reduce along an axis, in bodies as well."""
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name.startswith("px_") and "axis" in eqn.params:
-            yield eqn
-        for sub in jax_api.subjaxprs(eqn):
-            yield from verbs_in(sub)
+def verbs_in(jaxpr: Jaxpr) -> list[JaxprEqn]:
+    """Return the operations that map or reduce along an axis, in bodies as well."""
+    return [eqn for eqn in jax_api.equations(jaxpr) if eqn.primitive.name.startswith("px_") and "axis" in eqn.params]
 
 
 def axis_of(closed: ClosedJaxpr, count: int | None) -> tuple[Axis, Any]:

@@ -131,7 +131,7 @@ def assert_same_everywhere(
     args, results = jax.tree.map(_unbound, args), []
     name = getattr(fn, "__name__", repr(fn))
     for number in devices:
-        with jax.set_mesh(placing.devices_mesh(there[:number])):
+        with jax.set_mesh(placing.mesh_of(tuple(there[:number]))):
             jaxpr = jax.make_jaxpr(fn)(*args)
             if placing.DEVICES not in str(jaxpr) and not maps.lies_over(jaxpr.jaxpr, placing.DEVICES):
                 raise AssertionError(

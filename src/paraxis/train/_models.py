@@ -73,10 +73,10 @@ def _pytree(model: Any) -> _Parts:
     params, others, fixed = pytrees.split(model)
 
     def make(params: Any, mutable: Any, key: Any, mode: str) -> Any:
-        model = fixed.joined(params, mutable)
+        model = pytrees.joined(params, mutable, fixed)
         return pytrees.evaluating(model) if mode == "eval" else model, lambda: mutable
 
-    return Form("pytree", fixed, make), params, None if all(fixed.trained) else others
+    return Form("pytree", fixed, make), params, others if jax.tree.leaves(others) else None
 
 
 def _nnx(module: Any) -> _Parts:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from paraxis._core import arrays, pytrees, reductions
+from paraxis._core import arrays, placing, pytrees, reductions
 from paraxis._core.placing import Axis
 from paraxis.errors import DataError
 from paraxis.transforms._modules import Graph
@@ -76,7 +76,7 @@ def combined(rule: Rule, x: jax.Array, axis: Axis | None = None, *, differs: boo
             return arrays.agreed(x, axis)
         if rule in ("mean", "sum", "max", "min"):
             return getattr(reductions, f"reduce_{rule}")(x, axis)
-        x = arrays.gathered(x, axis)
+        x = arrays.constrain(x, placing.place(axis), rows=False)
     if callable(rule):
         return rule(x)
     return x[0] if rule in ("first", "same") else getattr(jnp, rule)(x, axis=0)

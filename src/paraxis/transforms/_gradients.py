@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 import jax
 from flax import nnx
 
-from paraxis._core import check, pytrees
+from paraxis._core import pytrees
 from paraxis.errors import StateError
 from paraxis.transforms._variables import Choice, Gradients, Variables, is_chosen
 from paraxis.transforms._wrapped import Wrapped, refuse_outside, run
@@ -61,8 +61,7 @@ class GradValues(Wrapped[_R], Generic[_R]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, _R]:
         """Return gradients and values of ``f(*modules, *args, **kwargs)``."""
-        check.no_cut("GradValues", "args", (args, kwargs))
-        args, kwargs = pytrees.sealed((args, kwargs))
+        args, kwargs = pytrees.given("GradValues", args, kwargs)
         graph, (wrt, argnums) = self.binding().graph, self._body.options
         values = graph.values()
         picked = [i for i, name in enumerate(graph.names) if is_chosen(wrt, name, graph.variables[i])]

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 import jax
 import numpy as np
 
-from paraxis._core import check, pytrees
+from paraxis._core import pytrees
 from paraxis.transforms import _wrapped
 from paraxis.transforms._modules import Graph
 from paraxis.transforms._wrapped import Binding, Body, Wrapped
@@ -85,10 +85,7 @@ class Jit(Wrapped[_R], Generic[_R]):
 
     def _ready(self, args: Any, kwargs: dict[str, Any]) -> Any:
         binding = self.binding()
-        kinds = set(map(type, jax.tree.leaves((args, kwargs))))
-        if not all(issubclass(kind, jax.Array) for kind in kinds):
-            check.no_cut(self._body.transform, "args", (args, kwargs))
-            args, kwargs = pytrees.sealed((args, kwargs))
+        args, kwargs = pytrees.given(self._body.transform, args, kwargs)
         return binding, binding.program or self._compile(binding), binding.graph.values(), args, kwargs
 
     def _finished(self, binding: Binding, values: Sequence[Any], new: dict[int, Any], result: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import check, collectives, pytrees
+from paraxis._core import collectives, pytrees
 from paraxis.errors import DataError, StateError
 from paraxis.transforms import _batches, _modules
 from paraxis.transforms._wrapped import Wrapped, run
@@ -51,8 +51,7 @@ class Vectorize(Wrapped[_R], Generic[_R]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> _R:
         """Return ``f(*modules, *row, **kwargs)`` for every row."""
-        check.no_cut("Vectorize", "args", (args, kwargs))
-        args, kwargs = pytrees.sealed((args, kwargs))
+        args, kwargs = pytrees.given("Vectorize", args, kwargs)
         batch_axis, sync = self._body.options
         batch = _batches.split("Vectorize", batch_axis, args, kwargs)
         if batch.size is None:

@@ -111,4 +111,4 @@ def axis_of(size: int, devices: int | None) -> Axis:
     there = jax.devices()
     if not 1 <= devices <= len(there):
         raise DeviceError(f"devices must be from 1 to {len(there)}, as many as there are, got {devices!r}")
-    return Axis("rows", size, mesh=placing.devices_mesh(there[:devices]), over=placing.DEVICES)
+    return Axis("rows", size, mesh=placing.mesh_of(tuple(there[:devices])), over=placing.DEVICES)
