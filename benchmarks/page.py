@@ -3,9 +3,12 @@
 import ast
 import datetime
 import importlib.metadata
+import importlib.util
+import itertools
 import json
 import os
 import platform
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,8 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parent
 RESULTS, README = FOLDER / "results", FOLDER / "README.md"
 BEGIN, END = "<!-- tables: written by python benchmarks/page.py -->", "<!-- tables: end -->"
-RIVALS = {name: name for name in ("drjax", "jaxopt", "optax", "flax", "grain")} | {"sklearn": "scikit-learn"}
+RIVALS = {name: name for name in ("drjax", "fedjax", "flax", "grain", "jaxopt", "nemos", "optax", "optimistix")}
+RIVALS |= {"sklearn": "scikit-learn"}
 """Name of a module → of its distribution."""
 
 Tables = dict[str, dict[str, dict[str, Any]]]
@@ -32,7 +36,11 @@ def save(bench: str, part: str, command: str, tables: Tables, folder: Path = RES
     path = folder / f"{bench}.json"
     parts = json.loads(path.read_text("utf-8")) if path.exists() else {}
     text = (FOLDER / f"bench_{bench}.py").read_text("utf-8")
-    versions = {name: importlib.metadata.version(name) for module, name in RIVALS.items() if module in text}
+    versions = {
+        name: importlib.metadata.version(name)
+        for module, name in RIVALS.items()
+        if re.search(rf"(?:import|from) {module}\b", text) and importlib.util.find_spec(module)
+    }
     parts[part] = {
         "measured": datetime.date.today().isoformat(),
         "command": command,
@@ -48,25 +56,26 @@ def save(bench: str, part: str, command: str, tables: Tables, folder: Path = RES
 
 
 def sections(folder: Path = RESULTS) -> Iterator[str]:
-    """Yield a section for each benchmark: what it measures, and the first two tables of its run on most devices."""
+    """Yield a section for each benchmark: what it measures, and its first two tables, of runs on most devices."""
     for path in sorted(folder.glob("*.json")):
-        part, run = list(json.loads(path.read_text("utf-8")).items())[-1]
         doc = ast.get_docstring(ast.parse((FOLDER / f"bench_{path.stem}.py").read_text("utf-8"))) or ""
-        versions = ", ".join(f"{package} {version}" for package, version in run["versions"].items())
         yield f"## {path.stem}\n\n" + doc.split("\n\n")[0].replace("\n", " ")
-        yield f"{part}, {run['measured']}, {run['machine']}, {versions}"
-        for title, rows in list(run["tables"].items())[:2]:
-            columns = list(dict.fromkeys(column for cells in rows.values() for column in cells))
-            yield "\n".join(
-                [
-                    f"| {title} | {' | '.join(columns)} |",
-                    "|---" * (len(columns) + 1) + "|",
-                    *(
-                        f"| {row} | {' | '.join(cells.get(column, '') for column in columns)} |"
-                        for row, cells in rows.items()
-                    ),
-                ]
-            )
+        parts = json.loads(path.read_text("utf-8"))
+        parts_of: dict[str, str] = {}
+        for part in reversed(parts):
+            parts_of |= {title: part for title in parts[part]["tables"] if title not in parts_of}
+        for part, titles in itertools.groupby(list(parts_of)[:2], key=parts_of.__getitem__):
+            run = parts[part]
+            versions = (f"{name} {version}" for name, version in run["versions"].items() if name != "Python")
+            yield f"{part}, {', '.join([run['measured'], *versions])}"
+            yield from (_table(title, run["tables"][title]) for title in titles)
+
+
+def _table(title: str, rows: dict[str, dict[str, str]]) -> str:
+    columns = list(dict.fromkeys(column for cells in rows.values() for column in cells))
+    lines = [[title, *columns], *([row, *(cells.get(name, "") for name in columns)] for row, cells in rows.items())]
+    head, *body = (f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join([head, "|---" * (len(columns) + 1) + "|", *body])
 
 
 def write() -> None:
