@@ -163,8 +163,6 @@ def test_makes_that_would_be_wrong_in_silence_are_refused() -> None:
         px.ensemble(lambda key: jnp.zeros(3), 2, 0)
     assert len(px.ensemble(lambda key: jnp.zeros(3), 1, 0)) == 1
     assert len(px.ensemble(lambda key, number: jnp.zeros(3), 2, 0, jnp.arange(2))) == 2
-    with pytest.raises(px.StateError, match=r"make must be a function of a key.*got the class Linear"):
-        px.ensemble(nnx.Linear, 2, 0)
 
 
 def test_keys_whose_draws_depend_on_the_devices_are_refused() -> None:

@@ -1,6 +1,5 @@
 """No public face: what writes files does more besides. A file is there whole, or as it was."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -32,17 +31,3 @@ def test_a_file_takes_its_place_when_it_is_whole_or_leaves_what_was_there(
             save()
     expected = {"file": b"new"} if error is None else {"file": old} if old else {}
     assert {path.name: path.read_bytes() for path in target.parent.iterdir()} == expected
-
-
-def test_modes_are_those_that_the_umask_allows_and_old_ones_are_kept(tmp_path: Path) -> None:
-    target, before = tmp_path / "new" / "file", os.umask(0o027)
-    try:
-        with files.replaced(target):
-            pass
-    finally:
-        os.umask(before)
-    assert [path.stat().st_mode & 0o7777 for path in (target, target.parent)] == [0o640, 0o750]
-    target.chmod(0o604)
-    with files.replaced(target):
-        pass
-    assert target.stat().st_mode & 0o7777 == 0o604

@@ -8,18 +8,6 @@ import pytest
 import paraxis as px
 from paraxis._host import interrupts, processes
 
-
-def test_what_processes_tell_each_other_before_they_communicate(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(processes, "reports", lambda text: told.append(text) or {1: "ValueError: no"})
-    with pytest.raises(AssertionError), processes.together("px.fit"):
-        raise AssertionError
-    assert told == ["AssertionError: "]
-    words = r"px\.fit: process 1 cannot continue: ValueError"
-    with pytest.raises(px.DeviceError, match=words), processes.together("px.fit"):
-        pass
-
-
 X, Y = np.random.default_rng(0).normal(size=(5000, 40)), np.arange(5000)  # X is more than is read whole
 
 

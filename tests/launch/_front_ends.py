@@ -33,27 +33,6 @@ Z = X @ TRUTH[:, 0] + RANDOM.randn(203).astype("f")
 Results = dict[str, Any]
 
 
-def collectives() -> Results:
-    """Exact, a megabyte per device: sums over processes have been wrong in versions of jaxlib."""
-    number, spec = jax.device_count(), jax.sharding.PartitionSpec
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("d",))
-
-    def of_row(row: Any) -> Any:
-        return jax.lax.psum(row, "d"), jax.lax.all_gather(row[0], "d"), jax.lax.psum_scatter(row[0], "d", tiled=True)
-
-    out = spec(), spec(), spec("d")
-    run = jax.jit(jax.shard_map(of_row, mesh=mesh, in_specs=spec("d"), out_specs=out, check_vma=False))
-    over, size = jax.sharding.NamedSharding(mesh, spec("d")), 1 << 18
-    # Row d is what device d has: whole numbers that float32 adds exactly.
-    x = (np.arange(number * size, dtype=np.float32) % 1013).reshape(number, size) + np.arange(number)[:, None]
-    x, total = x.astype("f"), x.sum(0).astype("f")
-    found = run(jax.make_array_from_callback(x.shape, over, lambda part: x[part]))
-    for shards, expected in zip(found, (total[None], x, total), strict=True):
-        for shard in shards.addressable_shards:
-            np.testing.assert_array_equal(shard.data, expected[shard.index])
-    return {}
-
-
 def verbs() -> Results:
     rows, in_turns = px.Axis("rows", 7), px.Axis("rows", 7, at_once=1)
     x, w = X[:7, :3], X[7, :3]
@@ -174,7 +153,7 @@ def refusals() -> Results:
     return {"w": fitted.state.params["w"], "rows": jnp.sum(px.solve.rows(X, Y).weight)}
 
 
-_PARTS = collectives, verbs, ensembles, solvers, estimators, transforms, refusals
+_PARTS = verbs, ensembles, solvers, estimators, transforms, refusals
 PARTS = {part.__name__: part for part in _PARTS}
 
 

@@ -9,7 +9,7 @@ from tests.launch import _front_ends
 from tests.launch._support import Launch
 
 pytestmark = pytest.mark.newest
-EVERY_DAY = ["collectives", "verbs", "ensembles"]
+EVERY_DAY = ["verbs", "ensembles"]
 AT_NIGHT = [pytest.param([name], marks=pytest.mark.slow) for name in _front_ends.PARTS if name not in EVERY_DAY]
 
 

@@ -91,3 +91,15 @@ def test_a_streamed_run_shows_one_area_that_changes(kernel: Kernel, capfd: pytes
     assert "&lt;rows&gt;" in forms[-1]["text/html"]
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("", "")
+
+
+def test_the_fit_of_an_ensemble_shows_one_area_that_changes_unless_it_is_off(kernel: Kernel) -> None:
+    def step(w: Any, x: Any) -> Any:
+        return w + x.mean(), w
+
+    for shows in (False, True):
+        ens = px.ensemble(lambda key, start: start, 2, 0, np.zeros(2, np.float32))
+        ens.fit(step, (np.ones(8, np.float32),), batch_size=4, epochs=3, key=1, progress=shows)
+        assert len(kernel.areas) == shows
+    assert kernel.areas[0][-1]["text/plain"] == "epoch 3 of 3, loss 4.5 (4.5 to 4.5), 2 of 2 active"
+    assert '<progress value="3" max="3">' in kernel.areas[0][-1]["text/html"]

@@ -147,11 +147,3 @@ def test_a_process_killed_inside_a_save_leaves_whole_checkpoints(tmp_path: Path,
         process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL
     assert_whole(tmp_path, NUM_SAVED + (point != "the arrays are written"))
-
-
-def test_save_removes_what_a_killed_process_left_of_an_old_checkpoint(tmp_path: Path) -> None:
-    for step in (1, 2, 3):
-        with px.Checkpoints(tmp_path) as checkpoints:
-            checkpoints.save(step, state(step))
-        (tmp_path / "1" / "_CHECKPOINT_METADATA").unlink(missing_ok=True)  # killed as it removed the first
-    assert sorted(os.listdir(tmp_path)) == ["2", "3", "paraxis.lock"]

@@ -87,15 +87,6 @@ def test_arrays_may_be_donated_or_changed_once_save_returns(tmp_path: Path) -> N
         np.testing.assert_array_equal(x, np.arange(1 << 20))
 
 
-def test_save_replaces_the_checkpoint_of_a_step(tmp_path: Path) -> None:
-    checkpoints = px.Checkpoints(tmp_path)
-    checkpoints.save(1, {"w": jnp.zeros(3)}, {"which": "old"})
-    checkpoints.save(1, {"other": jnp.ones(3)}, {"which": "new"})
-    restored = checkpoints.restore({"other": jnp.zeros(3)})
-    assert (restored.notes, checkpoints.steps) == ({"which": "new"}, (1,))
-    assert_same(restored.tree, {"other": jnp.ones(3)})
-
-
 @pytest.mark.parametrize(
     ("options", "steps", "best"),
     [

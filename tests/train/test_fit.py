@@ -165,11 +165,11 @@ def dev(step: Any, **options: Any) -> px.Evaluate:
     return px.Evaluate(step, [0], name="dev", **options)
 
 
-NOT_OK, NO_DEV = start().replace(ok=jnp.array(False)), "evaluation 'test', but there is 'dev'; write evaluate="
+NOT_OK, NO_DEV = start().replace(ok=jnp.array(False)), "'test/loss', but there is no such evaluation; write evaluate="
 ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (run(iter([1])), px.DataError, "does not give batches anew"),
     (run({"x": 1}), px.DataError, r"data is a dict, .*px.loader"),
-    (run((np.ones(6), np.ones(6))), px.DataError, r"one tuple.*px.loader"),
+    (run((np.ones(6), np.ones(6))), px.DataError, r"data is a tuple.*px.loader"),
     (run(data(), lambda s, b: jnp.ones(()), start()), px.StateError, "train_step"),
     (run(list), px.DataError, "data has no batches in epoch 1"),
     (run([0], evaluate=[dev(_ok), dev(_ok)]), px.DataError, "two evaluations have one name"),
@@ -222,25 +222,3 @@ def test_stop_early_watches_the_average_of_an_epoch() -> None:
     rule = StopEarly("loss", patience=1)
     fitted = fit(0, lambda s, b: (s + 1, losses[s]), [0, 0], epochs=9, stop_early=rule)
     assert (fitted.state, fitted.best and fitted.best.step) == (6, 4)
-
-
-def test_stop_early_keeps_its_patience_over_a_resume(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    values, rule = [5.0, 3.0, 4.0, 4.0, 4.0, 9.0, 9.0], StopEarly(patience=3)
-
-    def stop(event: px.train.Event) -> None:
-        if event.kind == "evaluate" and event.step == 4:
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        stopped_early(values, rule, checkpoint=px.Checkpoints(tmp_path, every=1), callbacks=stop)
-    assert stopped_early(values, rule, checkpoint=px.Checkpoints(tmp_path, every=1), progress=True).state == 5
-    assert "px.fit: ended after step 5: test/loss was not better than 3, its best, of step 2" in capfd.readouterr().err
-    assert stopped_early(values, rule, checkpoint=tmp_path).state == 5
-    assert stopped_early(values, StopEarly(patience=5), checkpoint=tmp_path).state == 7
-
-
-def test_a_run_that_ends_early_is_evaluated_at_its_end() -> None:
-    test = px.Evaluate(lambda state, batch: {"loss": 10.0 * state}, [0], every=1000, name="test")
-    evaluations = [dev(lambda state, batch: {"loss": float(state)}, every=1), test]
-    fitted = stopped_early([0], StopEarly("dev/loss", patience=2), evaluate=evaluations, steps=50)
-    assert [x.tolist() for x in fitted.history.curve("test/loss")] == [[3], [30.0]]

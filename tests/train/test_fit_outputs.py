@@ -1,6 +1,5 @@
 """What a run writes, shows, and says: log, TensorBoard, pictures, lines, full disks, values that are not finite."""
 
-import contextlib
 import io
 import json
 import re
@@ -31,8 +30,7 @@ def test_log_and_tensorboard_have_each_step_epoch_and_evaluation(tmp_path: Path)
     options: dict[str, Any] = {"evaluate": TEST, "checkpoint": tmp_path / "runs", "progress": False}
     px.fit(start(), step, data(), epochs=2, callbacks=seen.append, **paths, **options)
     first, *rest = lines(paths["log"])
-    facts = [first[name] for name in ("event", "parameters", "batches of an epoch", "epochs", "steps")]
-    assert facts == ["start", 4, 4, 2, None]
+    assert [first[name] for name in ("event", "epochs", "steps")] == ["start", 2, None]
     told = [event for event in seen if event.kind in ("step", "epoch", "evaluate")]
     expected = [(event.kind, event.step, event.epoch, event.metrics) for event in told]
     assert [(line["event"], line["step"], line["epoch"], line["metrics"]) for line in rest] == expected
@@ -134,13 +132,6 @@ def test_fit_returns_the_state_on_a_full_disk_and_names_what_is_lost(tmp_path: P
     assert px.Checkpoints(tmp_path / "checkpoints").latest in (4, 6)  # the last one may still have been on its way
     assert bits(run(tmp_path).state) == bits(expected.state)
     assert lines(tmp_path / "log.jsonl") == lines(tmp_path / "undisturbed" / "log.jsonl")
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no such device here")
-def test_fit_goes_on_where_its_progress_cannot_be_shown_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    with contextlib.suppress(OSError), open("/dev/full", "w", encoding="utf-8") as full:
-        monkeypatch.setattr(sys, "stderr", full)
-        assert int(px.fit(start(), step, data(), epochs=2, evaluate=TEST).state.step) == 8
 
 
 def spoilt(rows: Any) -> dict[str, np.ndarray]:

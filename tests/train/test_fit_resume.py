@@ -1,5 +1,6 @@
-"""A run that was broken off anywhere, and started again, is the run that was not."""
+"""A run that was broken off anywhere, or killed, and started again by the same command, is the run that was not."""
 
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 
 import paraxis as px
 from paraxis.train import Fitted
+from tests._support import table
+from tests.launch._support import started
 from tests.train._fits import ONE, arrays, batches, bits, data, evaluate_step, lines, start, step
 
 
@@ -63,7 +66,7 @@ def test_fit_comes_to_the_same_bits_when_it_was_broken_off(
     assert_same(run(tmp_path), tmp_path, unbroken)
     capfd.readouterr()
     assert_same(run(tmp_path), tmp_path, unbroken)  # it was over
-    assert "nothing left to do: step 12 of 12 was reached before" in capfd.readouterr().err
+    assert "nothing left to do: step 12 was reached before" in capfd.readouterr().err
 
 
 class Shuffling:
@@ -252,3 +255,18 @@ def test_fit_tells_when_the_step_is_another_program(
         state = px.TrainState.create(start().params, optax.adam(scale), key=jax.random.key(7))
         px.fit(state, px.train_step(own, **{"axis": ONE, **more}), data(), steps=steps, checkpoint=tmp_path)
     assert capfd.readouterr().err.count("the training step is another program") == is_told
+
+
+@pytest.mark.parametrize(
+    ("kills", "seed", "processes", "devices"), table([(10, 0, 1, 2), (10, 1, 1, 2)], [(2, 0, 2, 1), (2, 0, 2, 2)])
+)
+def test_fit_comes_to_the_same_bits_when_it_was_killed_at_any_time(
+    kills: int, seed: int, processes: int, devices: int, tmp_path: Path
+) -> None:
+    """``python -m tests.faults`` kills more."""
+    with started("-m", "tests.train._fit_killer", tmp_path, kills, seed, processes, devices) as process:
+        out, error = process.communicate(timeout=300 * (kills + 2))
+    assert process.returncode == 0, error
+    report = json.loads(out.splitlines()[-1])
+    assert (report["kills"], report["wrong"]) == (kills, [])
+    assert report["resumed"] >= kills // 3, report

@@ -88,12 +88,6 @@ class Rows:
         return {"number": row}
 
 
-def test_loader_reads_a_row_once_for_several_devices_and_padding() -> None:
-    source, mesh = Rows(), Mesh(np.array(jax.devices()).reshape(4, 2), ("batch", "model"))
-    data = px.loader(source, 5, axis=px.Axis("batch", 1, mesh=mesh), shuffle=False, read_ahead=0)
-    assert rows_of(next(data.batches())) == data.rows(0).tolist() == source.asked
-
-
 def test_loader_keeps_wide_numbers_where_they_are_in_force() -> None:
     with jax.enable_x64(True):
         found = px.loader({"x": np.full(4, 2**40)}, 4).batches()
@@ -127,14 +121,7 @@ def test_no_more_is_read_ahead_than_asked_for() -> None:
     found.close()
 
 
-def left_by_an_error(data: px.train.Loader) -> None:
-    found = data.batches()
-    next(found)
-    with pytest.raises(ValueError, match="mine"):
-        found.throw(ValueError("mine"))
-
-
-@pytest.mark.parametrize("use", [lambda data: next(data.batches()), left_by_an_error, lambda data: list(data.epoch(0))])
+@pytest.mark.parametrize("use", [lambda data: next(data.batches()), lambda data: list(data.epoch(0))])
 def test_the_thread_ends_with_the_batches(use: Any) -> None:
     use(px.loader(np.arange(10), 2))
     gc.collect()

@@ -32,13 +32,6 @@ def test_a_state_gives_its_module_back() -> None:
         assert_same_bits(model(x), expected)
 
 
-def test_a_state_is_a_pytree_of_arrays_with_readable_paths() -> None:
-    state = plain_state(extra={"best": 0.5}, key=jax.random.key(0))
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)]
-    assert {".step", ".params['b']", ".extra['best']"} <= set(paths)
-    assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(state))
-
-
 class IntegerParam(nnx.Module):
     def __init__(self) -> None:
         self.k = nnx.Param(jnp.zeros(3, jnp.int32))
@@ -109,8 +102,8 @@ def test_a_loss_function_that_gives_no_loss_is_refused_and_the_state_stays(
 @pytest.mark.parametrize(
     ("batch", "kind", "message"),
     [
-        ({"x": np.ones((3, 2)), "y": np.ones(4)}, px.DataError, r"batch\['y'\] has 4 rows where others have 3"),
-        ({"x": np.ones((0, 2))}, px.DataError, "batch has no rows"),
+        ({"x": np.ones((3, 2)), "y": np.ones(4)}, px.DataError, r"as many rows each, .*'x': \(3, 2\), 'y': \(4,\)"),
+        ({"x": np.ones((0, 2))}, px.DataError, r"at least one; .*\(0, 2\)"),
         ({"x": np.array([2**40])}, px.DataError, "holds 1099511627776"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A step on any devices is the plain loop on one."""
+"""A step on any devices is the plain loop on one; and what it compiles to: collectives, traces, memory."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import paraxis as px
+from paraxis.testing import assert_communication, communication
 from tests._support import at_night, table
 from tests.train import _models as models
 from tests.train._models import Net, assert_near, assert_same_bits, axis, loss, plain_loss, plain_params, rows, trained
@@ -35,7 +35,7 @@ def weighted_mean(params: Any, batch: Any) -> jax.Array:
 
 
 def by_name(name: str, x: Any) -> Any:
-    return {"w": PartitionSpec(None, "batch"), "v": 0}.get(name)
+    return {"w": P(None, "batch"), "v": 0}.get(name)
 
 
 # A model, options of the step, the optimiser of the loop, and the share of a state that a device has.
@@ -68,36 +68,6 @@ def test_train_step_is_the_loop_by_hand_for_any_rows_on_any_devices(law: str, de
     kept = jax.tree.leaves((state.params, state.opt_state, state.ema))
     own, whole = (sum(x.nbytes for x in xs) for xs in ([x.addressable_shards[0].data for x in kept], kept))
     assert own <= (share if devices == 8 else 1) * whole + 64
-
-
-def test_train_step_leaves_small_and_indivisible_parameters_whole() -> None:
-    shapes = {"small": (8,), "odd": (999, 3), "large": (4, 2048)}
-    state = px.TrainState.create({k: np.ones(s, "float32") for k, s in shapes.items()}, optax.sgd(0.1, momentum=0.9))
-    step = px.train_step(lambda p, b: sum(x.sum() for x in p.values()) * b["x"].mean(), axis=axis(8), shard="params")
-    state, _ = step(state, {"x": np.ones(16, "float32")})
-    for tree in (state.params, optax.tree.get(state.opt_state, "trace")):
-        parts = {name: x.addressable_shards[0].data.shape for name, x in tree.items()}
-        assert parts == {"small": (8,), "odd": (999, 3), "large": (4, 256)}
-
-
-@pytest.mark.parametrize("devices", [8, *at_night([1], 1)])
-def test_train_step_takes_every_cth_row_into_a_microbatch_on_any_devices(devices: int) -> None:
-    """As a batch normalisation shows, which sees one of them."""
-    batch, net = rows(13), Net(dropout=0)
-    graph, params, rest = nnx.split(net, nnx.Param, ...)
-    sums: Any = jax.tree.map(jnp.zeros_like, params)
-
-    def total(params: Any, rest: Any, part: Any) -> Any:
-        model = nnx.merge(graph, params, rest, copy=True)
-        return len(part["x"]) * loss(model, part), nnx.split(model, nnx.Param, ...)[2]
-
-    for c in range(3):
-        gradient, rest = jax.jit(jax.grad(total, has_aux=True))(params, rest, {k: x[c::3] for k, x in batch.items()})
-        sums = jax.tree.map(jnp.add, sums, gradient)
-    expected = jax.tree.map(lambda p, s: p - 0.1 * s / 13, params, sums)
-    state, _ = px.train_step(loss, axis=axis(devices), microbatches=3)(px.TrainState.create(net, optax.sgd(0.1)), batch)
-    assert_near(state.params, nnx.to_pure_dict(expected))
-    assert_near(state.mutable["norm"], nnx.to_pure_dict(rest)["norm"])
 
 
 def test_train_step_carries_the_mutable_state_of_a_plain_function_through_microbatches() -> None:
@@ -203,19 +173,62 @@ def test_train_step_takes_a_total_without_a_weight_for_no_loss(weight: float) ->
     assert_same_bits(state.params, plain_params())
 
 
-def test_train_step_takes_a_loss_whose_total_is_too_large_for_float32() -> None:
-    state, metrics = px.train_step(lambda params, batch: jnp.mean(params["b"]) + 3e37)(plain_state(), rows(64))
-    assert bool(state.ok)
-    np.testing.assert_allclose(float(metrics["loss"]), 3e37, rtol=1e-6)
+def test_train_step_communicates_as_a_step_by_hand() -> None:
+    """With batch normalisation and dropout; a batch that does not divide adds nothing, micro-batches gather no rows."""
+    mesh, model = Mesh(np.array(jax.devices()), ("batch",)), models.of_nnx()
+
+    def by_hand(params: Any, opt_state: Any, batch: Any) -> Any:
+        (value, rest), gradient = jax.value_and_grad(model.fn, has_aux=True)(params, model.rest, batch, 0)
+        updates, opt_state = ADAM.update(gradient, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, rest, value
+
+    whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("batch"))
+    jitted = jax.jit(by_hand, in_shardings=(whole, whole, split), out_shardings=whole)
+    expected = communication(jitted, model.params, ADAM.init(model.params), rows(16)).count
+    state = px.TrainState.create(model.model, ADAM)
+    step = px.train_step(model.loss, axis=px.Axis("batch", 1, mesh=mesh))
+    assert [communication(step, state, rows(size)).count for size in (16, 13)] == [expected] * 2
+    parts = px.train_step(plain_loss, axis=axis(8), microbatches=3)
+    assert_communication(parts, plain_state(), rows(13), all_gather=0, all_to_all=0, collective_permute=0)
 
 
-def test_eval_step_takes_keys_and_arrays_on_other_devices_for_rows() -> None:
-    batch = {"key": jax.random.split(jax.random.key(0), 5), "number": jnp.arange(5)}
+def test_train_step_is_traced_once_for_each_number_of_rows() -> None:
+    traces = []
 
-    def drawn(params: Any, batch: Any) -> dict[str, jax.Array]:
-        own = jax.vmap(jax.random.uniform)(batch["key"])
-        return {f"row {k}": jnp.where(batch["number"] == k, own, 0) for k in range(5)}
+    def spy(params: Any, batch: Any) -> jax.Array:
+        traces.append(batch["x"].shape)
+        return plain_loss(params, batch)
 
-    metrics = px.eval_step(drawn, axis=axis(2))(plain_state(), jax.device_put(batch, jax.devices()[3]))
-    for k, key in enumerate(batch["key"]):
-        assert_same_bits(metrics[f"row {k}"].total, jax.random.uniform(key))
+    step, state = px.train_step(spy, axis=axis(2)), plain_state()
+    for size in (6, 5, 6, 5, 6):
+        state, _ = step(state, rows(size))
+    assert traces == [(6, models.FEATURES), (5, models.FEATURES)]
+
+
+@pytest.mark.parametrize("donate", [True, False])
+def test_train_step_uses_the_memory_of_a_state_again_if_it_may(donate: bool) -> None:
+    given = jax.tree.map(jnp.asarray, plain_params())
+    state = px.TrainState.create(given, ADAM)
+    px.train_step(plain_loss, axis=axis(1), donate=donate)(state, rows(6))
+    assert state.params["w"].is_deleted() == donate
+    assert not given["w"].is_deleted()
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto])
+def test_train_step_uses_a_mesh_that_is_set(kind: AxisType) -> None:
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("batch", "model"), axis_types=(kind, kind))
+    with jax.set_mesh(mesh):
+        state, metrics = px.train_step(plain_loss)(plain_state(), rows(5))
+    assert_near(float(metrics["loss"]), np.mean(np.asarray(plain_loss(plain_params(), rows(5)))))
+    assert len(state.params["w"].devices()) == 4
+
+
+def test_a_batch_on_the_host_may_be_changed_once_a_step_returns() -> None:
+    batch = {"x": np.ones((1 << 16, models.FEATURES), "float32"), "y": np.ones(1 << 16, "float32")}
+    step, state = px.train_step(plain_loss, axis=axis(8), donate=False), plain_state()
+    _, expected = step(state, jax.tree.map(np.copy, batch))
+    _, metrics = step(state, batch)
+    for x in batch.values():
+        x[:] = np.nan
+    assert float(metrics["loss"]) == float(expected["loss"])

@@ -17,7 +17,8 @@ from paraxis._core import arrays, check, jax_api, placing, pytrees
 from paraxis._core.lowerings import Lowering
 from paraxis._core.placing import Axis, Placement
 from paraxis._core.verbs import broadcast, map_fn
-from paraxis._host import interrupts
+from paraxis._host import interrupts, processes
+from paraxis._host.progress import Display
 from paraxis.ensembles import _averages, _fit, _members
 from paraxis.ensembles._averages import Average
 from paraxis.ensembles._members import Form, State
@@ -165,6 +166,7 @@ class Ensemble:
         stop_early: Any = None,
         checkpoint: Any = None,
         callbacks: Callable[[_fit.Epoch], Any] | None = None,
+        progress: bool = True,
     ) -> _fit.History:
         """Train all members for some epochs, on data that is sent to the devices once.
 
@@ -187,6 +189,7 @@ class Ensemble:
             stop_early: a ``px.train.StopEarly``, for each member by itself; in the end each has its best state.
             checkpoint: a ``px.Checkpoints``; members are saved there after each epoch, or as its ``every=`` says.
             callbacks: a function that is called with an :class:`Epoch` after each, such as ``print``.
+            progress: whether the first process shows a line that changes, as in ``px.fit``.
 
         Raises:
             DataError, StateError: if an argument is malformed, or the checkpoint another run's; as in :meth:`train`.
@@ -204,7 +207,7 @@ class Ensemble:
         prepared = functools.partial(self._prepared, "epoch", step, _fit.steps, in_axes=in_axes)
         target = arrays.sharding(self._placement, ())
         data, held_out = arrays.put(jax.tree.map(jnp.asarray, (data, held_out)), target)
-        with checkpoint or contextlib.nullcontext():
+        with checkpoint or contextlib.nullcontext(), contextlib.closing(Display()) as display:
             if checkpoint is not None and checkpoint.latest is not None:
                 names = ["members"] if stop_early is None else ["members", "best"]
                 found = _fit.restored(checkpoint, run, dict.fromkeys(names, self.state), history)
@@ -221,8 +224,7 @@ class Ensemble:
                     given = [(data, per_member, one, active) for one in ([order] if scanned else orders)]
                     metrics = _fit.mean([self._advance(*prepared(args=args)) for args in given], len(self))
                 if evaluate is not None:
-                    found = _fit.named(self.members(*held_out, apply=evaluate))
-                    metrics |= {f"test/{name}": np.asarray(x) for name, x in found.items()}
+                    metrics |= _fit.named(self.members(*held_out, apply=evaluate), "test/")
                 improved = history.add(metrics)
                 if stop_early is not None:
                     best = _fit.where(improved, self._members, best)
@@ -230,6 +232,8 @@ class Ensemble:
                     tree = {"members": self._members} | ({} if best is None else {"best": best})
                     with placing.without_context():
                         checkpoint.save(history.epochs[-1].step, self._cut(tree), history.notes() | {"run": run})
+                if progress and processes.is_first():
+                    display.show(history.epochs[-1].__str__, len(history.epochs), epochs)
                 if callbacks is not None:
                     callbacks(history.epochs[-1])
         self._members = self._members if best is None else best

@@ -80,7 +80,9 @@ class History:
     def add(self, metrics: Metrics) -> np.ndarray:
         """Add an epoch; return which members are better than ever, by the rule."""
         rule, epoch, active = self._rule, len(self.epochs), self.stopped < 0
-        metrics = {name: x.astype(np.result_type(x, float)) for name, x in metrics.items()}  # as after a resume
+        metrics = {
+            name: np.asarray(x, np.result_type(x.dtype, float)) for name, x in metrics.items()
+        }  # as after a resume
         improved = active
         if rule is not None:
             if np.shape(metrics.get(rule.metric, 0.0)) != active.shape:
@@ -156,12 +158,12 @@ def mean(outs: list[dict[str, jax.Array]], size: int) -> Metrics:
     return {name: arrays.on_host(x)[:size] for name, x in out.items()}
 
 
-def named(out: Any) -> dict[str, Any]:
+def named(out: Any, prefix: str = "") -> dict[str, Any]:
     """Return what a step or an evaluation gives besides the member: arrays by name."""
     found = {} if out is None else dict(out) if isinstance(out, Mapping) else {"loss": out}
     if not jax.tree_util.all_leaves(found.values()):
         raise StateError("ensemble.fit: step and evaluate give one array, the loss, or a dict of arrays")
-    return found
+    return {f"{prefix}{name}": x for name, x in found.items()}
 
 
 @jax.jit

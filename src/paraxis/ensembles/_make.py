@@ -59,11 +59,6 @@ def ensemble(
         >>> ens.predict(jnp.ones((5, 4))).shape, ens.members(jnp.ones((5, 4))).shape
         ((5, 3), (7, 5, 3))
     """
-    if isinstance(make, type):
-        raise StateError(
-            f"ensemble: make must be a function of a key, got the class {make.__name__}; write px.ensemble(lambda key: "
-            f"{make.__name__}(…), {size}, key), with the key for what it draws"
-        )
     axis = placing.settled(Axis(name, size, mesh=mesh, over=over, at_once=at_once))
     keys, forms = verbs.keys(_members.one_key("ensemble", key), axis), []
 

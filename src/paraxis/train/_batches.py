@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from paraxis._core import arrays, check, placing, pytrees
+from paraxis._core import arrays, check, placing
 from paraxis._core.placing import Axis, Placement
 from paraxis.errors import AxisError, DataError
 
@@ -29,18 +29,14 @@ def axis_of(what: str, axis: Any) -> Axis:
 
 def num_rows(what: str, argument: str, batch: Any) -> int:
     """Return the number of rows that all leaves of a batch start with; 0-d ones have none."""
-    number = 0
-    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
-        shape = tuple(getattr(leaf, "shape", ()))
-        if shape and number and shape[0] != number:
-            raise DataError(
-                f"{what}: {pytrees.name(argument, path)} has {shape[0]} rows where others have {number}; every array "
-                "of a batch starts with its rows, and what is the same for all is 0-d or belongs in the function"
-            )
-        number = shape[0] if shape else number
-    if not number:
-        raise DataError(f"{what}: {argument} has no rows; it is a tree of arrays (rows, ...)")
-    return number
+    shapes = [tuple(getattr(leaf, "shape", ())) for leaf in jax.tree.leaves(batch)]
+    numbers = {shape[0] for shape in shapes if shape}
+    if len(numbers) != 1 or 0 in numbers:
+        raise DataError(
+            f"{what}: {argument} must be a tree of arrays (rows, ...), with as many rows each, at least one; what is "
+            f"the same for all is 0-d, or belongs in the function; got {jax.tree.map(np.shape, batch)}"
+        )
+    return numbers.pop()
 
 
 class Devices:

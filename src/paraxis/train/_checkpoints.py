@@ -28,7 +28,7 @@ _Tree = TypeVar("_Tree")
 _RECORD, _LOCK = "paraxis", "paraxis.lock"
 _COMPLETE = "_CHECKPOINT_METADATA"  # Orbax's, in each checkpoint
 _OWN = ("state", "metrics", "commit_success.txt", _manifest.NAME)  # what else is in one
-_PATIENCE = 5.0  # seconds to wait for the lock
+_PATIENCE = 50  # tenths of a second to wait for the lock
 _MOST_LISTED = 20  # differences
 
 
@@ -101,9 +101,10 @@ class Checkpoints:
         self.every = every
         self.best_by, self._mode = best or (None, None)
         policies = ocp.training.preservation_policies
-        self._kept: list[Any] = [policies.PreserveAll() if keep is None else policies.LatestN(keep)]
-        self._kept += [] if keep_every is None else [policies.EveryNSteps(keep_every)]
-        self._kept += [] if best is None else [policies.BestN(get_metric_fn=self._value, n=1)]
+        kept = [policies.PreserveAll() if keep is None else policies.LatestN(keep)]
+        kept += [] if keep_every is None else [policies.EveryNSteps(keep_every)]
+        kept += [] if best is None else [policies.BestN(get_metric_fn=self._value, n=1)]
+        self._kept = policies.AnyPreservationPolicy(kept)
         self._saver: Any = None
         self._unlock: weakref.finalize | None = None  # lets other runs save here
         self._writing: Writing | None = None
@@ -167,10 +168,8 @@ class Checkpoints:
         beside = {_RECORD: {"notes": noted, **record}}
         with self._failing(step):
             if self._saver is None:
-                policy = ocp.training.preservation_policies.AnyPreservationPolicy(self._kept)
-                self._saver = ocp.training.Checkpointer(
-                    self.path, preservation_policy=policy, cleanup_tmp_directories=True
-                )
+                options = {"preservation_policy": self._kept, "cleanup_tmp_directories": True}
+                self._saver = ocp.training.Checkpointer(self.path, **options)
             response = self._saver.save_async(
                 step, arrays, metrics=metrics, custom_metadata=beside, force=True, overwrite=step in self.steps
             )
@@ -217,19 +216,18 @@ class Checkpoints:
         chosen = int(processes.reports(str(chosen))[0])
         record, leaves = self._read(chosen), _leaves.by_path(target)
         differences = _leaves.compare(record["kinds"], leaves)
-        listed = tuple(f"{path or 'the whole tree'}: {difference}" for path, difference in differences.items())
         taken = {path: leaf for path, leaf in leaves.items() if path not in differences}
         is_empty = any(isinstance(leaves.get(path), jax.ShapeDtypeStruct) for path in differences)
         if differences and (not partial or is_empty or not taken):
-            lines = "\n  ".join(listed[:_MOST_LISTED])
+            lines = "\n  ".join([*differences.values()][:_MOST_LISTED])
             raise StateError(
-                f"Checkpoints.restore: step {chosen} in {self.path} and the target differ in {len(listed)} leaves:\n  "
-                f"{lines}\ngive a target like what was saved; or restore(target, partial=True) takes the leaves that "
-                "agree, and keeps the target's own arrays for the rest"
+                f"Checkpoints.restore: step {chosen} in {self.path} and the target differ in {len(differences)} leaves:"
+                f"\n  {lines}\ngive a target like what was saved, or take the leaves that agree, and the target's own "
+                "arrays for the rest: restore(target, partial=True)"
             )
         merged = leaves | _leaves.load(self.path / str(chosen), record, taken)
         tree = jax.tree.unflatten(jax.tree.structure(target), merged.values())
-        return Restored(tree, record["notes"], chosen, listed)
+        return Restored(tree, record["notes"], chosen, tuple(differences.values()))
 
     def claim(self) -> None:
         """Make the directory and hold its lock, in the first process; ``save`` does so too.
@@ -329,15 +327,14 @@ def _numbered(path: Path) -> list[Path]:
 
 def _locked(path: Path) -> int:
     """Return the handle of a locked file; a killed process may hold its lock for some time after it is gone."""
-    handle, until = os.open(path, os.O_RDWR | os.O_CREAT, 0o666), time.monotonic() + _PATIENCE
-    while True:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    for _ in range(_PATIENCE):
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return handle
         except BlockingIOError:
-            if time.monotonic() > until:
-                os.close(handle)
-                raise BlockingIOError("another run, or another px.Checkpoints, saves there") from None
             time.sleep(0.1)
         except OSError:  # a file system without locks
             return handle
+    os.close(handle)
+    raise BlockingIOError("another run, or another px.Checkpoints, saves there")

@@ -11,7 +11,8 @@ from paraxis._core import check
 from paraxis._host import processes
 from paraxis.errors import DataError
 from paraxis.train._history import Record, Sums, add, fetch, means_of, send
-from paraxis.train._loader import data_of
+from paraxis.train._loader import Loader
+from paraxis.train._sources import Batches
 from paraxis.train._step import TrainStep
 
 AHEAD = 4
@@ -43,35 +44,30 @@ class Evaluate:
         if every != "epoch":
             check.count("px.Evaluate", "every", every, write="every=100, or every='epoch'", error=DataError)
         self.name, self._every, self._step = name, every, step
-        self._data = data_of("px.Evaluate: data", data)
+        self._data = data if isinstance(data, Loader) else Batches("px.Evaluate: data", data)
 
     def is_due(self, step: int, ends_epoch: bool) -> bool:
         """Return whether it is time, after so many steps."""
         return ends_epoch if isinstance(self._every, str) else step % self._every == 0
 
-    def __call__(self, state: Any) -> dict[str, float]:
+    def __call__(self, state: Any, asked: Callable[[], Any] = bool) -> dict[str, float]:
         """Return the averages over all data, by names that begin with its own.
 
         Args:
             state: is left as it is.
+            asked: whether to give up, and return nothing; called before each batch.
 
         Raises:
             DataError: if there are no batches, or no metrics.
 
         Communicates: what the step does; waits for the devices at the end.
         """
-        found = self.until(lambda: None, state)
-        assert found is not None
-        return found
-
-    def until(self, asked: Callable[[], Any], state: Any) -> dict[str, float] | None:
-        """Return the averages; ``None`` if it was ``asked``, before a batch, to give up."""
         sums: Sums = {}
         pending: collections.deque[Any] = collections.deque()
         with contextlib.closing(self._data.epoch(0)) as batches:
             for batch in batches:
                 if asked():
-                    return None
+                    return {}
                 pending.append(send(self._step(state, batch)))
                 if len(pending) > AHEAD:
                     sums = add(sums, fetch(pending.popleft()))

@@ -71,16 +71,13 @@ class RunDisplay(Reporter):
     def __init__(self, total: int | None, epochs: int | None) -> None:
         self._display = progress.Display()
         self.say, self.close = self._display.say, self._display.close
-        self._total, self._epochs = total, epochs
-        self._metrics, self._rows = dict[str, float](), 0
+        self._total, self._epochs, self._metrics = total, epochs, dict[str, float]()
         self._first: tuple[float, int] | None = None  # when the first step, which compiles, was done
 
     def __call__(self, event: Event) -> None:
         if event.kind == "step":
-            self._metrics, self._rows = event.metrics, self._rows + event.rows
-            if self._first is None:
-                self._first, self._rows = (time.monotonic(), event.step), 0
-            self._display.show(lambda: self._line(event, self._rate(event)), event.step, self._total)
+            self._metrics, self._first = event.metrics, self._first or (time.monotonic(), event.step)
+            self._display.show(lambda: self._line(event, self._rate(event.step)), event.step, self._total)
         if event.kind == "evaluate":
             self._display.say(self._line(event, _numbers(event.metrics)), instead=True)
 
@@ -89,15 +86,14 @@ class RunDisplay(Reporter):
         epoch = f"epoch {event.epoch + 1}" + (f" of {self._epochs}" if self._epochs else "")
         return "  ".join(filter(None, [f"{step}, {epoch}", _numbers(self._metrics), rest]))
 
-    def _rate(self, event: Event) -> str:
-        """Return rows and steps in a second, and the time that is left."""
-        begin, first = self._first or (0.0, event.step)
-        if event.step == first:
+    def _rate(self, step: int) -> str:
+        """Return steps in a second, and the time that is left."""
+        began, first = self._first or (0.0, step)
+        seconds, steps = time.monotonic() - began, step - first
+        if not steps or not seconds:
             return ""
-        seconds, steps = time.monotonic() - begin, event.step - first
-        left = datetime.timedelta(seconds=int(((self._total or 0) - event.step) * seconds / steps))
-        rate = f"{self._rows / seconds:,.4g} rows/s  {steps / seconds:,.4g} steps/s"
-        return f"{rate}  {left} left" if self._total else rate
+        left = datetime.timedelta(seconds=int(((self._total or 0) - step) * seconds / steps))
+        return f"{steps / seconds:,.4g} steps/s" + (f"  {left} left" if self._total else "")
 
 
 def _numbers(metrics: Mapping[str, float]) -> str:
@@ -113,7 +109,7 @@ class _Written(Reporter):
     """A log whose first failure to be written, say on a full disk, is a warning: training continues."""
 
     def __init__(self, argument: str, path: Path) -> None:
-        self._where, self._has_failed = f"{argument}: {path}", False
+        self._argument, self._path, self._has_failed = argument, path, False
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -122,14 +118,17 @@ class _Written(Reporter):
         except OSError as error:
             if not self._has_failed:
                 words = "training continues, and the log ends here"
-                warnings.warn(f"px.fit: {self._where} cannot be written: {error}; {words}", stacklevel=4)
+                warnings.warn(
+                    f"px.fit: {self._argument}: {self._path} cannot be written: {error}; {words}", stacklevel=4
+                )
             self._has_failed = True
 
 
 class Log(_Written):
     """A file of JSON lines: one at the start, one for each step, epoch and evaluation."""
 
-    def __init__(self, path: Path, start: int, facts: dict[str, Any]) -> None:
+    def __init__(self, path: str | os.PathLike[str], start: int, facts: dict[str, Any]) -> None:
+        path = Path(path).expanduser()
         super().__init__("log", path)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)  # each line is the system's at once, and stays after a kill
@@ -170,13 +169,13 @@ class TensorBoard(_Written):
     A run that resumes writes another file, which has TensorBoard leave out later steps of those before.
     """
 
-    def __init__(self, directory: Path, start: int) -> None:
-        super().__init__("tensorboard", directory)
+    def __init__(self, path: str | os.PathLike[str], start: int) -> None:
+        super().__init__("tensorboard", Path(path).expanduser())
         with needed("px.fit: tensorboard=", "train"):
             from tensorboardX import SummaryWriter
         # TensorBoard reads files in the order of their names, and a run may be started again within a second.
         suffix = f".{start:012d}.{os.getpid()}"
-        self._writer = SummaryWriter(str(directory), purge_step=start + 1, filename_suffix=suffix)
+        self._writer = SummaryWriter(str(self._path), purge_step=start + 1, filename_suffix=suffix)
 
     def __call__(self, event: Event) -> None:
         prefix = {"step": "train/", "epoch": "epoch/"}.get(event.kind, "")

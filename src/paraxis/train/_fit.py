@@ -4,21 +4,19 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import jax
 import numpy as np
 
 from paraxis._host import processes
-from paraxis._host.progress import print_line
 from paraxis.errors import DataError, StateError
 from paraxis.train import _resume
 from paraxis.train._evaluate import StopEarly, evaluations_of
 from paraxis.train._events import Log, Reporter, RunDisplay, TensorBoard
 from paraxis.train._history import History, Record
-from paraxis.train._loader import data_of
+from paraxis.train._loader import Loader
 from paraxis.train._loop import Loop
+from paraxis.train._sources import Batches
 from paraxis.train._state import TrainState, require_arrays
 
 if TYPE_CHECKING:  # it loads Orbax
@@ -154,64 +152,49 @@ def fit(
                 "from the error's state, or write state.replace(ok=jnp.array(True))"
             )
     if (epochs is None) == (steps is None):
-        given = "neither" if epochs is None else "both"
-        raise DataError(f"px.fit: give either epochs or steps, got {given}; write epochs=10")
+        raise DataError(f"px.fit: give either epochs or steps, got {epochs} and {steps}; write epochs=10")
     if isinstance(checkpoint, (str, os.PathLike)):
         from paraxis.train._checkpoints import Checkpoints
 
         checkpoint = Checkpoints(checkpoint)
-    found, evaluations = data_of("px.fit: data", data), evaluations_of(evaluate)
-    heard = callbacks if isinstance(callbacks, (list, tuple)) else (callbacks,)
+    found = data if isinstance(data, Loader) else Batches("px.fit: data", data)
     arrays = {name: x for name, x in found.leaves.items() if isinstance(x, np.ndarray)}
     processes.require_same("px.fit", arrays, "give each process the same data: px.fit divides them")
-    is_first, reporters = processes.is_first(), list[Reporter]()
+    heard, evaluations = callbacks if isinstance(callbacks, (list, tuple)) else (callbacks,), evaluations_of(evaluate)
+    is_first = processes.is_first()
     with contextlib.ExitStack() as stack:
         if checkpoint is not None:
             stack.enter_context(checkpoint).claim()
         run, said = _resume.begin(state, found, checkpoint)
-        loop = Loop(run, step, found, epochs, steps, evaluations, stop_early, checkpoint, heard, reporters, print_line)
-        before = run.next.number
+        before, reporters = run.next.number, list[Reporter]()
         total = steps if steps is not None or found.length is None else found.length * (epochs or 0)
+        display = RunDisplay(total, epochs)
+        say = display.say if is_first else lambda text: None
+        loop = Loop(run, step, found, epochs, steps, evaluations, stop_early, checkpoint, heard, reporters, say)
         with processes.together("px.fit"):
-            if is_first and progress:
-                reporters.append(display := RunDisplay(total, epochs))
-                loop.say = display.say
-            if is_first and tensorboard is not None:
-                reporters.append(TensorBoard(Path(tensorboard).expanduser(), before))
+            reporters += [display] if is_first and progress else []
+            reporters += [TensorBoard(tensorboard, before)] if is_first and tensorboard is not None else []
             if is_first and log is not None:
-                params = jax.tree.leaves(getattr(state, "params", state))
-                facts = {
-                    **_resume.environment(),
-                    "parameters": sum(int(x.size) for x in params if hasattr(x, "size")),
-                    "batches of an epoch": found.length,
-                    "epochs": epochs,
-                    "steps": steps,
-                    "data": found.describe(),
-                }
-                reporters.append(Log(Path(log).expanduser(), before, facts))
+                facts = {**_resume.environment(), "epochs": epochs, "steps": steps, "data": found.describe()}
+                reporters.append(Log(log, before, facts))
         for reporter in reporters:
             stack.enter_context(contextlib.closing(reporter))
         is_idle = loop.is_over and not (run.is_resumed and loop.due)
         if is_idle:
-            of = "" if total is None else f" of {total}"
-            reached = "it was ended before" if loop.reason else f"step {before}{of} was reached before"
+            reached = "it was ended before" if loop.reason else f"step {before} was reached before"
             said.append(f"nothing left to do: {reached}; for more, raise epochs= or steps=")
-        if said and is_first and (progress or is_idle):
-            loop.say(f"px.fit: {'; '.join(said)}")
+        if said and (progress or is_idle):
+            say(f"px.fit: {'; '.join(said)}")
         stack.callback(processes.end_progress)
         with processes.StopSignal() as stop:
             signal = loop.until(stop)
-        if loop.reason is not None and progress and is_first:
-            loop.say(f"px.fit: ended after step {loop.num_steps}: {loop.reason}")
+        if loop.reason is not None and progress:
+            say(f"px.fit: ended after step {loop.num_steps}: {loop.reason}")
     history = run.recorder.history()
     if signal is None:
         return Fitted(run.state, history, loop.reason, loop.best)
-    place = "" if checkpoint is None else f"{checkpoint.path / str(loop.num_steps)}"
-    told = f"saved in {place}; the same command resumes from there"
-    if not place or not loop.is_saved:
-        why = f"{place} cannot be written" if place else "there is no checkpoint="
-        told = f"which is not saved: {why}. The state is in the exception: except px.TrainingStopped as stopped"
-    if is_first:
-        name = "Ctrl-C" if signal == "SIGINT" else signal
-        print_line(f"px.fit: {name}: stopped after step {loop.num_steps}, {told}")
-    raise TrainingStopped(run.state, history, is_saved=loop.is_saved or not place)
+    told = "not saved: the state is in the exception, except px.TrainingStopped as stopped"
+    if checkpoint is not None and loop.is_saved:
+        told = f"saved in {checkpoint.path / str(loop.num_steps)}; the same command resumes from there"
+    say(f"px.fit: {'Ctrl-C' if signal == 'SIGINT' else signal}: stopped after step {loop.num_steps}, {told}")
+    raise TrainingStopped(run.state, history, is_saved=loop.is_saved or checkpoint is None)

@@ -196,12 +196,9 @@ class Recorder:
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> Self:
-        """Return the one that was saved."""
-        return cls(**{**saved, **{name: [Record(**record) for record in saved[name]] for name in _RECORDS}})
-
-    def saved(self) -> dict[str, Any]:
-        """Return JSON values."""
-        return vars(self) | {name: [vars(record) for record in getattr(self, name)] for name in _RECORDS}
+        """Return the one of which ``dataclasses.asdict`` was saved as JSON."""
+        records = {name: [Record(**record) for record in saved[name]] for name in ("epochs", "evaluations")}
+        return cls(**{**saved, **records})
 
     def history(self) -> History:
         """Return the history so far."""
@@ -220,11 +217,10 @@ class Recorder:
             self.points = [(step, epoch, add(first, second)) for (_, _, first), (step, epoch, second) in pairs]
             self.stride *= 2
 
-    def end_epoch(self, step: int, epoch: int) -> Record:
-        """Return the averages of the epoch, which is over."""
-        record, self.sums = Record(step, epoch, means_of(self.sums)), {}
-        self.epochs.append(record)
-        return record
+    def end_epoch(self, step: int, epoch: int) -> None:
+        """Add the averages of the epoch, which is over."""
+        self.epochs.append(Record(step, epoch, means_of(self.sums)))
+        self.sums = {}
 
     def evaluated(self, step: int) -> dict[str, float]:
         """Return the metrics of the evaluations after a step."""
@@ -233,6 +229,3 @@ class Recorder:
     def latest(self, step: int) -> dict[str, float]:
         """Return metrics after a step: averages over the epoch under way, or else the last one, and evaluations."""
         return (self.epochs[-1].metrics if self.epochs else {}) | means_of(self.sums) | self.evaluated(step)
-
-
-_RECORDS = "epochs", "evaluations"

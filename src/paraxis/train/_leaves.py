@@ -80,10 +80,11 @@ def _like(target: Any, record: Mapping[str, Any], loaded: Mapping[str, Any], pat
 def compare(saved: Mapping[str, str], wanted: Mapping[str, Any]) -> dict[str, str]:
     """Return all differences by path: the target's leaves in their order, then the checkpoint's others."""
     kinds = {path: kind(path, leaf) for path, leaf in wanted.items()}
+    both = {path: (saved.get(path, "missing"), kinds.get(path, "missing")) for path in {**kinds, **saved}}
     return {
-        path: f"{saved.get(path, 'missing')} in the checkpoint, {kinds.get(path, 'missing')} in the target"
-        for path in {**kinds, **saved}
-        if saved.get(path) != kinds.get(path)
+        path: f"{path or 'the whole tree'}: {was} in the checkpoint, {is_now} in the target"
+        for path, (was, is_now) in both.items()
+        if was != is_now
     }
 
 

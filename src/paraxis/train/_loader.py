@@ -1,7 +1,6 @@
 """Batches out of a source: in an order that the seed decides, read ahead, and laid out over the devices."""
 
 import inspect
-import itertools
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -14,11 +13,7 @@ from paraxis._core.placing import Axis
 from paraxis._host import reading
 from paraxis.errors import DataError
 from paraxis.train import _batches
-from paraxis.train._order import Order, Position, RowGenerators
-from paraxis.train._sources import Batches, Rows, naming, source_of, to_host
-
-_Part = tuple[Position, np.ndarray, Callable[[np.ndarray], Any]]
-"""A batch to be made: its position, what the randomness of each row is keyed by, and a reader of some of its rows."""
+from paraxis.train._sources import Order, Position, Rows, Source, generators, noted, source_of, to_host
 
 
 def loader(
@@ -77,64 +72,48 @@ def loader(
         >>> len(data), [len(batch["y"]) for batch in data.epoch(0)]
         (3, [4, 4, 2])
     """
-    found, order = source_of(source), None
+    found = source_of(source)
     check.count("px.loader", "seed", seed, least=0, most=2**64 - 1, write="seed=0", error=DataError)
-    if not isinstance(found, Batches):
+    if isinstance(found, tuple):
         size = check.count("px.loader", "batch_size", batch_size, write="px.loader(source, 32)", error=DataError)
-        order = Order(found.num_rows, size, shuffle is not False, bool(drop_last), seed)
-        if not len(order):
+        num_rows, read, leaves = found
+        found = Rows(Order(num_rows, size, shuffle is not False, bool(drop_last), seed), read, leaves)
+        if not found.length:
             raise DataError(
-                f"px.loader: with drop_last and batch_size {size} there is no batch, as source has {found.num_rows} "
-                "rows"
+                f"px.loader: with drop_last and batch_size {size} there is no batch, as source has {num_rows} rows"
             )
     elif batch_size is not None or shuffle or drop_last:
         raise DataError(
             "px.loader: source gives batches, of its own size and in its own order; leave batch_size, shuffle and "
             "drop_last out, or pass what gives its rows by number: px.loader(data_loader.dataset, 32)"
         )
-    return Loader(found, order, _batches.axis_of("px.loader", axis), seed, read_ahead, transform)
+    return Loader(found, _batches.axis_of("px.loader", axis), seed, read_ahead, transform)
 
 
 class Loader:
-    """Batches from a source, described by :func:`loader`. It holds no position, so many loops can share it."""
+    """Batches from a source, described by :func:`loader`. It holds no position, so many loops can share it.
 
-    def __init__(
-        self,
-        source: Rows | Batches,
-        order: Order | None,
-        axis: Axis,
-        seed: int,
-        read_ahead: int,
-        transform: Callable[..., Any] | None,
-    ) -> None:
-        self._source, self._order, self._axis, self._seed = source, order, axis, seed
+    Attributes:
+        length: batches of an epoch, if that is known.
+        leaves: the arrays that batches are made of, by name, as far as they are known.
+    """
+
+    def __init__(self, source: Source, axis: Axis, seed: int, read_ahead: int, transform: Any) -> None:
+        self.length, self.leaves = source.length, source.leaves
+        self._source, self._axis, self._seed = source, axis, seed
         self._read_ahead, self._transform = read_ahead, transform
         self._draws = transform is not None and "random" in inspect.signature(transform).parameters
         self._is_tried = jax.process_count() == 1
 
     def __len__(self) -> int:
-        """Batches of an epoch.
-
-        Raises:
-            DataError: if the source gives batches and does not say how many.
-        """
+        """Batches of an epoch; a TypeError if the source gives batches and does not say how many."""
         if self.length is None:
-            raise DataError("px.loader: the source does not say how many batches an epoch has; count steps instead")
+            raise TypeError("px.loader: the source does not say how many batches an epoch has; count steps instead")
         return self.length
 
     def __repr__(self) -> str:
         told = {name: value for name, value in self.describe().items() if name != "leaves"}
         return f"Loader({', '.join(f'{name}={value!r}' for name, value in told.items())})"
-
-    @property
-    def length(self) -> int | None:
-        """Batches of an epoch, if that is known."""
-        return self._source.length if isinstance(self._source, Batches) else len(self._order or ())
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether the rows of its batches are known by their numbers."""
-        return self._order is not None
 
     def batches(self, start: int = 0) -> Generator[Any, None, None]:
         """Yield batches without end, epoch after epoch, from batch number ``start``, counted from the first epoch.
@@ -146,16 +125,12 @@ class Loader:
 
     def epoch(self, number: int) -> Generator[Any, None, None]:
         """Return the batches of one epoch; for a source of batches that has no epochs, those of its next pass."""
-        source = self._source
-        if isinstance(source, Batches):
-            parts = (_part(Position(k, number, k), batch) for k, batch in enumerate(source.epoch(number)))
-        else:
-            parts = itertools.islice(self._parts(Position(number * len(self), number, 0)), len(self))
-        return (batch for _, batch in self._laid_out(parts))
+        found = ((Position(k, number, k), batch) for k, batch in enumerate(self._source.epoch(number)))
+        return (batch for _, batch in self._laid_out(found))
 
     def steps(self, start: Position) -> Generator[tuple[Position, Any], None, None]:
         """Yield batches without end with their positions, from one on."""
-        return self._laid_out(self._parts(start))
+        return self._laid_out(self._source.steps(start))
 
     def rows(self, number: int) -> np.ndarray:
         """Return the row numbers of a batch, int64 ``(num_rows,)``; batches are counted from the first epoch.
@@ -163,87 +138,62 @@ class Loader:
         Raises:
             DataError: if the source yields batches, whose row numbers are not known.
         """
-        if self._order is None:
+        if not isinstance(self._source, Rows):
             raise DataError("px.loader: the source gives batches, and does not tell which rows are in them")
-        return self._order.rows(number)
+        return self._source.order.rows(number)
 
     def describe(self) -> dict[str, Any]:
         """Return a JSON description of the data, as far as it is known without reading them, and of their order.
 
         Two loaders with equal descriptions have the same rows in the same batches, if the rows are the same.
         """
-        order = {"order": "given", "seed": self._seed} if self._order is None else self._order.describe()
-        return {**order, **self._source.describe()}
+        return {"order": "given", "seed": self._seed, **self._source.describe()}
 
-    @property
-    def leaves(self) -> dict[str, Any]:
-        """The arrays that batches are made of, by name, as far as they are known."""
-        return self._source.leaves
-
-    def _parts(self, start: Position) -> Iterator[_Part]:
-        source, order = self._source, self._order
-        if isinstance(source, Batches):
-            yield from itertools.starmap(_part, source.steps(start))
-            return
-        assert order is not None
-        for number in itertools.count(start.number):
-            epoch, within = divmod(number, len(order))
-            rows = order.rows(number)
-            position = Position(number, epoch, within, within + 1 == len(order))
-            yield position, rows, lambda at, rows=rows, epoch=epoch: source.read(rows[at], epoch)
-
-    def _laid_out(self, parts: Iterator[_Part]) -> Generator[tuple[Position, Any], None, None]:
+    def _laid_out(self, found: Iterator[tuple[Position, Any]]) -> Generator[tuple[Position, Any], None, None]:
         # A thread does not see the mesh, nor the width of numbers, that are in force where it is started.
-        made = self._made(parts, placing.settled(self._axis), jax_api.is_wide())
+        made = self._made(found, placing.settled(self._axis), jax_api.is_wide())
         return reading.items_ahead(made, self._read_ahead) if self._read_ahead else made
 
-    def _made(self, parts: Iterator[_Part], axis: Axis, wide: bool) -> Generator[tuple[Position, Any], None, None]:
-        for position, ids, read in parts:
-            with jax.enable_x64(wide), naming("px.loader", position):
+    def _made(
+        self, found: Iterator[tuple[Position, Any]], axis: Axis, wide: bool
+    ) -> Generator[tuple[Position, Any], None, None]:
+        for position, batch in found:
+            with jax.enable_x64(wide), noted(f"px.loader: raised when batch {position} was made"):
+                ids, read = batch if isinstance(self._source, Rows) else _by_number(position, batch)
                 devices = _batches.devices_of(axis)
                 at = devices.local_rows(len(ids))
-                found = self._transformed(read(at), position.epoch, ids[at])
-                is_new = self._transform is None and not isinstance(self._source, Batches)
-                batch = devices.assemble(_numbers(found, len(at), copy=not is_new), len(ids))
+                rows = self._transformed(read(at), position.epoch, ids[at])
+                is_new = self._transform is None and isinstance(self._source, Rows)
+                batch = devices.assemble(_numbers(rows, len(at), copy=not is_new), len(ids))
             yield position, batch
-            del batch, found, read  # no more of them stays in memory than asked for
+            del batch, rows, read  # no more of them stays in memory than asked for
 
     def _transformed(self, rows: Any, epoch: int, ids: np.ndarray) -> Any:
         """Apply the user's transform; with several processes, try on the first row whether it takes each alone."""
         if self._transform is None:
             return rows
-        given = [{"random": RowGenerators(self._seed, epoch, at)} if self._draws else {} for at in (ids, ids[:1])]
+        given = [{"random": generators(self._seed, epoch, at)} if self._draws else {} for at in (ids, ids[:1])]
         if self._is_tried or len(ids) < 2:
             return self._transform(rows, **given[0])
         self._is_tried = True
         first = jax.tree.map(lambda x: to_host(x)[:1].copy(), rows)  # the transform may write into its rows
-        made = self._transform(rows, **given[0])
-        alone = jax.tree.leaves(self._transform(first, **given[1]))
-        for (path, x), one in zip(jax.tree_util.tree_leaves_with_path(made), map(to_host, alone), strict=True):
-            x = to_host(x)[:1]
-            if not (np.allclose(x, one, 1e-3, 1e-5, equal_nan=True) if x.dtype.kind in "fc" else np.all(x == one)):
+        made, alone = self._transform(rows, **given[0]), self._transform(first, **given[1])
+        for x, one in zip(*(map(to_host, jax.tree.leaves(each)) for each in (made, alone)), strict=True):
+            x, is_inexact = x[:1], x.dtype.kind in "fc"
+            if not (np.allclose(x, one, 1e-3, 1e-5, equal_nan=True) if is_inexact else np.all(x == one)):
                 raise DataError(
-                    f"transform gives another {pytrees.name('batch', path)} for a row alone than for the same row "
-                    "among others. With several processes, each of which reads other rows, it must treat each row "
-                    "by itself, and draw random numbers from its generator: "
-                    "def transform(batch, random): … random[i].normal()"
+                    "transform gives something else for a row alone than for the same row among others. With several "
+                    "processes, each of which reads other rows, it must treat each row by itself, and draw random "
+                    "numbers from its generator: def transform(batch, random): … random[i].normal()"
                 )
         return made
 
 
-def data_of(what: str, data: Any) -> Loader | Batches:
-    """Return what gives the batches of a run: a loader, or whatever else gives batches epoch after epoch."""
-    if isinstance(data, tuple) or hasattr(data, "dtype"):
-        raise DataError(f"{what} is one {type(data).__name__}, not batches; write px.loader(data, 32), or [data]")
-    return data if isinstance(data, Loader) else Batches(what, data)
-
-
-def _part(position: Position, batch: Any) -> _Part:
-    """Return a whole batch as what is read of it."""
-    with naming("px.loader", position):
-        size = _batches.num_rows("px.loader", "batch", batch)
+def _by_number(position: Position, batch: Any) -> tuple[np.ndarray, Callable[[np.ndarray], Any]]:
+    """Return numbers of a whole batch's rows, by which their randomness is keyed, and a reader of some of them."""
+    size = _batches.num_rows("px.loader", "batch", batch)
     ids = position.within * 2**32 + np.arange(size)
-    return position, ids, lambda at: jax.tree.map(lambda x: to_host(x) if len(at) == size else to_host(x)[at], batch)
+    return ids, lambda at: jax.tree.map(lambda x: to_host(x) if len(at) == size else to_host(x)[at], batch)
 
 
 def _numbers(batch: Any, num_rows: int, *, copy: bool) -> Any:

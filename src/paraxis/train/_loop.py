@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,35 +11,33 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from paraxis._core import pytrees
 from paraxis._host import digests, processes
 from paraxis.errors import CheckpointError, DataError, NonFiniteError, StateError
-from paraxis.train import _nonfinite
 from paraxis.train._evaluate import AHEAD, Evaluate, StopEarly, source_of
 from paraxis.train._events import Event, Kind, Reporter
 from paraxis.train._history import Record, Sums, fetch, means_of, send
 from paraxis.train._loader import Loader
-from paraxis.train._order import Position
 from paraxis.train._resume import Run
-from paraxis.train._sources import Batches
+from paraxis.train._sources import Batches, Position, noted
 from paraxis.train._state import TrainState
 
 if TYPE_CHECKING:  # it loads Orbax
     from paraxis.train._checkpoints import Checkpoints
 
 
+_MOST_ROWS = 20  # listed in an error
+
+
 @dataclasses.dataclass
 class Loop:
-    """The steps of a run.
+    """The steps of a run, up to a number of ``epochs`` or ``steps`` in all.
 
     Attributes:
-        run: all that changes.
-        epochs: how many there will have been; or
-        steps: how many there will have been.
-        evaluations: by their names, on their schedules.
         rule: when the run ends before.
-        checkpoints: where the run is saved.
-        say: shows a line.
+        say: shows a line, in the first process.
         reason: why the run stops early; ``None``: it goes on.
         best: the record with the best value of the rule's metric so far.
     """
@@ -66,10 +65,9 @@ class Loop:
         self._named = {argument: metric for argument, metric in named.items() if metric}
         for argument, metric in self._named.items():
             if source_of(metric) not in ("", *self.evaluations):
-                there = ", ".join(map(repr, self.evaluations)) or "none"
                 raise DataError(
-                    f"px.fit: {argument} names the metric {metric!r} of an evaluation {source_of(metric)!r}, but there "
-                    f"is {there}; write evaluate=px.Evaluate(px.eval_step(loss), data, name={source_of(metric)!r})"
+                    f"px.fit: {argument} names the metric {metric!r}, but there is no such evaluation; write evaluate="
+                    f"px.Evaluate(px.eval_step(loss), data, name={source_of(metric)!r})"
                 )
         self._judge()
 
@@ -107,20 +105,20 @@ class Loop:
         """Run all steps, or until a signal. The signal is returned; the run is saved in any case."""
         processes.begin_progress()
         self._tell("start")
-        signal = None
         if self.run.is_resumed and self.due:  # a signal has left them out
             self._finish(stop, saves=True)
-            signal = stop.asked()
-        if signal is None and not self.is_over:
+        if not self.is_over and not stop.asked():
             processes.begin_progress()  # what came before was no step
             if not self.run.is_resumed:  # the arrays are the user's
                 self.run.state = jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, self.run.state)
             with contextlib.closing(self.data.steps(self.run.next)) as batches:
-                while signal is None and not self.is_over:
-                    self._advance(*next(batches))
+                for position, batch in batches:
+                    self._advance(position, batch)
                     self._between(stop)
-                    signal = stop.asked()
+                    if self.is_over or stop.asked():
+                        break
         self._drain()
+        signal = stop.asked()
         if signal is not None:
             self._save()
         self._tell("end")
@@ -130,13 +128,10 @@ class Loop:
     def _advance(self, position: Position, batch: Any) -> None:
         """Take one step; the metrics of an earlier one are fetched."""
         run = self.run
-        try:
+        with noted(f"px.fit: raised by step {position.number + 1} ({position})"):
             if self.checkpoints is not None:
                 self._note_program(batch)
             run.state, metrics = _checked(self.step(run.state, batch), run.state)
-        except Exception as error:
-            error.add_note(f"px.fit: raised by step {position.number + 1} ({position})")
-            raise
         self._pending.append((position, batch, send(metrics)))
         if len(self._pending) > AHEAD:
             self._take()
@@ -160,11 +155,10 @@ class Loop:
         key = f"{size} rows, {devices} devices, jax {jax.__version__}"
         if self.run.programs.setdefault(key, digest) != digest:
             self.run.programs = {key: digest}
-            if processes.is_first():
-                self.say(
-                    "px.fit: the training step is another program than the one that was saved: an option, the "
-                    "optimiser, the model or the loss has changed"
-                )
+            self.say(
+                "px.fit: the training step is another program than the one that was saved: an option, the optimiser, "
+                "the model or the loss has changed"
+            )
 
     def _between(self, stop: processes.StopSignal) -> None:
         """Do what is due after a step. The devices are waited for only if something is."""
@@ -181,25 +175,17 @@ class Loop:
     def _finish(self, stop: processes.StopSignal, *, saves: bool) -> None:
         """Do evaluations that are due, and a checkpoint. What a signal leaves of them is done when the run goes on."""
         while due := self.due:
-            if not self._evaluate(due[0], stop):
+            name = due[0]
+            with noted(f"px.fit: raised by evaluation {name!r}, after step {self.num_steps}"):
+                metrics = self.evaluations[name](self.run.state, stop.asked)
+            if not metrics:
                 return
+            self._require_named(metrics, name)
+            self.run.recorder.evaluations.append(Record(self.num_steps, self._epoch, metrics))
+            self._judge()
+            self._tell("evaluate", metrics)
         if saves or self.is_over:
             self._save()
-
-    def _evaluate(self, name: str, stop: processes.StopSignal) -> bool:
-        """Return whether it was done, and not given up because of a signal."""
-        try:
-            metrics = self.evaluations[name].until(stop.asked, self.run.state)
-        except Exception as error:
-            error.add_note(f"px.fit: raised by evaluation {name!r}, after step {self.num_steps}")
-            raise
-        if metrics is None:
-            return False
-        self._require_named(metrics, name)
-        self.run.recorder.evaluations.append(Record(self.num_steps, self._epoch, metrics))
-        self._judge()
-        self._tell("evaluate", metrics)
-        return True
 
     def _require_named(self, metrics: Mapping[str, Any], source: str = "") -> None:
         for argument, metric in self._named.items():
@@ -223,23 +209,24 @@ class Loop:
         position, batch, waiting = self._pending.popleft()
         sums = fetch(waiting)
         processes.note_progress()  # not when the step is only under way: others may still be compiling theirs
-        if _nonfinite.is_nonfinite(sums):
+        if not all(math.isfinite(x) for name in ("loss", "grad_norm") for x in sums.get(name, ())):
             raise self._failed(position, batch, sums)
         self._require_named(sums)
         step = position.number + 1
         self.run.recorder.add_step(step, position.epoch, sums)
         self._report(Event("step", step, position.epoch, means_of(sums), num_rows(batch)))
         if position.is_last:
-            record = self.run.recorder.end_epoch(step, position.epoch)
+            self.run.recorder.end_epoch(step, position.epoch)
             self._judge()
-            state = None if self._pending else self.run.state
-            self._report(Event("epoch", step, position.epoch, record.metrics, 0, state))
+            metrics, state = self.run.recorder.epochs[-1].metrics, None if self._pending else self.run.state
+            self._report(Event("epoch", step, position.epoch, metrics, 0, state))
 
     def _failed(self, position: Position, batch: Any, sums: Sums) -> NonFiniteError:
         """Return the error of a step that met what is not finite; nothing after it counts."""
         self._pending.clear()
-        run, state, done = self.run, None, ""
-        rows = self.data.rows(position.number) if isinstance(self.data, Loader) and self.data.has_rows else None
+        run, state, rows, done = self.run, None, None, ""
+        with contextlib.suppress(DataError):  # a source of batches does not tell of their rows
+            rows = self.data.rows(position.number) if isinstance(self.data, Loader) else None
         ok = getattr(run.state, "ok", None)
         if ok is not None and not bool(ok):  # steps have left the state as it was, and it may go on
             state = run.state = run.state.replace(ok=ok | True)
@@ -248,7 +235,21 @@ class Loop:
             self._wait_for_checkpoint()
             where = f", and saved in {self.checkpoints.path}" if self.checkpoints and self.is_saved else ""
             done = f"The state after step {position.number} is error.state{where}. "
-        return _nonfinite.error_of(position, sums, batch, rows, state, done)
+        total, weight = sums.get("loss", (math.nan, 1.0))
+        loss = total / (weight or 1)
+        listed = "" if rows is None else f", of rows {_listed(rows)}: data.rows({position.number})"
+        why = (
+            "All values of the batch are finite, so it is the model, or values that are too large: take smaller steps, "
+            "or write px.train_step(loss, clip=1.0)"
+        )
+        if bad := "; ".join(_nonfinite(batch, rows)):
+            why = f"These values of the batch are not finite themselves: {bad}. Mend these rows, or leave them out"
+        error = NonFiniteError(
+            f"px.fit: the {'gradient' if math.isfinite(loss) else 'loss'} is not finite in step {position.number + 1}, "
+            f"{position} (loss {loss:.6g}){listed}. {done}{why}"
+        )
+        error.batch, error.state = batch, state
+        return error
 
     def _save(self) -> None:
         """Save the run as it is, once."""
@@ -290,12 +291,9 @@ class Loop:
         for reporter in self.reporters:
             reporter(event)
         for callback in self.callbacks:
-            try:
+            name = getattr(callback, "__qualname__", type(callback).__name__)
+            with noted(f"px.fit: raised by the callback {name}, after step {event.step}"):
                 callback(event)
-            except Exception as error:
-                name = getattr(callback, "__qualname__", type(callback).__name__)
-                error.add_note(f"px.fit: raised by the callback {name}, after step {event.step}")
-                raise
 
 
 def num_rows(batch: Any) -> int:
@@ -312,3 +310,21 @@ def _checked(result: Any, before: Any) -> tuple[Any, Mapping[str, Any]]:
         )
     state, metrics = result
     return state, metrics if isinstance(metrics, Mapping) else {"loss": metrics}
+
+
+def _listed(rows: np.ndarray) -> str:
+    listed = ", ".join(map(str, rows[:_MOST_ROWS]))
+    return listed + (f", … ({len(rows)} in all)" if len(rows) > _MOST_ROWS else "")
+
+
+def _nonfinite(batch: Any, rows: np.ndarray | None) -> list[str]:
+    """Return which leaves have values that are not finite, and in which rows, as far as this process has them."""
+    found = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+        shards = leaf.addressable_shards if isinstance(leaf, jax.Array) and leaf.ndim else ()
+        blocks = [(np.asarray(shard.data), shard.index[0].start or 0) for shard in shards] or [(np.asarray(leaf), 0)]
+        inexact = [(np.atleast_1d(x), start) for x, start in blocks if jnp.issubdtype(x.dtype, jnp.inexact)]
+        bad = np.array(sorted({row + start for x, start in inexact for row, *_ in np.argwhere(~np.isfinite(x))}), int)
+        which = f" in rows {_listed(bad)} of the batch" if rows is None else f" in rows {_listed(rows[bad])}"
+        found += [pytrees.name("batch", path) + (which if np.ndim(leaf) else "")] if bad.size else []
+    return found

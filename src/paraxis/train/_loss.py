@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -65,12 +65,10 @@ class Mean:
 Metrics = dict[str, Mean]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The results of a loss function; no loss, of a function that returns metrics alone."""
 
-    loss: Mean | None
+    loss: Any  # a Mean, or None
     metrics: Metrics
     mutable: Any
 
@@ -80,11 +78,7 @@ class LossFunction:
 
     def __init__(self, what: str, fn: Callable[..., Any]) -> None:
         self._what, self._fn, self._name = what, fn, getattr(fn, "__name__", type(fn).__name__)
-        try:
-            parameters = list(inspect.signature(fn).parameters)[2:]
-        except ValueError:  # written in C: it takes what it takes
-            parameters = []
-        self.wants = frozenset({"key", "mutable"} & set(parameters))
+        self.wants = frozenset({"key", "mutable"} & {*list(inspect.signature(fn).parameters)[2:]})
 
     def __call__(self, model: Any, rows: Any, size: int, key: Any, mutable: Any, *, trains: bool) -> Outcome:
         """Call it with some rows of a batch, so many of them. If it ``trains``, it must give a loss."""

@@ -13,6 +13,7 @@ from paraxis._host import files, processes
 
 NAME = "paraxis-crc32.json"
 _BLOCK = 1 << 22  # bytes
+_under_way: weakref.WeakSet["Writing"] = weakref.WeakSet()
 
 
 class Writing(threading.Thread):
@@ -20,31 +21,32 @@ class Writing(threading.Thread):
 
     def __init__(self, step: int, response: Any, directory: Path) -> None:
         super().__init__(name=f"paraxis-checkpoint-{step}")
-        self.step, self.error = step, None
-        self._response, self._directory = response, directory
-        with contextlib.suppress(AttributeError):
-            # Orbax can start no threads once Python ends them, and there is no public hook before that.
-            threading._register_atexit(_finish, weakref.ref(self))  # pyright: ignore[reportAttributeAccessIssue]
+        self.step, self.error, self._response, self._directory = step, None, response, directory
+        _under_way.add(self)
         self.start()
 
     def run(self) -> None:
         try:
             self._response.result()
             if processes.is_first():
-                found = {path.relative_to(self._directory): path for path in sorted(self._directory.rglob("*"))}
-                kinds = {name.as_posix(): _size_and_crc(path) for name, path in found.items() if path.is_file()}
+                content = json.dumps(_sums(self._directory)).encode()
                 with files.replaced(self._directory / NAME) as file:
-                    file.write(json.dumps(kinds).encode())
+                    file.write(content)
         except Exception as error:
             self.error = error
 
 
-def _finish(reference: weakref.ref[Writing]) -> None:
-    if (writing := reference()) is not None:
+def _finish() -> None:
+    for writing in _under_way:
         writing.join()
         if writing.error is not None:
             words = "the checkpoint of step %d could not be written: %s"
             logging.getLogger("paraxis").error(words, writing.step, writing.error)
+
+
+with contextlib.suppress(AttributeError):
+    # Orbax can start no threads once Python ends them, and there is no public hook before that.
+    threading._register_atexit(_finish)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def damage(directory: Path) -> str | None:
@@ -58,17 +60,18 @@ def damage(directory: Path) -> str | None:
         return None
     except ValueError as error:
         return f"{NAME} cannot be read: {error}"
-    for name, expected in written.items():
-        if not (directory / name).is_file():
-            return f"{name} is missing"
-        if (found := _size_and_crc(directory / name)) != expected:
-            return f"{name} has size and CRC-32 {found}, not {expected}"
-    return None
+    found = _sums(directory)
+    wrong = next((name for name, expected in written.items() if found.get(name) != expected), None)
+    return wrong and f"{wrong} has size and CRC-32 {found.get(wrong)}, not {written[wrong]}"
 
 
-def _size_and_crc(path: Path) -> list[int]:
-    crc = 0
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            crc = zlib.crc32(block, crc)
-        return [file.tell(), crc]
+def _sums(directory: Path) -> dict[str, list[int]]:
+    """Return size and CRC-32 of each file but the manifest."""
+    found = {}
+    for path in sorted(path for path in directory.rglob("*") if path.is_file() and path.name != NAME):
+        crc = 0
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                crc = zlib.crc32(block, crc)
+            found[path.relative_to(directory).as_posix()] = [file.tell(), crc]
+    return found

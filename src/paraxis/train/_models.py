@@ -1,6 +1,5 @@
 """Models of which states are made: NNX, Linen and Equinox modules, and plain parameters, split into values and form."""
 
-import dataclasses
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -41,20 +40,11 @@ class Form:
         return self._hash == other._hash and bool(self._identity == other._identity)
 
 
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """The fixed part of a state: the form of its model, its optimiser, the decay of its average."""
-
-    form: Form
-    optimizer: Any
-    ema_decay: float | None
-
-
 def split(model: Any, key: Any, sample: Any) -> _Parts:
     """Return what a state is made from as a form, parameters, and what else changes."""
-    if isinstance(model, _module_class("nnx")):
+    if isinstance(model, _class_of("nnx", "Module")):
         parts = _nnx(model)
-    elif isinstance(model, _module_class("linen")):
+    elif isinstance(model, _class_of("linen", "Module")):
         parts = _linen(model, key, sample)
     elif pytrees.has_model(model):
         parts = _pytree(model)
@@ -129,10 +119,9 @@ def _linen(module: Any, key: Any, sample: Any) -> _Parts:
 
 def _refuse_variables(model: Any) -> None:
     """Refuse a pytree in which running statistics or random streams would be trained as if they were parameters."""
-    nnx = sys.modules.get("flax.nnx")
-    classes: Any = () if nnx is None else (nnx.Module, nnx.Variable)
-    parts = jax.tree.leaves(model, is_leaf=lambda x: isinstance(x, classes)) if nnx is not None else []
-    others = [type(x).__name__ for x in parts if isinstance(x, classes) and not isinstance(x, nnx.Param)]  # pyright: ignore[reportOptionalMemberAccess]
+    module, variable, param = (_class_of("nnx", name) for name in ("Module", "Variable", "Param"))
+    parts = jax.tree.leaves(model, is_leaf=lambda x: isinstance(x, (module, variable)))
+    others = [type(x).__name__ for x in parts if isinstance(x, (module, variable)) and not isinstance(x, param)]
     if isinstance(model, Mapping) and "params" in model:
         others += sorted({"batch_stats", "cache", "intermediates"} & set(model))
     if others:
@@ -142,9 +131,9 @@ def _refuse_variables(model: Any) -> None:
         )
 
 
-def _module_class(library: str) -> Any:
-    """Return the class of ``"linen"`` or ``"nnx"``; no class if it was not loaded, since nothing is one then."""
-    return getattr(sys.modules.get(f"flax.{library}"), "Module", ())
+def _class_of(library: str, name: str) -> Any:
+    """Return a class of Flax's; none if its library was not loaded, since nothing is one then."""
+    return getattr(sys.modules.get(f"flax.{library}"), name, ())
 
 
 def _require_floating(params: Any) -> None:

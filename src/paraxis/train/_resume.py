@@ -11,8 +11,7 @@ import jax
 from paraxis.errors import DataError, StateError
 from paraxis.train._history import Recorder
 from paraxis.train._loader import Loader
-from paraxis.train._order import Position
-from paraxis.train._sources import Batches
+from paraxis.train._sources import Batches, Position
 
 if TYPE_CHECKING:  # it loads Orbax
     from paraxis.train._checkpoints import Checkpoints
@@ -43,7 +42,7 @@ class Run:
         note = {
             "next": self.next,
             "data": data.describe(),
-            "metrics": self.recorder.saved(),
+            "metrics": dataclasses.asdict(self.recorder),
             "on": environment(),
             "programs": self.programs,
         }
@@ -54,21 +53,19 @@ class Run:
 def begin(state: Any, data: Loader | Batches, checkpoints: "Checkpoints | None") -> tuple[Run, list[str]]:
     """Begin from the last checkpoint, if there is one, else from the state. Return lines about it, too."""
     if checkpoints is None or checkpoints.latest is None:
-        return Run(state, _start_of(data, _steps_of(state, 0))), []
+        return Run(state, _start_of(data, state, 0)), []
     try:
         restored = checkpoints.restore(state)
     except StateError as error:
         error.add_note(
-            "px.fit: a run resumes with the state that it saved. If you have changed the model or the optimiser, start "
-            f"elsewhere: checkpoint='{checkpoints.path}-2'; to start there with the leaves that agree, first write: "
-            f"state = px.Checkpoints('{checkpoints.path}').restore(state, partial=True).tree.replace(step=state.step, "
-            "opt_state=state.opt_state)"
+            "px.fit: a run resumes with the state that it saved; with another model or optimiser, start elsewhere: "
+            f"checkpoint='{checkpoints.path}-2'"
         )
         raise
     said = [f"resumes from {checkpoints.path / str(restored.step)}"]
     note = restored.notes.get(_NAME)
     if note is None:  # saved by hand
-        return Run(restored.tree, _start_of(data, _steps_of(restored.tree, restored.step)), is_resumed=True), said
+        return Run(restored.tree, _start_of(data, restored.tree, restored.step), is_resumed=True), said
     saved, given = note["data"], json.loads(json.dumps(data.describe()))
     if changed := [name for name in {**saved, **given} if saved.get(name) != given.get(name)]:
         differences = "; ".join(f"{name} was {saved.get(name)!r} and is {given.get(name)!r}" for name in changed)
@@ -94,14 +91,10 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _steps_of(state: Any, otherwise: int) -> int:
-    """Return the steps that a state says it has done."""
+def _start_of(data: Loader | Batches, state: Any, otherwise: int) -> Position:
+    """Return the position of the batch after the steps that a state says it has done."""
     step = getattr(state, "step", None)
-    return otherwise if step is None or callable(step) else int(step)
-
-
-def _start_of(data: Loader | Batches, number: int) -> Position:
-    """Return the position of a batch by its number."""
+    number = otherwise if step is None or callable(step) else int(step)
     if number and data.length is None:
         raise DataError(
             f"px.fit: data does not say how many batches an epoch has, so it is not known with which one a state after "

@@ -1,15 +1,21 @@
-"""Sources of rows: arrays, datasets that give a row by its number, and iterables that give whole batches.
+"""Sources of batches: arrays, datasets that give a row by its number, and iterables that give whole batches.
 
-No framework is imported: a Grain or PyTorch object is known by its methods.
+No framework is imported: a Grain or PyTorch object is known by its methods. The order of rows is a function of the
+seed, the epoch and the number of rows. Philox is a counter-based generator (Salmon et al., "Parallel random numbers: as
+easy as 1, 2, 3", SC 2011): it is keyed by (seed, epoch), so that no epoch has to be gone through to know a later one.
+NumPy promises that a bit generator's stream stays, which it does not of ``Generator.permutation``; so rows are put in
+the order of their random bits.
 """
 
+import abc
 import contextlib
 import dataclasses
+import functools
 import inspect
 import itertools
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,128 +23,97 @@ import numpy as np
 from paraxis._core import pytrees
 from paraxis.errors import DataError
 from paraxis.train._batches import num_rows
-from paraxis.train._order import Position
+
+
+class Position(NamedTuple):
+    """A batch's number from the first of all, its epoch, its number in that, whether it ends it; from 0."""
+
+    number: int
+    epoch: int
+    within: int
+    is_last: bool = False
+
+    def __str__(self) -> str:
+        """Return a text for people: both counted from 1, as steps are."""
+        return f"number {self.within + 1} of epoch {self.epoch + 1}"
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
-    """A source of rows by number.
-
-    Attributes:
-        num_rows: how many there are.
-        read: ``read(rows, epoch)`` → a tree of arrays ``(len(rows), ...)``.
-        leaves: the arrays that are read, by name; empty if they are not known.
-    """
+class Order:
+    """The order of rows in batches, epoch after epoch; each row comes once in an epoch, unless it is left over."""
 
     num_rows: int
-    read: Callable[[np.ndarray, int], Any]
-    leaves: dict[str, Any]
+    batch_size: int
+    shuffle: bool
+    drop_last: bool
+    seed: int
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return self.num_rows // self.batch_size if self.drop_last else -(-self.num_rows // self.batch_size)
+
+    def rows(self, number: int) -> np.ndarray:
+        """Return the rows of a batch, by its number counted from the first epoch's: ``(rows,)``, int64."""
+        epoch, k = divmod(number, len(self))
+        first, last = k * self.batch_size, min((k + 1) * self.batch_size, self.num_rows)
+        shuffled = _shuffled(self.seed, epoch, self.num_rows) if self.shuffle else None
+        return np.arange(first, last) if shuffled is None else shuffled[first:last].copy()
 
     def describe(self) -> dict[str, Any]:
-        kinds = {name: [str(leaf.dtype), *map(int, leaf.shape[1:])] for name, leaf in self.leaves.items()}
-        return {"num_rows": self.num_rows, "leaves": kinds}
+        """Describe it for JSON, by name, should there ever be another one."""
+        return {"order": "philox-argsort" if self.shuffle else "as they come", **dataclasses.asdict(self)}
 
 
-def _arrays(source: Any) -> Rows:
-    """Return the rows of a tree of arrays; of those that lie in files, only the rows that are asked for are read."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(source):
-        if not _is_array(leaf):
-            raise DataError(
-                f"px.loader: {pytrees.name('source', path)} is a {type(leaf).__name__}, not an array (num_rows, ...); "
-                "in a tree each leaf has all rows: px.loader((np.stack(images), np.array(labels)), 32)"
-            )
-    on_host = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, source)  # once for all
-
-    def read(rows: np.ndarray, epoch: int) -> Any:
-        def taken(leaf: Any) -> np.ndarray:
-            if type(leaf) is np.ndarray:
-                return leaf[rows]
-            order = np.argsort(rows)  # a file is read forwards, and HDF5 takes no other order
-            return to_host(leaf[rows[order]])[np.argsort(order)]
-
-        return jax.tree.map(taken, on_host)
-
-    return Rows(num_rows("px.loader", "source", source), read, _by_name("rows", on_host))
+@functools.lru_cache(maxsize=4)  # a thread that reads ahead may be in the next epoch already
+def _shuffled(seed: int, epoch: int, num_rows: int) -> np.ndarray:
+    bits = np.random.Philox(key=_words(seed, epoch)).random_raw(num_rows)
+    return np.argsort(bits, kind="stable")
 
 
-def _dataset(data: Any, num_rows: int) -> Rows:
-    """Return the rows of an object that gives one by its number: ``__len__`` and ``__getitem__``.
+def generators(seed: int, epoch: int, rows: np.ndarray) -> list[np.random.Generator]:
+    """Return a NumPy generator per row, keyed by (seed, epoch, row).
 
-    In epoch ``k``, a Grain dataset is asked for ``k * len + row``: so its own random steps draw anew in each epoch.
+    The same row draws the same in one epoch, whatever the batch size, the devices and the processes.
     """
-
-    def read(rows: np.ndarray, epoch: int) -> Any:
-        shift = epoch * num_rows if hasattr(data, "to_iter_dataset") else 0  # a Grain MapDataset
-
-        def one(row: int) -> Any:
-            try:
-                return data[row + shift]
-            except Exception as error:
-                error.add_note(f"px.loader: raised by row {row} of the source")
-                raise
-
-        def column(*values: Any) -> np.ndarray:
-            if isinstance(values[0], (str, bytes)):  # for a transform to make numbers of
-                return np.array(values, object)
-            arrays = [to_host(value) for value in values]
-            kinds = [f"{x.dtype}{x.shape}" for x in arrays]
-            for row, kind in zip(rows, kinds, strict=True):
-                if kind != kinds[0]:
-                    raise DataError(
-                        f"row {row} of the source has {kind} where row {rows[0]} has {kinds[0]}; make all rows alike: "
-                        "np.pad(row, (0, length - len(row)))"
-                    )
-            return np.stack(arrays)
-
-        several = getattr(data, "__getitems__", lambda rows: map(one, rows))
-        return jax.tree.map(column, *several(rows.tolist()))
-
-    return Rows(num_rows, read, {})
+    # The last word keeps them apart from the order's own numbers, which count in the first.
+    counters, key = (_words(0, row, 0, 1) for row in rows.tolist()), _words(seed, epoch)
+    return [np.random.Generator(np.random.Philox(key=key, counter=counter)) for counter in counters]
 
 
-class Batches:
-    """An iterable of whole batches that can be gone through again, or a function that gives one for each epoch.
+def _words(*numbers: int) -> np.ndarray:
+    return np.array(numbers, np.uint64)  # a list of large and small ones would become floats
+
+
+_Read = Callable[[np.ndarray, int], Any]
+"""``read(rows, epoch)`` → a tree of arrays ``(len(rows), ...)``."""
+
+
+class Source(abc.ABC):
+    """What batches come from, epoch after epoch.
 
     Attributes:
         length: number of batches of an epoch, if it is known.
-        leaves: the arrays of a list of batches, by name.
+        leaves: the arrays that batches are made of, by name, as far as they are known.
+        by_epoch: whether an epoch's batches depend on its number only, so that those before need not be read.
     """
 
-    def __init__(self, what: str, data: Any) -> None:
-        is_iterable = isinstance(data, Iterable)
-        if isinstance(data, (Iterator, Mapping)) or not (is_iterable or callable(data)):
-            raise DataError(
-                f"{what} is a {type(data).__name__}, which does not give batches anew for each epoch; pass arrays, "
-                "px.loader({'x': x, 'y': y}, 32), or a function that makes them: lambda epoch: read_batches(epoch)"
-            )
-        is_listed, takes_epoch = isinstance(data, (list, tuple)), not is_iterable and _takes_epoch(data)
-        found: Any = data
-        self._what = what
-        self._pass: Callable[[int], Any] = found if takes_epoch else lambda _: found if is_iterable else found()
-        # An epoch's batches depend on its number only, so that it need not be reached through those before.
-        self._by_epoch = takes_epoch or is_listed
-        self.length = _length(found(0) if takes_epoch else data)
-        self.leaves = _by_name("batches", data) if is_listed else {}
+    what = "px.loader: source"
+    length: int | None
+    leaves: dict[str, Any]
+    by_epoch = True
 
+    @abc.abstractmethod
     def describe(self) -> dict[str, Any]:
-        return {"num_batches": self.length}
+        """Return a JSON description."""
 
+    @abc.abstractmethod
     def epoch(self, number: int) -> Generator[Any, None, None]:
-        """Yield the batches of one pass, as the source gives them. Errors name them."""
-        with naming(self._what, Position(0, number, 0)):
-            found = iter(self._pass(number))
-        for within in itertools.count():
-            with naming(self._what, Position(0, number, within)):
-                batch = next(found, _END)
-            if batch is _END:
-                return
-            yield batch
-            del batch  # it may be large
+        """Yield the batches of one epoch, or of the next pass."""
 
     def steps(self, start: Position) -> Generator[tuple[Position, Any], None, None]:
         """Yield batches without end from a position on; those before are read where there is no other way."""
         number, skip = start.number, start.within
-        for epoch in itertools.count(start.epoch if self._by_epoch else 0):
+        for epoch in itertools.count(start.epoch if self.by_epoch else 0):
             found, count = self.epoch(epoch), 0
             following = next(found, _END)
             while following is not _END:  # whether a batch is the last takes reading the next
@@ -147,16 +122,65 @@ class Batches:
                     yield Position(number, epoch, count, following is _END), batch
                     number += 1
                 count += 1
-                del batch
+                del batch  # it may be large
             if not count:
                 raise DataError(
-                    f"{self._what} has no batches in epoch {epoch + 1}; if it can be iterated only once, give a "
+                    f"{self.what} has no batches in epoch {epoch + 1}; if it can be iterated only once, give a "
                     "function that makes it again: lambda epoch: read_batches(epoch)"
                 )
             skip = max(0, skip - count) if epoch >= start.epoch else skip
 
 
 _END: Any = object()
+
+
+class Rows(Source):
+    """Rows by number, in an order; a batch is the numbers of its rows, and a reader of some of them."""
+
+    def __init__(self, order: Order, read: _Read, leaves: dict[str, Any]) -> None:
+        self.order, self.length, self.leaves, self._read = order, len(order), leaves, read
+
+    def describe(self) -> dict[str, Any]:
+        kinds = {name: [str(leaf.dtype), *map(int, leaf.shape[1:])] for name, leaf in self.leaves.items()}
+        return {**self.order.describe(), "leaves": kinds}
+
+    def epoch(self, number: int) -> Generator[Any, None, None]:
+        for rows in map(self.order.rows, range(number * len(self.order), (number + 1) * len(self.order))):
+            yield rows, lambda at, rows=rows: self._read(rows[at], number)
+
+
+class Batches(Source):
+    """An iterable of whole batches that can be gone through again, or a function that gives one for each epoch."""
+
+    def __init__(self, what: str, data: Any) -> None:
+        is_iterable = isinstance(data, Iterable)
+        is_none = isinstance(data, (Iterator, Mapping, tuple)) or hasattr(data, "dtype")
+        if is_none or not (is_iterable or callable(data)):
+            raise DataError(
+                f"{what} is a {type(data).__name__}, which does not give batches anew for each epoch; pass arrays, "
+                "px.loader({'x': x, 'y': y}, 32), or a function that makes them: lambda epoch: read_batches(epoch)"
+            )
+        is_listed, takes_epoch = isinstance(data, list), not is_iterable and _takes_epoch(data)
+        found: Any = data
+        self.what = what
+        self._pass: Callable[[int], Any] = found if takes_epoch else lambda _: found if is_iterable else found()
+        self.by_epoch = takes_epoch or is_listed
+        self.length = _length(found(0) if takes_epoch else data)
+        self.leaves = _by_name("batches", data) if is_listed else {}
+
+    def describe(self) -> dict[str, Any]:
+        return {"num_batches": self.length}
+
+    def epoch(self, number: int) -> Generator[Any, None, None]:
+        with noted(f"{self.what}: raised in epoch {number + 1}"):
+            found = iter(self._pass(number))
+        for within in itertools.count():
+            with noted(f"{self.what}: raised when batch {Position(0, number, within)} was made"):
+                batch = next(found, _END)
+            if batch is _END:
+                return
+            yield batch
+            del batch
 
 
 def _takes_epoch(function: Any) -> bool:
@@ -175,23 +199,59 @@ def _length(source: Any) -> int | None:
         return None
 
 
-def source_of(source: Any) -> Rows | Batches:
-    """Return what a user's source is."""
+def source_of(source: Any) -> Batches | tuple[int, _Read, dict[str, Any]]:
+    """Return what a user's source is: batches, or the number of its rows, their reader, and arrays by name."""
     if isinstance(source, (str, bytes, os.PathLike)) or hasattr(source, "iloc"):
         raise DataError(
             f"px.loader: source is a {type(source).__name__}; pass arrays of its rows: "
             "px.loader(np.load('rows.npy', mmap_mode='r'), 32), or px.loader({'x': frame[['a', 'b']].to_numpy()}, 32)"
         )
     if _is_array(source) or (not isinstance(source, Iterator) and jax.tree.structure(source) != jax.tree.structure(0)):
-        return _arrays(source)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(source):
+            if not _is_array(leaf):
+                raise DataError(
+                    f"px.loader: {pytrees.name('source', path)} is a {type(leaf).__name__}, not an array (num_rows, "
+                    "...); in a tree each leaf has all rows: px.loader((np.stack(images), np.array(labels)), 32)"
+                )
+        on_host = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, source)  # once for all
+        read = lambda rows, epoch: jax.tree.map(functools.partial(_taken, rows), on_host)  # noqa: E731
+        return num_rows("px.loader", "source", source), read, _by_name("rows", on_host)
     if hasattr(source, "__getitem__") and not isinstance(source, Mapping) and (size := _length(source)):
-        return _dataset(source, size)
+        return size, functools.partial(_read_rows, source, size), {}
     return Batches("px.loader: source", source)
 
 
 def _is_array(x: Any) -> bool:
     """Return whether it has rows that can be taken by number: an array of NumPy, JAX or PyTorch, or one in a file."""
     return hasattr(x, "dtype") and hasattr(x, "__getitem__") and len(getattr(x, "shape", ())) > 0
+
+
+def _taken(rows: np.ndarray, leaf: Any) -> np.ndarray:
+    """Return some rows of an array; of one in a file, only these are read."""
+    if type(leaf) is np.ndarray:
+        return leaf[rows]
+    order = np.argsort(rows)  # a file is read forwards, and HDF5 takes no other order
+    return to_host(leaf[rows[order]])[np.argsort(order)]
+
+
+def _read_rows(data: Any, num_rows: int, rows: np.ndarray, epoch: int) -> Any:
+    """Return some rows of an object that gives one by its number: ``__len__`` and ``__getitem__``.
+
+    In epoch ``k``, a Grain dataset is asked for ``k * len + row``: so its own random steps draw anew in each epoch.
+    """
+    shift = epoch * num_rows if hasattr(data, "to_iter_dataset") else 0  # a Grain MapDataset
+
+    def one(row: int) -> Any:
+        with noted(f"px.loader: raised by row {row} of the source"):
+            return data[row + shift]
+
+    def column(*values: Any) -> np.ndarray:
+        if isinstance(values[0], (str, bytes)):  # for a transform to make numbers of
+            return np.array(values, object)
+        return np.stack([to_host(value) for value in values])
+
+    several = getattr(data, "__getitems__", lambda rows: map(one, rows))
+    return jax.tree.map(column, *several(rows.tolist()))
 
 
 def to_host(x: Any) -> np.ndarray:
@@ -204,10 +264,10 @@ def _by_name(of: str, values: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def naming(what: str, position: Position) -> Iterator[None]:
-    """Errors from within name the batch."""
+def noted(note: str) -> Iterator[None]:
+    """Add a note to errors from within."""
     try:
         yield
     except Exception as error:
-        error.add_note(f"{what}: raised when batch {position} was made")
+        error.add_note(note)
         raise

@@ -1,6 +1,5 @@
-"""``TrainState``: all that a training step changes, as one value."""
+"""``TrainState``: all that a training step changes, as one value, and its layout on the devices."""
 
-import collections
 import dataclasses
 from typing import Any
 
@@ -8,9 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._core import arrays, check, jax_api
+from paraxis._core.placing import Placement
 from paraxis.errors import StateError
 from paraxis.train import _models
-from paraxis.train._models import Recipe
+from paraxis.train._models import Form
 
 _STATIC = {"static": True}
 
@@ -32,7 +32,7 @@ class TrainState:
         extra: any values of yours to be saved with the state; steps do not change them.
         ok: bool ``()``: False once a step has met a loss or a gradient that is not finite. That step and all later
             ones have changed nothing else.
-        recipe: the static part: how to make the model, the optimiser, the decay of the average.
+        form, optimizer, ema_decay: the static part: how to make the model, the optimiser, the decay of the average.
 
     Example:
         >>> import jax.numpy as jnp, optax, paraxis as px
@@ -49,7 +49,9 @@ class TrainState:
     ema: Any
     extra: Any
     ok: jax.Array
-    recipe: Recipe = dataclasses.field(metadata=_STATIC)
+    form: Form = dataclasses.field(metadata=_STATIC)
+    optimizer: Any = dataclasses.field(metadata=_STATIC)
+    ema_decay: float | None = dataclasses.field(metadata=_STATIC)
 
     @classmethod
     def create(
@@ -108,7 +110,9 @@ class TrainState:
             ema=None if ema is None else _models.copy(params),
             extra=_models.copy(extra),
             ok=jnp.ones((), bool),
-            recipe=Recipe(form, optimizer, ema),
+            form=form,
+            optimizer=optimizer,
+            ema_decay=ema,
         )
 
     def model(self, *, ema: bool = False) -> Any:
@@ -132,21 +136,15 @@ class TrainState:
             raise StateError("TrainState.model: there is no average; write px.TrainState.create(…, ema=0.999)")
         require_arrays("TrainState.model", self)
         params, mutable = _models.copy(arrays.local((self.ema if ema else self.params, self.mutable)))
-        return self.recipe.form.make(params, mutable, None, "as made")[0]
+        return self.form.make(params, mutable, None, "as made")[0]
 
     def replace(self, **changes: Any) -> "TrainState":
         """Return the same state with other values for some attributes."""
         return dataclasses.replace(self, **changes)
 
     def __repr__(self) -> str:
-        """Show how many numbers there are: ``TrainState(plain, params=97 float32)``."""
-        told = []
-        for name in ("params", "opt_state", "mutable", "ema", "extra"):
-            sizes = collections.Counter[str]()
-            for x in jax.tree.leaves(getattr(self, name)):
-                sizes[str(getattr(x, "dtype", type(x).__name__))] += getattr(x, "size", 1)
-            told += [f"{name}={' + '.join(f'{n:,} {dtype}' for dtype, n in sizes.items())}"] if sizes else []
-        return f"TrainState({', '.join([self.recipe.form.kind, *told])})"
+        """Show how many numbers are trained: ``TrainState(plain, 97 parameters)``."""
+        return f"TrainState({self.form.kind}, {sum(x.size for x in jax.tree.leaves(self.params)):,} parameters)"
 
 
 def require_arrays(what: str, state: TrainState) -> None:
@@ -163,3 +161,44 @@ def _key(key: Any) -> Any:
     if key is None or (hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
         return key
     return jax.random.wrap_key_data(jnp.asarray(key))
+
+
+_SMALL = 1024
+"""Elements. What has fewer is left whole: to bring it together costs more than it takes to keep."""
+
+
+def shardings(state: TrainState, placement: Placement, shard: Any) -> Any:
+    """Return each leaf's sharding: parameters, their average, and what the optimiser keeps of them by the rule.
+
+    The rule is ``None``, ``"params"``, or ``rule(name, array)``, which returns ``None`` (whole on each device), a
+    dimension to split along, or a PartitionSpec.
+    """
+    whole = arrays.sharding(placement, ())
+    if shard is None or whole is None:
+        return jax.tree.map(lambda _: whole, state)
+
+    def largest_dimension(name: str, x: Any) -> int | None:
+        fitting = [d for d in range(x.ndim) if x.shape[d] % placement.num_devices == 0]
+        return max(fitting, key=lambda d: x.shape[d]) if fitting and x.size >= _SMALL else None
+
+    rule = largest_dimension if shard == "params" else shard
+    split = {}
+    for path, x in jax.tree_util.tree_leaves_with_path(state.params):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        entry = rule(name, x)
+        sharding = whole if entry is None else arrays.sharding(placement, entry)
+        assert sharding is not None
+        sharding.shard_shape(x.shape)  # an error of JAX's, if its parts would not be equal
+        split[path] = x.shape, sharding
+
+    def like_parameter(path: Any, x: Any) -> Any:
+        """Find a parameter by its path in an optimiser's state, which keeps trees like the parameters."""
+        ends = (split.get(path[start:]) for start in range(len(path) + 1))
+        return next((sharding for shape, sharding in filter(None, ends) if shape == x.shape), whole)
+
+    rest = jax.tree.map(lambda _: whole, state)
+    split_parts = {
+        name: jax.tree_util.tree_map_with_path(like_parameter, getattr(state, name))
+        for name in ("params", "opt_state", "ema")
+    }
+    return rest.replace(**split_parts)

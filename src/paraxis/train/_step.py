@@ -1,7 +1,6 @@
 """``train_step`` and ``eval_step``: a function for one device in, one ``jax.jit`` over all devices out."""
 
 import abc
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,22 +10,32 @@ import jax.numpy as jnp
 from paraxis._core import arrays, check, jax_api, placing
 from paraxis._core.placing import Axis
 from paraxis.errors import StateError
-from paraxis.train import _batches, _sharding
+from paraxis.train import _batches
 from paraxis.train._batches import Devices
 from paraxis.train._loss import LossFunction, Mean, Metrics, Outcome, value_of
-from paraxis.train._state import TrainState, require_arrays
+from paraxis.train._state import TrainState, require_arrays, shardings
 from paraxis.train._update import updated
 
 
 class _Step(abc.ABC):
     """A function of a state and a batch, compiled by one ``jax.jit``, which tells states, sizes and devices apart."""
 
-    def __init__(self, what: str, fn: Any, *, axis: Any, microbatches: Any, precision: Any, donate: bool) -> None:
+    def __init__(
+        self,
+        what: str,
+        fn: Any,
+        *,
+        axis: Any,
+        microbatches: Any,
+        precision: Any,
+        shard: Any = None,
+        donate: bool = False,
+    ) -> None:
         check.one_of(what, "precision", precision, (None, "bfloat16"), StateError)
         number = 1 if microbatches is None else microbatches
         self._what, self._fn, self._axis = what, LossFunction(what, fn), _batches.axis_of(what, axis)
         self._microbatches = check.count(what, "microbatches", number, write="microbatches=4", error=StateError)
-        self._dtype = None if precision is None else jnp.dtype(precision)
+        self._dtype, self._shard = None if precision is None else jnp.dtype(precision), shard
         self._jitted = jax.jit(self._body, static_argnums=(2, 3), donate_argnums=(0,) if donate else ())
         self._last: tuple[Any, Devices] | None = None  # the mesh in force at the last call, and the devices then
 
@@ -46,9 +55,6 @@ class _Step(abc.ABC):
     @abc.abstractmethod
     def _body(self, state: TrainState, padded: Any, size: int, devices: Devices) -> Any: ...
 
-    @abc.abstractmethod
-    def _state_on(self, devices: Devices, state: TrainState) -> TrainState: ...
-
     def _placed(self, state: TrainState, batch: Any) -> tuple[TrainState, Any, int, Devices]:
         """Return the arguments of the compiled function, on the devices by the mesh in force."""
         if not isinstance(state, TrainState) or isinstance(state.step, jax_api.Tracer):
@@ -60,8 +66,11 @@ class _Step(abc.ABC):
         context, last = jax.sharding.get_abstract_mesh(), self._last
         if last is None or context != last[0]:
             last = self._last = context, _batches.devices_of(self._axis)
-        padded, size = last[1].lay_out(self._what, batch, self._microbatches)
-        return self._state_on(last[1], state), padded, size, last[1]
+        devices = last[1]
+        padded, size = devices.lay_out(self._what, batch, self._microbatches)
+        if devices.whole is not None and getattr(state.step, "sharding", None) != devices.whole:  # no step returned it
+            state = jax.tree.map(arrays.put, state, shardings(state, devices.placement, self._shard))
+        return state, padded, size, devices
 
     def _run(self, function: Callable[..., Any], state: TrainState, padded: Any, size: int, devices: Devices) -> Any:
         if devices.waits:
@@ -76,9 +85,9 @@ class _Step(abc.ABC):
         if self._dtype is not None:  # the derivative is in the parameters' own
             params = jax.tree.map(lambda x: x.astype(self._dtype) if x.dtype.itemsize > 2 else x, params)
         trains = isinstance(self, TrainStep)
-        model, after = state.recipe.form.make(params, mutable, key, "train" if trains else "eval")
+        model, after = state.form.make(params, mutable, key, "train" if trains else "eval")
         found = self._fn(model, rows, size, key, mutable, trains=trains)
-        return found if "mutable" in self._fn.wants else dataclasses.replace(found, mutable=after())
+        return found if "mutable" in self._fn.wants else found._replace(mutable=after())
 
     def _key(self, state: TrainState) -> Any:
         if "key" in self._fn.wants and state.key is None:
@@ -120,11 +129,11 @@ class _Step(abc.ABC):
 class TrainStep(_Step):
     """A training step, made and described by :func:`train_step`."""
 
-    def __init__(self, fn: Callable[..., Any], *, clip: Any, guard: bool, shard: Any, **options: Any) -> None:
+    def __init__(self, fn: Callable[..., Any], *, clip: Any, guard: bool, **options: Any) -> None:
         super().__init__("px.train_step", fn, **options)
         if clip is not None:
             check.number("px.train_step", "clip", clip, above=0, write="clip=1.0", error=StateError)
-        self._clip, self._guard, self._shard = clip, guard, shard
+        self._clip, self._guard = clip, guard
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
         """Take one step.
@@ -142,20 +151,14 @@ class TrainStep(_Step):
         """
         return self._run(self._jitted, *self._placed(state, batch))
 
-    def _state_on(self, devices: Devices, state: TrainState) -> TrainState:
-        if devices.whole is None or getattr(state.step, "sharding", None) == devices.whole:  # as a step returned it
-            return state
-        return jax.tree.map(arrays.put, state, _sharding.of_state(state, devices.placement, self._shard))
-
     def _body(self, state: TrainState, padded: Any, size: int, devices: Devices) -> tuple[TrainState, Metrics]:
         is_whole = min(self._microbatches, size) == 1
 
         def part(rows: Any, size: int, key: Any, mutable: Any) -> tuple[Any, Any]:
             def loss(params: Any) -> tuple[jax.Array, Outcome]:
                 found = self._call(state, params, mutable, rows, size, key)
-                assert found.loss is not None
                 objective = value_of(found.loss) if is_whole else found.loss.total
-                return objective, dataclasses.replace(found, mutable=_kept(found.mutable, mutable))
+                return objective, found._replace(mutable=_kept(found.mutable, mutable))
 
             gradient, found = jax.grad(loss, has_aux=True)(state.params)
             return found.mutable, (gradient, found.loss, found.metrics)
@@ -167,7 +170,7 @@ class TrainStep(_Step):
         new, metrics = updated(state, gradient, Outcome(loss, metrics, mutable), self._clip, guard=self._guard)
         if devices.whole is not None:
             # Else the compiler may choose another place for what it returns, and the next step is compiled for that.
-            new = jax.lax.with_sharding_constraint(new, _sharding.of_state(new, devices.placement, self._shard))
+            new = jax.lax.with_sharding_constraint(new, shardings(new, devices.placement, self._shard))
         return new, metrics
 
 
@@ -185,13 +188,6 @@ class EvalStep(_Step):
         if placed[-1].waits:
             jax.block_until_ready(metrics)  # the next one, of the same state, would not wait for this one
         return metrics
-
-    def _state_on(self, devices: Devices, state: TrainState) -> TrainState:
-        used = dataclasses.replace(state, opt_state=None, ema=None, extra=None)
-        mesh = getattr(devices.whole, "mesh", None)
-        if mesh is None or getattr(getattr(state.step, "sharding", None), "mesh", None) == mesh:
-            return used
-        return arrays.put(used, devices.whole)
 
     def _body(self, state: TrainState, padded: Any, size: int, devices: Devices) -> Metrics:
         def part(rows: Any, size: int, key: Any, _: Any) -> tuple[None, Any]:
@@ -258,8 +254,8 @@ def train_step(
         >>> float(metrics["loss"])
         1.0
     """
-    options = {"axis": axis, "microbatches": microbatches, "precision": precision, "donate": donate}
-    return TrainStep(loss_fn, clip=clip, guard=guard, shard=shard, **options)
+    options = {"axis": axis, "microbatches": microbatches, "precision": precision, "shard": shard, "donate": donate}
+    return TrainStep(loss_fn, clip=clip, guard=guard, **options)
 
 
 def eval_step(
@@ -298,7 +294,7 @@ def eval_step(
         >>> float(evaluate(state, {"x": jnp.ones((10, 3))})["positive"])
         1.0
     """
-    return EvalStep("px.eval_step", fn, axis=axis, microbatches=microbatches, precision=precision, donate=False)
+    return EvalStep("px.eval_step", fn, axis=axis, microbatches=microbatches, precision=precision)
 
 
 def _sums(found: Any) -> Any:

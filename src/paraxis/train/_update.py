@@ -22,17 +22,15 @@ def updated(
         import optax
     if taken := sorted({"loss", "grad_norm"} & set(found.metrics)):
         raise StateError(f"px.train_step: metric {taken[0]!r} has a name that the step uses; give yours another")
-    loss = found.loss
-    assert loss is not None
+    loss, norm = found.loss, optax.tree.norm(gradient)
     metrics = {"loss": loss, **found.metrics}
-    norm = optax.tree.norm(gradient)
     if clip is not None or guard:
         metrics["grad_norm"] = Mean(norm, jnp.ones_like(norm))
     if clip is not None:
         gradient = jax.tree.map(lambda g: jax.lax.select(norm < clip, g, (g / norm.astype(g.dtype)) * clip), gradient)
 
     def optimized(state: TrainState) -> TrainState:
-        optimizer, decay = state.recipe.optimizer, state.recipe.ema_decay
+        optimizer, decay = state.optimizer, state.ema_decay
         try:  # with the loss, which Polyak's step and reduce_on_plateau need
             update = optax.with_extra_args_support(optimizer).update
             updates, opt_state = update(gradient, state.opt_state, state.params, value=value_of(loss))
