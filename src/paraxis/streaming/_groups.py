@@ -113,9 +113,8 @@ class Groups:
             [1, 5, 6]
         """
         count = check.count("Groups.sample", "count", count, most=len(self))
-        random = np.random.Generator(np.random.Philox(seed))
         drawn = copy.copy(self)
-        drawn.numbers = self.numbers[random.permutation(len(self))[:count]]
+        drawn.numbers = self.numbers[np.random.Generator(np.random.Philox(seed)).permutation(len(self))[:count]]
         return drawn
 
     def arrays(self) -> Any:

@@ -75,7 +75,7 @@ class Call:
         if len(sizes) > 1:
             raise DataError(f"Stream: groups must have equally many elements, got {' and '.join(map(str, sizes))}")
         self.size = sizes.pop() if sizes else None
-        self.key = (self.size, structure, *kinds, jax.sharding.get_abstract_mesh(), jax_api.is_wide())
+        self.key = (self.size, structure, *kinds, placing.mesh_in_force(), jax_api.is_wide())
         self.trace = functools.partial(_traced, fn, structure, kinds)
 
     def chunks(self, size: int, count: int) -> list[Chunk]:
@@ -102,7 +102,7 @@ class Program:
         axis, size, placement: the axis that is streamed, its number of elements, and where they lie.
         plan: its passes.
         checked: the passes that are known to use masks.
-        fits: how many elements fit into memory; 0: that is not asked for, or not known yet.
+        fits: how many elements of some lengths fit into memory.
 
     Args:
         alone: chunks are run by other processes, each with one device.
@@ -116,7 +116,7 @@ class Program:
         self._parts: dict[tuple[int, Lengths], Flat] = {}
         self._compiled: dict[Any, Callable[..., Any]] = {}
         self.checked: set[Pass] = set()
-        self.fits = 0
+        self.fits: dict[Lengths, int] = {}
         lengths = call.chunks(self.size, self.size)[0].lengths if self.size else ()
         whole = self.whole(lengths)
         self.axis, placement = _trace.axis_of(whole.closed, call.size)
@@ -192,9 +192,9 @@ class Program:
         placement = self.placement.holding(count or self.size)
         return arrays.sharding(placement, None if count is not None and placement.divides else ())
 
-    def bytes_of(self, call: Call, count: int) -> int:
+    def bytes_of(self, count: int, lengths: Lengths) -> int:
         """Return the bytes that a pass on so many elements takes on all devices, and those of rows read ahead."""
-        found, lengths = [], call.chunks(self.size, self.size)[0].lengths
+        found = []
         for one in self.plan.passes:
             fn, structs = one.program(self.part(count, lengths))
             used = jax.jit(fn, compiler_options=self._options).lower(*structs).compile().memory_analysis()

@@ -169,19 +169,18 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
         devices = program.placement.num_devices
         if self.at_once is not None:
             return min(self.at_once * devices, program.size)
-        if not program.fits:
+        lengths = call.chunks(program.size, program.size)[0].lengths
+        if lengths not in program.fits:
             assert isinstance(self.memory, int)
-            two, four = (program.bytes_of(call, count * devices) for count in (2, 4))
+            two, four = (program.bytes_of(count * devices, lengths) for count in (2, 4))
             each = max(1, (four - two) // 2)  # one element more on each device
             if self.memory < two - each:
                 raise ValueError(
                     f"Stream: memory must be at least {two - each:,} bytes, which one element on each of {devices} "
                     f"devices takes, got {self.memory:,}; write px.Stream(memory={2 * (two - each)})"
                 )
-            program.fits = min((2 + (self.memory - two) // each) * devices, program.size)
-        return program.fits
-
-    # --- for solvers, which read a px.Table themselves -------------------------------------------------------------
+            program.fits[lengths] = min((2 + (self.memory - two) // each) * devices, program.size)
+        return program.fits[lengths]
 
     def rows_at_once(self, *, row_bytes: int, kept_bytes: int, num_devices: int) -> int:
         """Return how many rows of a :class:`px.Table` a solver reads at once, which keeps so many bytes beside them.
