@@ -22,6 +22,7 @@ import numpy as np
 import paraxis as px
 
 CLIENTS, COHORT, BATCH, RATE = 400, 100, 20, 0.1
+WARM = 8  # rounds in which the cohorts' shapes are compiled
 Round = Callable[[Any, px.Groups], Any]
 
 
@@ -35,34 +36,22 @@ def run(devices: int, repeats: int) -> harness.Tables:
     ]
     first, second = rng.normal(size=(784, 128)) / 28, rng.normal(size=(128, 10)) / 11
     params = {"first": jnp.asarray(first, jnp.float32), "second": jnp.asarray(second, jnp.float32)}
-    groups = px.Groups(clients, lengths=lengths)
-    rivals: dict[str, Round] = {
-        "px.Stream(at_once=2)": by_stream(2),
-        "px.Stream(at_once=5)": by_stream(5),
-        "px.Stream(at_once=10)": by_stream(10),
-        "mesh, all as long as the longest": by_mesh(),
-        **by_fedjax(clients),
-    }
-    cohort = groups.sample(COHORT, seed=(0, 0))
-    for leaf, theirs in zip(
-        *map(jax.tree.leaves, (by_stream(10)(params, cohort), by_loop(params, cohort))), strict=True
-    ):
-        np.testing.assert_allclose(leaf, theirs, atol=1e-5)
+    groups, on_mesh = px.Groups(clients, lengths=lengths), jax.jit(round_of)
+    rivals: dict[str, Round] = {f"px.Stream(at_once={k})": px.Stream(at_once=k).jit(round_of) for k in (2, 5, 10)}
+    rivals["mesh, all as long as the longest"] = lambda params, cohort: on_mesh(params, cohort.arrays())
+    rivals |= by_fedjax(clients)
     times: dict[str, list[float]] = {name: [] for name in rivals}
     for number in range(repeats + WARM):
-        cohort = groups.sample(COHORT, seed=(0, number))
+        cohort, results = groups.sample(COHORT, seed=(0, number)), list[Any]()
         for name, one in rivals.items():
             start = time.perf_counter()
-            jax.block_until_ready(one(params, cohort))
+            results.append(jax.block_until_ready(one(params, cohort)))
             times[name] += [time.perf_counter() - start] if number >= WARM else []
-    best = min((statistics.median(t) for name, t in times.items() if name.startswith("FedJAX")), default=None)
+        jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, atol=1e-5), results[0], results[3])
     medians = {name: statistics.median(found) for name, found in times.items()}
+    best = min((median for name, median in medians.items() if name.startswith("FedJAX")), default=None)
     ratios = {} if best is None else {name: {"FedJAX / it": best / median} for name, median in medians.items()}
     return {"a round": {name: {"ms": 1e3 * median, **ratios.get(name, {})} for name, median in medians.items()}}
-
-
-WARM = 8
-"""Rounds in which the cohorts' shapes are compiled."""
 
 
 def loss(params: Any, x: Any, y: Any, mask: Any) -> Any:
@@ -96,30 +85,8 @@ def round_of(params: Any, data: Any) -> Any:
     return px.reduce_weighted_mean(px.map_fn(local, (px.broadcast(params), data)), data.count)
 
 
-def by_stream(at_once: int) -> Round:
-    return px.Stream(at_once=at_once).jit(round_of)
-
-
-def by_mesh() -> Round:
-    compiled = jax.jit(round_of)
-    return lambda params, cohort: compiled(params, cohort.arrays())
-
-
-def by_loop(params: Any, cohort: px.Groups) -> Any:
-    """The same, client by client and batch by batch, without padding."""
-    gradient = jax.jit(lambda p, x, y: jax.grad(loss)(p, x, y, jnp.ones(len(y), bool)))
-    total, count = jax.tree.map(jnp.zeros_like, params), 0
-    for client in cohort:
-        local, number = params, len(client["y"])
-        for start in range(0, number, BATCH):
-            x, y = client["x"][start : start + BATCH], client["y"][start : start + BATCH]
-            local = jax.tree.map(lambda p, g: p - RATE * g, local, gradient(local, x, y))
-        total, count = jax.tree.map(lambda t, p, n=number: t + n * p, total, local), count + number
-    return jax.tree.map(lambda t: t / count, total)
-
-
 def by_fedjax(clients: Sequence[Any]) -> dict[str, Round]:
-    """FedJAX's rounds, by its backends; none if it is not installed."""
+    """FedJAX's rounds; none if it is not installed. Its other backend, pmap, calls what JAX has removed."""
     for name in ("tree_map", "tree_leaves"):
         if not hasattr(jax, name):
             setattr(jax, name, getattr(jax.tree_util, name))
@@ -136,21 +103,16 @@ def by_fedjax(clients: Sequence[Any]) -> dict[str, Round]:
 
     data = fedjax.InMemoryFederatedData({str(number): client for number, client in enumerate(clients)})
     hyper = fedjax.ShuffleRepeatBatchHParams(batch_size=BATCH, num_epochs=1, drop_remainder=False, seed=0)
+    fedjax.set_for_each_client_backend("jit")
+    sgd = fedjax.optimizers.sgd
+    algorithm = fed_avg.federated_averaging(gradient, sgd(RATE), sgd(1.0), hyper)
 
-    def made(backend: str) -> Round:
-        fedjax.set_for_each_client_backend(backend)
-        sgd = fedjax.optimizers.sgd
-        algorithm = fed_avg.federated_averaging(gradient, sgd(RATE), sgd(1.0), hyper)
+    def one(params: Any, cohort: px.Groups) -> Any:
+        keys = map(jax.random.PRNGKey, range(COHORT))
+        given = [(str(i), data.get_client(str(i)), key) for i, key in zip(cohort.numbers, keys, strict=True)]
+        return algorithm.apply(algorithm.init(params), given)[0].params
 
-        def one(params: Any, cohort: px.Groups) -> Any:
-            fedjax.set_for_each_client_backend(backend)
-            keys = map(jax.random.PRNGKey, range(COHORT))
-            given = [(str(i), data.get_client(str(i)), key) for i, key in zip(cohort.numbers, keys, strict=True)]
-            return algorithm.apply(algorithm.init(params), given)[0].params
-
-        return one
-
-    return {"FedJAX, jit": made("jit")}  # its other backend, pmap, calls what JAX has removed
+    return {"FedJAX, jit": one}
 
 
 if __name__ == "__main__":
