@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests._cpu_time import CpuTime
+from tests import _cpu_time
 
 # Tests of single devices pass on a GPU, too: CONTRIBUTING.md says how to run them there.
 NUM_DEVICES = int(os.environ.get("TEST_DEVICES", "8"))
@@ -53,7 +53,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(CpuTime())
+    config.pluginmanager.register(_cpu_time)
 
 
 @pytest.hookimpl(tryfirst=True)

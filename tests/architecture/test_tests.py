@@ -1,8 +1,15 @@
-"""What holds of the tests themselves: they speak through the public interface."""
+"""What holds of the tests themselves: they speak through the public interface, and none takes too long."""
 
 import ast
 import re
+import time
+import types
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import _cpu_time
 
 TESTS = Path(__file__).resolve().parents[1]
 # In an import, in a text that is run, or as the name of what is replaced.
@@ -63,3 +70,20 @@ def test_a_shared_generator_is_seen() -> None:
     module = "rng = np.random.default_rng(0)\nX = rng.normal(size=3)\n"
     assert generators_shared_by_tests(f"{module}def test_a():\n    return rng.normal()") == ["test_a"]
     assert not generators_shared_by_tests(f"{module}def test_b():\n    rng = np.random.default_rng(1); return rng, X")
+
+
+@pytest.mark.parametrize(("marks", "outcome"), [(set(), pytest.fail.Exception), ({"slow"}, StopIteration)])
+def test_a_test_of_every_day_that_takes_too_long_fails(
+    monkeypatch: pytest.MonkeyPatch, marks: set[str], outcome: type[BaseException]
+) -> None:
+    item: Any = types.SimpleNamespace(get_closest_marker=lambda name: name if name in marks else None)
+    with monkeypatch.context() as patch:
+        patch.setattr(_cpu_time, "MOST", 0.1)
+        patch.delenv("COVERAGE_RUN", raising=False)
+        test = _cpu_time.pytest_runtest_call(item)
+        next(test)
+        begin = time.process_time()
+        while time.process_time() < begin + 0.2:
+            pass
+        with pytest.raises(outcome):
+            test.send(None)
