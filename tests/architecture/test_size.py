@@ -32,12 +32,12 @@ CEILINGS = {
     "solve": Size(3_986, 2_336, 20),
     "streaming": Size(1_685, 1_094, 11),
     "testing": Size(200, 68, 3),
-    "train": Size(3_277, 1_899, 18),
+    "train": Size(3_289, 1_906, 18),
     "transforms": Size(1_293, 729, 10),
     "the root": Size(280, 98, 4),
-    "all rooms": Size(19_499, 11_447, 126),
+    "all rooms": Size(19_511, 11_454, 126),
 }
-TESTS = 17_738
+TESTS = 17_748
 
 
 def size(paths: Iterable[Path]) -> Size:

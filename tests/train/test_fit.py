@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,7 +20,10 @@ def fit(*args: Any, **options: Any) -> px.train.Fitted:
     return px.fit(*args, progress=False, **options)
 
 
-def test_fit_is_the_loop_by_hand_bit_for_bit() -> None:
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_fit_is_the_loop_by_hand_bit_for_bit(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, the numbers of a step come as one array."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
     events: list[px.train.Event] = []
     fitted = fit(start(), step, data(), epochs=3, callbacks=events.append)
     expected, rows = list(by_hand(batches(data(), range(3 * PER_EPOCH)))), [16, 16, 16, 8]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from paraxis import _html as html
@@ -136,15 +137,26 @@ def _cell(value: float | None) -> str:
 
 
 def send(metrics: Any) -> Any:
-    """Start the transfer of one batch's metrics to the host; nothing waits for it."""
-    for x in jax.tree.leaves(metrics):
-        if isinstance(x, jax.Array):
-            x.copy_to_host_async()
-    return metrics
+    """Start the transfer of one batch's metrics to the host, as :func:`fetch` takes it; nothing waits for it.
+
+    Each transfer from a GPU takes a tenth of a millisecond, so that numbers of one kind are sent as one array.
+    """
+    leaves, structure = jax.tree.flatten(metrics)
+    kinds = {(x.dtype, x.shape, x.sharding) if isinstance(x, jax.Array) else None for x in leaves}
+    if jax.default_backend() == "cpu" or len(kinds) != 1 or None in kinds:
+        return metrics
+    packed = _stacked(leaves)
+    packed.copy_to_host_async()
+    return structure, packed
 
 
-def fetch(metrics: Mapping[str, Any]) -> Sums:
+_stacked = jax.jit(jnp.stack)
+
+
+def fetch(metrics: Any) -> Sums:
     """Return metrics of one batch as sums in float64. A metric that is no ``Mean`` counts once."""
+    if isinstance(metrics, tuple):
+        metrics = jax.tree.unflatten(metrics[0], np.asarray(metrics[1]).tolist())
     sums = {}
     for name, x in metrics.items():
         mean = x if isinstance(x, Mean) else Mean(x, 1.0)
