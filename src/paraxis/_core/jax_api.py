@@ -50,27 +50,6 @@ def define_lowering(primitive: Primitive, implementation: Callable[..., Any]) ->
     mlir.register_lowering(primitive, mlir.lower_fun(implementation, multiple_results=False), cacheable=False)
 
 
-def _once(x: jax.Array) -> jax.Array:
-    if jax.__version_info__ < (0, 12) and jax.numpy.issubdtype(x.dtype, np.inexact):  # jax < 0.12
-        # On CPU, its compiler removes barriers first. A loop's result it keeps; this one changes nothing.  # jax < 0.12
-        return jax.lax.fori_loop(0, 2, lambda i, x: jax.numpy.where(i == 2, -x, x), x)  # jax < 0.12
-    return jax.lax.optimization_barrier(x)
-
-
-ONCE = "px_reduce_operand"  # a policy of jax.checkpoint that saves all of px_reduce… saves this, too
-_once_p = Primitive(ONCE)
-_once_p.def_abstract_eval(lambda x: x)
-_once_p.def_impl(lambda x: x)
-define_lowering(_once_p, _once)
-ad.defjvp(_once_p, lambda x_dot, x: x_dot)
-batching.defvectorized(_once_p)
-
-
-def computed_once(x: jax.Array) -> jax.Array:
-    """Return the same, which a program computes once: again for another use, it may be rounded to another number."""
-    return _once_p.bind(x)
-
-
 def define_map(
     name: str,
     avals: Callable[..., tuple[Sequence[Any], set[Any]]],
@@ -201,13 +180,6 @@ def axis_of(effect: Any) -> str | None:
     return str(effect.name) if isinstance(effect, core.NamedAxisEffect) else None
 
 
-def _anywhere(constant: Any) -> Any:
-    """Return a constant without the mesh that was in force where it was traced, which JAX 0.12 notes in some."""
-    if isinstance(constant, np.ndarray) and hasattr(constant, "aval"):
-        return constant.view()
-    return constant
-
-
 def evaluate(
     closed: ClosedJaxpr,
     args: Sequence[Any],
@@ -215,17 +187,17 @@ def evaluate(
     run: Callable[..., Sequence[Any]] = bind,
 ) -> list[Any]:
     """Run a jaxpr equation by equation, each by ``run``; ``inline`` picks calls to be run by their bodies."""
-    values: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, map(_anywhere, closed.consts), strict=True))
+    values: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     values.update(zip(closed.jaxpr.invars, args, strict=True))
     for eqn in closed.jaxpr.eqns:
-        operands = [_anywhere(v.val) if isinstance(v, Literal) else values[v] for v in eqn.invars]
+        operands = [v.val if isinstance(v, Literal) else values[v] for v in eqn.invars]
         if inline(eqn):
             inner = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call"]
             results = evaluate(inner, operands, inline, run)
         else:
             results = run(eqn, eqn.params, operands)
         values.update(zip(eqn.outvars, results, strict=True))
-    return [_anywhere(v.val) if isinstance(v, Literal) else values[v] for v in closed.jaxpr.outvars]
+    return [v.val if isinstance(v, Literal) else values[v] for v in closed.jaxpr.outvars]
 
 
 CALLS = frozenset(

@@ -144,19 +144,61 @@ def mapped_axis(collective: str, axis: Axis | str) -> Axis:
 # --- the place of an axis -----------------------------------------------------------------------------------------
 
 
+def _derived() -> Any:
+    return dataclasses.field(init=False, repr=False, compare=False)
+
+
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """An axis with its place decided, and with it how many rows it is padded to.
+    """An axis with its place decided, and what follows: the elements lie in blocks of equal size, run in equal chunks.
 
     Attributes:
         axis: whose elements lie there.
         mesh: where; ``None``: there is one device.
         mesh_axes: those that the elements lie over; ``()``: all are within the device at hand.
+        crossed_axes: those of more than one device: JAX does not enter the others, so nothing can be sent along them.
+        size, num_devices: the number of elements, and of blocks.
+        num_chunks, chunk: how many chunks a device runs in turns, and the elements of one.
+        num_local, num_padded: rows of a block, and of all.
+        is_padded, has_idle_device, divides: some rows are no elements; all of a device are none; blocks could be equal.
+        is_said: the devices were chosen by somebody, not by default.
+        has_mesh_alone: no other mesh axes are left, so that a block is on one device and not on a group.
     """
 
     axis: Axis
     mesh: Mesh | AbstractMesh | None
     mesh_axes: tuple[str, ...]
+    crossed_axes: tuple[str, ...] = _derived()
+    size: int = _derived()
+    num_devices: int = _derived()
+    num_chunks: int = _derived()
+    chunk: int = _derived()
+    num_local: int = _derived()
+    num_padded: int = _derived()
+    is_padded: bool = _derived()
+    has_idle_device: bool = _derived()
+    divides: bool = _derived()
+    is_said: bool = _derived()
+    is_explicit: bool = _derived()
+    has_mesh_alone: bool = _derived()
+    spec: P = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        mesh, names, size, at_once = self.mesh, self.mesh_axes, self.axis.size, self.axis.at_once
+        shape = dict(mesh.shape) if mesh is not None else {}
+        num_devices = math.prod(shape[name] for name in names)
+        per_device = -(-size // num_devices)
+        num_chunks = -(-per_device // (at_once or per_device))
+        chunk = -(-size // (num_devices * num_chunks))
+        num_local = chunk * num_chunks
+        num_padded = num_local * num_devices
+        derived = vars(self)  # which is written once, here
+        derived.update(size=size, num_devices=num_devices, num_chunks=num_chunks, chunk=chunk, num_local=num_local)
+        derived.update(num_padded=num_padded, is_padded=num_padded > size, divides=size % num_devices == 0)
+        derived.update(has_idle_device=num_padded - size >= num_local, has_mesh_alone=shape.keys() == set(names))
+        derived.update(is_said=self.axis.mesh is not None or isinstance(mesh, AbstractMesh))
+        derived.update(is_explicit=mesh is not None and not set(names).isdisjoint(mesh.explicit_axes))
+        derived.update(spec=P(names) if names else P(), crossed_axes=tuple([n for n in names if shape[n] > 1]))
 
     def __str__(self) -> str:
         number, most = self.num_devices, "at most " * self.is_padded
@@ -167,71 +209,6 @@ class Placement:
     def holding(self, size: int) -> "Placement":
         """Return the same place for another number of elements."""
         return dataclasses.replace(self, axis=dataclasses.replace(self.axis, size=size))
-
-    @functools.cached_property
-    def size(self) -> int:
-        return self.axis.size
-
-    @functools.cached_property
-    def num_devices(self) -> int:
-        """Number of blocks; mesh axes that are not ours do not count."""
-        return math.prod(self.mesh.shape[name] for name in self.mesh_axes) if self.mesh is not None else 1
-
-    @property
-    def crossed_axes(self) -> tuple[str, ...]:
-        """The mesh axes with more than one device: JAX does not enter the others, so nothing can be sent along them."""
-        return tuple(name for name in self.mesh_axes if self.mesh is not None and self.mesh.shape[name] > 1)
-
-    @functools.cached_property
-    def num_chunks(self) -> int:
-        """Number of chunks that a device runs one after the other."""
-        per_device = -(-self.size // self.num_devices)
-        return -(-per_device // (self.axis.at_once or per_device))
-
-    @functools.cached_property
-    def chunk(self) -> int:
-        """Number of elements in flight per device. Chunks are of equal size, which needs the least padding."""
-        return -(-self.size // (self.num_devices * self.num_chunks))
-
-    @functools.cached_property
-    def num_local(self) -> int:
-        return self.chunk * self.num_chunks
-
-    @functools.cached_property
-    def num_padded(self) -> int:
-        return self.num_local * self.num_devices
-
-    @functools.cached_property
-    def is_padded(self) -> bool:
-        return self.num_padded > self.size
-
-    @functools.cached_property
-    def has_idle_device(self) -> bool:
-        """Return whether some device has nothing but padding."""
-        return self.num_padded - self.size >= self.num_local
-
-    @functools.cached_property
-    def divides(self) -> bool:
-        """Return whether each device has as many elements."""
-        return self.size % self.num_devices == 0
-
-    @property
-    def is_said(self) -> bool:
-        """Return whether the devices were chosen by somebody, not by default."""
-        return self.axis.mesh is not None or isinstance(self.mesh, AbstractMesh)
-
-    @functools.cached_property
-    def is_explicit(self) -> bool:
-        return self.mesh is not None and not set(self.mesh_axes).isdisjoint(self.mesh.explicit_axes)
-
-    @property
-    def has_mesh_alone(self) -> bool:
-        """Return whether no other mesh axes are left, so that a block is on one device and not on a group."""
-        return self.mesh is None or set(self.mesh.axis_names) == set(self.mesh_axes)
-
-    @property
-    def spec(self) -> P:
-        return P(self.mesh_axes) if self.mesh_axes else P()
 
     @property
     def devices(self) -> Mesh | None:
@@ -246,58 +223,48 @@ class Placement:
 
 def place(axis: Axis) -> Placement:
     """Decide where an axis lies, here and now; an AxisError says what the mesh lacks."""
-    scope, context = current(), jax.sharding.get_abstract_mesh()
+    scope, mesh = current(), jax.sharding.get_abstract_mesh()
     if scope.alone:
         return Placement(dataclasses.replace(axis, mesh=None, over=None), None, ())
-    if scope.mapped:
-        return _place_inside(axis, scope, context)
-    mesh = context if axis.mesh is None else axis.mesh
-    if not mesh.empty or axis.over is not None:
-        return Placement(axis, mesh, _names_on(axis, mesh))
-    mesh, entered = mesh_of(tuple(jax.devices()), axis.name), jax_api.entered_devices()
-    if entered not in (0, mesh.size):
+    if scope.mapped:  # inside another axis's body: the mesh axes still free, or none
+        mesh = scope.mesh if mesh.empty and scope.mesh is not None else mesh
+        if mesh.empty:
+            return Placement(axis, None, ())
+        if axis.mesh is not None and dict(axis.mesh.shape) != dict(mesh.shape):
+            raise AxisError(
+                f"axis {axis.name!r} has a mesh of its own, {dict(axis.mesh.shape)}, but is mapped inside "
+                f"{scope.mapped[-1].name!r}, which lies on {dict(mesh.shape)}. "
+                f"Put both on one mesh: px.Axis({axis.name!r}, {axis.size}, mesh=mesh, over=…)"
+            )
+    elif axis.mesh is not None:
+        mesh = axis.mesh
+    elif mesh.empty and axis.over is None:
+        mesh, entered = mesh_of(tuple(jax.devices()), axis.name), jax_api.entered_devices()
+        if entered not in (0, mesh.size):
+            raise AxisError(
+                f"axis {axis.name!r} cannot be placed: `with mesh:` asks for {entered} of {mesh.size} devices, but has "
+                f"no effect on an axis. Write `with jax.set_mesh(mesh): …`, or px.Axis(…, {axis.size}, mesh=mesh)"
+            )
+        if mesh.size == 1:
+            return Placement(axis, None, ())
+    over = (DEVICES if DEVICES in mesh.axis_names else axis.name) if axis.over is None else axis.over
+    names, has = (over,) if isinstance(over, str) else over, mesh.axis_names
+    missing = [name for name in names if name not in has]
+    if missing and (axis.over is not None or not scope.mapped):
+        which, own = ("its mesh", ", mesh=mesh") if axis.mesh is not None else ("the mesh set by jax.set_mesh", "")
+        listed = ", ".join(f"{name!r} ({mesh.shape[name]})" for name in has) or "none, as there is no mesh"
         raise AxisError(
-            f"axis {axis.name!r} cannot be placed: `with mesh:` asks for {entered} of {mesh.size} devices, but has no "
-            f"effect on an axis. Write `with jax.set_mesh(mesh): …`, or px.Axis({axis.name!r}, {axis.size}, mesh=mesh)"
+            f"axis {axis.name!r} cannot be placed: {which} has no axis {missing[0]!r}; it has {listed}. "
+            f"Write px.Axis({axis.name!r}, {axis.size}{own}, over={next(iter(has), 'data')!r})"
         )
-    return Placement(axis, mesh, (axis.name,)) if mesh.size > 1 else Placement(axis, None, ())
-
-
-def _place_inside(axis: Axis, outer: Scope, context: AbstractMesh) -> Placement:
-    """Inside another axis's body: the mesh axes still free, or none."""
-    context = outer.mesh if context.empty and outer.mesh is not None else context
-    if context.empty:
-        return Placement(axis, None, ())
-    if axis.mesh is not None and dict(axis.mesh.shape) != dict(context.shape):
-        raise AxisError(
-            f"axis {axis.name!r} has a mesh of its own, {dict(axis.mesh.shape)}, but is mapped inside "
-            f"{outer.mapped[-1].name!r}, which lies on {dict(context.shape)}. "
-            f"Put both on one mesh: px.Axis({axis.name!r}, {axis.size}, mesh=mesh, over=…)"
-        )
-    names, taken = _names_on(axis, context, required=axis.over is not None), {*context.manual_axes, *outer.taken}
+    taken = {*mesh.manual_axes, *scope.taken} if scope.mapped else set[str]()
     if axis.over is not None and taken.intersection(names):
         raise AxisError(
             f"axis {axis.name!r} is to lie over mesh axis {axis.over!r}, which already carries an axis that it is "
             f"nested in; lay it over another one, or leave `over` out to keep it within each device"
         )
-    free = tuple(n for n in names if n in context.axis_names and n not in taken)
-    return Placement(axis, context, free) if free else Placement(axis, None, ())
-
-
-def _names_on(axis: Axis, mesh: Mesh | AbstractMesh, *, required: bool = True) -> tuple[str, ...]:
-    if axis.over is None and DEVICES in mesh.axis_names:
-        return (DEVICES,)
-    over = axis.name if axis.over is None else axis.over
-    names = (over,) if isinstance(over, str) else over
-    missing = [name for name in names if name not in mesh.axis_names]
-    if missing and required:
-        has = ", ".join(f"{name!r} ({mesh.shape[name]})" for name in mesh.axis_names) or "none, as there is no mesh"
-        which, own = ("its mesh", ", mesh=mesh") if axis.mesh is not None else ("the mesh set by jax.set_mesh", "")
-        raise AxisError(
-            f"axis {axis.name!r} cannot be placed: {which} has no axis {missing[0]!r}; it has {has}. "
-            f"Write px.Axis({axis.name!r}, {axis.size}{own}, over={next(iter(mesh.axis_names), 'data')!r})"
-        )
-    return names
+    free = () if missing else tuple(name for name in names if name not in taken)
+    return Placement(axis, mesh, free) if free else Placement(axis, None, ())
 
 
 def as_here(placement: Placement) -> Placement:

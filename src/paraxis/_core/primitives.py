@@ -129,7 +129,7 @@ def _sum_transpose(ct: jax.Array, x: Any, *, axis: str, size: int, padded: Rows 
 def _extremum_jvp(primals: Any, tangents: Any, *, kind: str, **params: Any) -> tuple[jax.Array, jax.Array]:
     """Elements that attain the extremum share its derivative equally, as in ``jnp.max``."""
     (x,), x_dot = primals, jax_api.ad.instantiate_zeros(tangents[0])
-    x = jax_api.computed_once(x)  # else no element may equal it
+    x = jax.lax.optimization_barrier(x)  # computed again, it may be rounded otherwise, and no element equal it
     y = REDUCTIONS[kind].bind(x, **params)
     attained = (x == y[None]).astype(x_dot.dtype)
     return y, sum_p.bind(attained * x_dot, **params) / sum_p.bind(attained, **params)

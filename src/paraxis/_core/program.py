@@ -3,6 +3,7 @@
 While the function is traced, its axes are the declared ones of the scope; the verbs inside it go by their names.
 """
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -16,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from paraxis._core import arrays, jax_api, placing, pytrees
-from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, Literal
+from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from paraxis._core.placing import Axis, current, entered
 from paraxis.errors import AxisError
 
@@ -171,7 +172,7 @@ def compiled(closed: ClosedJaxpr) -> Callable[..., Any]:
 def structure_of(value: Any) -> Hashable:
     """Return the key of a jaxpr, or of a parameter that may hold some."""
     if isinstance(value, ClosedJaxpr):
-        return (_of_jaxpr(value.jaxpr), *map(_of_constant, value.consts))
+        return (_of_jaxpr(value.jaxpr), *map(structure_of, value.consts))
     if isinstance(value, Jaxpr):
         return _of_jaxpr(value)
     if isinstance(value, (tuple, list)):
@@ -179,49 +180,29 @@ def structure_of(value: Any) -> Hashable:
     if isinstance(value, Mapping):
         return (type(value), *sorted((name, structure_of(entry)) for name, entry in value.items()))
     if isinstance(value, (np.ndarray, np.generic, float, complex)):
-        return _of_constant(value)
-    if callable(value) and not isinstance(value, type):  # equal ones may do different things
-        if not dataclasses.is_dataclass(value):
-            return _itself(value)
-        return (type(value), *(structure_of(getattr(value, field.name)) for field in dataclasses.fields(value)))
-    try:
-        hash(value)
-    except TypeError:
-        return _itself(value)
-    return (type(value), value)
-
-
-def _itself(value: Any) -> Hashable:
-    """Return the key of something that is equal to itself alone. The program holds it, so that the id stays its own."""
-    return (type(value), id(value))
-
-
-def _of_constant(value: Any) -> Hashable:
-    if isinstance(value, (np.ndarray, np.generic, bool, int, float, complex)):
         array = np.asarray(value)  # its bytes tell 0.0 from -0.0
         kind = np.ndarray if isinstance(value, np.ndarray) else type(value)  # JAX's own arrays of NumPy are that, too
         return (kind, array.dtype, array.shape, array.tobytes())
-    return _itself(value)  # an array of JAX's, which does not change
+    runs = callable(value) and not isinstance(value, type)  # equal ones may do different things
+    if runs and dataclasses.is_dataclass(value):
+        return (type(value), *(structure_of(getattr(value, field.name)) for field in dataclasses.fields(value)))
+    # What is equal to itself alone, an array of JAX's too, is held by the program, so that its id stays its own.
+    return (type(value), id(value) if runs or not isinstance(value, Hashable) else value)
 
 
 def _of_jaxpr(jaxpr: Jaxpr) -> Hashable:
-    numbers: dict[Any, int] = {}
+    numbers = collections.defaultdict[Any, int](itertools.count().__next__)
 
-    def named(variables: Any) -> Hashable:
-        return tuple((numbers.setdefault(v, len(numbers)), v.aval) for v in variables)
+    def typed(variables: Sequence[Any]) -> Hashable:
+        return tuple([(numbers[v], v.aval) for v in variables])
 
-    def read(atom: Any) -> Hashable:
-        return (_of_constant(atom.val), atom.aval) if isinstance(atom, Literal) else numbers[atom]
+    def read(atoms: Sequence[Any]) -> Hashable:
+        return tuple([(structure_of(v.val), v.aval) if isinstance(v, Literal) else numbers[v] for v in atoms])
 
-    arguments = named((*jaxpr.constvars, *jaxpr.invars))
-    equations = tuple(
-        (eqn.primitive, tuple(map(read, eqn.invars)), _of_parameters(eqn), eqn.ctx, named(eqn.outvars))
-        for eqn in jaxpr.eqns
-    )
-    return arguments, equations, tuple(map(read, jaxpr.outvars))
+    def parameters(eqn: JaxprEqn) -> Hashable:
+        is_ruled = eqn.primitive.name.startswith(("custom_jvp_call", "custom_vjp_call")) and "call_jaxpr" in eqn.params
+        return structure_of(eqn.params["call_jaxpr"] if is_ruled else [*eqn.params.items()])
 
-
-def _of_parameters(eqn: jax_api.JaxprEqn) -> Hashable:
-    if eqn.primitive.name.startswith(("custom_jvp_call", "custom_vjp_call")) and "call_jaxpr" in eqn.params:
-        return structure_of(eqn.params["call_jaxpr"])
-    return tuple((name, structure_of(value)) for name, value in eqn.params.items())
+    arguments = typed([*jaxpr.constvars, *jaxpr.invars])
+    eqns = [(eqn.primitive, read(eqn.invars), parameters(eqn), eqn.ctx, typed(eqn.outvars)) for eqn in jaxpr.eqns]
+    return arguments, tuple(eqns), read(jaxpr.outvars)

@@ -23,7 +23,7 @@ from paraxis.streaming._trace import Flat, Operation, meet, rows_p, verbs_in
 _FOLDS = {f"px_reduce_{kind}": kind for kind in ("sum", "max", "min", "any", "all")}
 _FOLDS |= {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_or": "any", "reduce_and": "all"}
 _FOLDS |= {"dot_general": "sum"}
-_SAME_ROWS = frozenset((jax_api.ONCE, rows_p.name, "select_n", "convert_element_type"))
+_SAME_ROWS = frozenset(("optimization_barrier", rows_p.name, "select_n", "convert_element_type"))
 """Operations whose results have the last bits of an operand."""
 
 
@@ -102,7 +102,7 @@ class Plan:
     def _place(self, number: int, operation: Operation, part: JaxprEqn) -> None:
         """Decide where an operation is done: between passes, or on the rows of a chunk; as a reduction or not."""
         eqn, name, axis = operation.eqn, operation.name, operation.eqn.params.get("axis")
-        is_map, is_reduction = eqn.primitive is maps.map_p, name.startswith("px_reduce_") and name != jax_api.ONCE
+        is_map, is_reduction = eqn.primitive is maps.map_p, name.startswith("px_reduce_")
         dims = [None if isinstance(v, Literal) else self.dims[v] for v in operation.inputs]
         outs = [self.dims[v] for v in operation.outputs]
         if is_map and axis == self._axis:

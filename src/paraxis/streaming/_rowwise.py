@@ -11,7 +11,7 @@ from paraxis._core import jax_api
 from paraxis._core.jax_api import JaxprEqn, Literal
 from paraxis.streaming._resume import is_key, plain
 
-_COPIES = frozenset(("sharding_constraint", "reshard", "device_put", "optimization_barrier", jax_api.ONCE))
+_COPIES = frozenset(("sharding_constraint", "reshard", "device_put", "optimization_barrier"))
 """Operations whose results are their operands."""
 _UNKNOWN = ("while", "cond", "pure_callback", "io_callback", "debug_callback", "debug_print")
 """Operations that are not run to see what they do: which branch they take, and when they end, depends on values."""
