@@ -8,7 +8,9 @@ tables of ``README.md`` are written anew.
 """
 
 import argparse
+import concurrent.futures
 import dataclasses
+import multiprocessing
 import os
 import statistics
 import subprocess
@@ -77,6 +79,17 @@ def in_turn(rivals: Mapping[str, Callable[[], Any]], repeats: int, calls: int = 
             if turn:
                 times[name].append((time.perf_counter() - start) / calls)
     return {name: statistics.median(found) for name, found in times.items()}
+
+
+def in_new_process(fn: Callable[..., Any], *args: Any) -> Any:
+    """Return what a benchmark's function gives in a process of its own, with as many simulated devices."""
+    import jax
+
+    from paraxis.testing import simulate_devices
+
+    options: Any = {"initializer": simulate_devices, "initargs": (jax.device_count(),)}
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), **options) as pool:
+        return pool.submit(fn, *args).result()
 
 
 @dataclasses.dataclass

@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         fits = {"resumed": fit(table, saved)}
         print("not stopped", flush=True)
         fits["not stopped"] = fit(table, None)
-        predicted = fits["resumed"].predict(new, engine=px.Stream(at_once=AT_ONCE))
+        predicted = fits["resumed"].predict(new)
     fits["in memory"] = px.solve.LogisticRegression(**OPTIONS).fit(*train)
 
     whole, rows = fits["not stopped"], []

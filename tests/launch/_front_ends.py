@@ -73,7 +73,6 @@ def estimators() -> Results:
         "Ridge": px.solve.Ridge(alpha=1.0).fit(X, Z).coef_,
         "LogisticRegression": px.solve.LogisticRegression(C=1.0).fit(X, Y).predict_proba(X),
         "best": px.solve.cross_validate_path(px.solve.Ridge(), X, Z, [1e-1, 1e3], folds=3).best,
-        "path": px.solve.Ridge().path(X, Z, [1.0, 10.0]).coef,
     }
 
 

@@ -1,4 +1,4 @@
-"""Paths are fits one by one; folds in one program are scikit-learn's fits fold by fold."""
+"""Folds on rows that are laid out once are scikit-learn's fits fold by fold."""
 
 from typing import Any
 
@@ -10,21 +10,6 @@ from paraxis import solve
 from tests.solve.test_estimators import CASES, WEIGHT, X, new, on
 
 GRID = [0.1, 10.0, 1.0]  # in no order
-
-
-@pytest.mark.slow
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("case", ["two classes", "three classes", "ridge", "counts", "lasso", "elastic net"])
-def test_a_path_is_fits_one_by_one(case: str) -> None:
-    ours, theirs, y = CASES[case]
-    path = on(1, ours).path(X, y, GRID, WEIGHT)
-    np.testing.assert_array_equal(path.strengths, GRID)
-    for strength, coef, intercept in zip(GRID, path.coef, path.intercept, strict=True):
-        expected = new(theirs, **{ours.strength_name: strength}).fit(X, y, WEIGHT)
-        np.testing.assert_allclose(coef, expected.coef_, rtol=0, atol=1e-6)
-        np.testing.assert_allclose(intercept, expected.intercept_, rtol=0, atol=5e-6)
-    assert path.n_iter.shape == (3,)
-    assert all(isinstance(words, str) for words in path.status)
 
 
 @pytest.mark.sampled(1)

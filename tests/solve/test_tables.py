@@ -82,7 +82,7 @@ def test_a_penalty_that_makes_coefficients_zero_makes_the_same_ones_zero_as_in_s
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_predictions_for_a_table_are_those_for_its_rows_and_it_is_read_once_in_blocks(name):
+def test_predictions_for_a_table_are_those_for_its_rows_and_it_is_read_once(name):
     ours, _, y = ESTIMATORS[name]
     model = sklearn.base.clone(ours).fit(X, y)
     methods = ["predict"]
@@ -90,15 +90,15 @@ def test_predictions_for_a_table_are_those_for_its_rows_and_it_is_read_once_in_b
         methods += ["decision_function", "predict_proba", "predict_log_proba"]
     for method in methods:
         rows, source = table(y)
-        found = getattr(model, method)(rows, engine=STREAM)
+        found = getattr(model, method)(rows)
         expected = getattr(model, method)(X)
-        assert (found.dtype, found.shape, source.passes) == (expected.dtype, expected.shape, [[5] * 40 + [3]])
+        assert (found.dtype, found.shape, source.passes) == (expected.dtype, expected.shape, [[N]])
         np.testing.assert_allclose(found, expected, rtol=1e-12) if found.dtype.kind == "f" else None
         np.testing.assert_array_equal(found, expected) if found.dtype.kind != "f" else None
     weight = np.random.default_rng(2).integers(0, 3, N)
     rows, source = table(y.astype(object) if name == "two classes" else y)  # as files give text
-    np.testing.assert_allclose(model.score(rows, sample_weight=weight, engine=STREAM), model.score(X, y, weight))
-    assert source.passes == [[5] * 40 + [3]]
+    np.testing.assert_allclose(model.score(rows, sample_weight=weight), model.score(X, y, weight))
+    assert source.passes == [[N]]
 
 
 def test_columns_are_those_of_the_fit_by_name_and_in_order(tmp_path):
@@ -110,14 +110,14 @@ def test_columns_are_those_of_the_fit_by_name_and_in_order(tmp_path):
     tables = {kind: px.Table.csv(tmp_path / f"{kind}.csv", target="y") for kind in ("fitted", "turned", "other")}
     model = px.solve.LogisticRegression(devices=1).fit(tables["fitted"], engine=STREAM)
     assert list(model.feature_names_in_) == names
-    score = model.score(tables["fitted"], engine=STREAM)
+    score = model.score(tables["fitted"])
     for kind, what in (("turned", "'d' in the place of 'a'"), ("other", "'x' in the place of 'b'")):
         with pytest.raises(px.DataError, match=rf"with {what}; .* columns=list\(model\.feature_names_in_\)"):
-            model.score(tables[kind], engine=STREAM)
+            model.score(tables[kind])
     chosen = px.Table.csv(tmp_path / "turned.csv", target="y", columns=list(model.feature_names_in_))
-    assert model.score(chosen, engine=STREAM) == score
+    assert model.score(chosen) == score
     assert model.score(double, double[:, 0] > 0) == score  # without names, and without a warning, as blocks are
-    assert model.score(px.Table.of_arrays(double, double[:, 0] > 0), engine=STREAM) == score
+    assert model.score(px.Table.of_arrays(double, double[:, 0] > 0)) == score
 
 
 @pytest.mark.parametrize(("devices", "at_once"), [(1, 29), (1, 203), (3, 10), (8, 1)])

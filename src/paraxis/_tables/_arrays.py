@@ -1,4 +1,4 @@
-"""Arrays as a table: in memory, or mapped into it from NPY files; and files that must stay as they are."""
+"""Files that must stay as they are; and arrays as a table, in memory or mapped into it from NPY files."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -17,9 +17,11 @@ class File:
         self.who, self.path = who, path
         self._seen = self._size_and_time()
 
-    def _size_and_time(self) -> tuple[int, int]:
-        stat = self.path.stat()
-        return stat.st_size, stat.st_mtime_ns
+    def _size_and_time(self) -> tuple[int, int] | None:
+        with contextlib.suppress(OSError):
+            stat = self.path.stat()
+            return stat.st_size, stat.st_mtime_ns
+        return None
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -27,8 +29,6 @@ class File:
         self.require()
         try:
             yield
-        except DataError:
-            raise
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             raise DataError(f"{self.who}: {str(self.path)!r} cannot be read: {reason}") from error
@@ -36,24 +36,11 @@ class File:
 
     def require(self) -> None:
         """Check that the file is as it was."""
-        try:
-            found = self._size_and_time()
-        except OSError as error:
-            raise DataError(f"{self.who}: {str(self.path)!r} is gone since it was looked at first: {error}") from error
-        if found != self._seen:
+        if self._size_and_time() != self._seen:
             raise DataError(
-                f"{self.who}: {str(self.path)!r} has changed since it was looked at first, from {self._seen[0]:,} "
-                f"bytes to {found[0]:,}; make the table anew when the file is complete"
+                f"{self.who}: {str(self.path)!r} has changed or is gone since it was looked at first; make the table "
+                "anew when the file is complete"
             )
-
-
-def place_of(files: Sequence[File], sizes: Sequence[int], row: int) -> str:
-    """Return where a row of all files is, for messages."""
-    for file, size in zip(files, sizes, strict=False):
-        if row < size:
-            return f"{str(file.path)!r}, row {row}"
-        row -= size
-    return f"row {row}"
 
 
 class Arrays:
@@ -72,6 +59,7 @@ class Arrays:
             if X.dtype.kind not in "biuf" or y.dtype.kind not in "biufUO":
                 raise DataError(f"{who}: X must hold numbers, and y numbers or text, got {X.dtype} and {y.dtype}")
         self._pairs, self._mapped = pairs, mapped
+        self.parts = [(file.path, len(X)) for file, (X, _) in zip(mapped, pairs, strict=False)]
         self.columns = [f"x{number}" for number in range(pairs[0][0].shape[1])]
         self.dtype = np.dtype(dtype or np.result_type(np.float32, *(X.dtype for X, _ in pairs)))
 
@@ -79,16 +67,12 @@ class Arrays:
         return sum(len(X) for X, _ in self._pairs)
 
     def blocks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        del size  # the table takes what it needs of an array
         for file in self._mapped:
             file.require()
-        for X, y in self._pairs:
-            for start in range(0, len(X), size):
-                yield X[start : start + size], y[start : start + size]
+        yield from self._pairs
         for file in self._mapped:
             file.require()
-
-    def place(self, row: int) -> str:
-        return place_of(self._mapped, [len(X) for X, _ in self._pairs], row)
 
 
 def npy(folder: Path, dtype: Any) -> Arrays:

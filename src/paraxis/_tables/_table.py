@@ -1,5 +1,6 @@
 """The common part of all tables: their shape, and their rows in blocks that are checked."""
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,37 +23,29 @@ class Table:
 
     Args:
         source: anything that has a length; ``columns``, the names of those to predict from; ``target``, the name of
-            the other one; ``dtype``, that of ``X``; and ``blocks(size)``, which yields pairs of NumPy arrays ``X (size,
-            d)`` and ``y (size,)``, the same ones in the same order each time, or of other sizes. If it has
-            ``place(row)``, errors say so where a row is.
+            the other one; ``dtype``, float32 or float64, that of ``X``; and ``blocks(size)``, which yields NumPy arrays
+            ``X (n, d)`` and ``y (n,)`` of any sizes, the same rows in the same order each time. If it has ``parts``,
+            pairs of a name and a number of rows, errors say in which of them a row is.
 
     Attributes:
         columns, target: the names of the columns to predict from, and of the other one.
         dtype: that of the columns to predict from, as they are read.
 
     Example:
-        >>> import pathlib, tempfile, numpy as np, paraxis as px
+        >>> import numpy as np, paraxis as px
         >>> X = np.random.default_rng(0).normal(size=(1000, 3)).astype("float32")
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     for part in (0, 1):
-        ...         np.save(pathlib.Path(folder, f"X-{part}.npy"), X[500 * part : 500 * part + 500])
-        ...         np.save(pathlib.Path(folder, f"y-{part}.npy"), X[500 * part : 500 * part + 500, 0] > 0)
-        ...     table = px.Table.npy(folder)
-        ...     model = px.solve.LogisticRegression().fit(table, engine=px.Stream(memory="1MB"))
-        >>> table, float(model.score(X, X[:, 0] > 0)) > 0.99
+        >>> table = px.Table.of_arrays(X, X[:, 0] > 0)  # or px.Table.parquet("folder", target="y")
+        >>> model = px.solve.LogisticRegression().fit(table, engine=px.Stream(memory="1MB"))
+        >>> table, model.score(X, X[:, 0] > 0) > 0.99
         (<Table: 3 columns and the target 'y', float32>, True)
     """
 
     def __init__(self, source: Any) -> None:
-        if not hasattr(source, "blocks"):
-            raise DataError(
-                f"Table: source must have blocks(size), got {check.described(source)}; write "
-                f"px.Table.parquet('rows', target='y'), or px.Table.of_arrays(X, y)"
-            )
         self._source = source
         self.columns: list[str] = list(source.columns)
         self.target: str = source.target
         self.dtype: np.dtype[Any] = np.dtype(source.dtype)
+        check.one_of("Table", "dtype", self.dtype.name, ("float32", "float64"))
         self._is_named: bool = getattr(source, "is_named", True)  # so that a model can tell columns apart
 
     @classmethod
@@ -69,13 +62,12 @@ class Table:
             dtype: of the numbers: float32 or float64; default: float32 if that holds the files' types, else float64.
 
         Raises:
-            DataError: if there are no such files, one cannot be read, columns differ between files, or hold no
-                numbers; the message names file and columns.
+            DataError: if there are no such files, one cannot be read, columns differ between files or hold no numbers.
             ModuleNotFoundError: if pyarrow is missing; the extra ``tables`` brings it.
         """
         from paraxis._tables._arrow import Files
 
-        return cls(Files("Table.parquet", Path(folder), target, columns, _dtype(dtype)))
+        return cls(Files("Table.parquet", Path(folder), target, columns, dtype))
 
     @classmethod
     def csv(
@@ -99,12 +91,11 @@ class Table:
             delimiter: between values.
             decimal: the decimal point, of files with commas ``","``.
 
-        Raises:
-            DataError, ModuleNotFoundError: as :meth:`parquet`.
+        Raises: as :meth:`parquet`.
         """
         from paraxis._tables._arrow import Files
 
-        return cls(Files("Table.csv", Path(folder), target, columns, _dtype(dtype), (delimiter, decimal)))
+        return cls(Files("Table.csv", Path(folder), target, columns, dtype, (delimiter, decimal)))
 
     @classmethod
     def npy(cls, folder: str | Path, *, dtype: Any = None) -> "Table":
@@ -115,21 +106,14 @@ class Table:
             dtype: as for :meth:`parquet`.
 
         Raises:
-            DataError: if there are no such files, or one cannot be read.
-            DataError: if their shapes do not fit together.
+            DataError: if there are no such files, one cannot be read, or shapes do not fit together.
         """
-        return cls(npy(Path(folder), _dtype(dtype)))
+        return cls(npy(Path(folder), dtype))
 
     @classmethod
     def of_arrays(cls, X: Any, y: Any, *, dtype: Any = None) -> "Table":
-        """Return rows of arrays, ``(n, d)`` and ``(n,)``, in memory or memory-mapped.
-
-        Example:
-            >>> import numpy as np, paraxis as px
-            >>> px.Table.of_arrays(np.zeros((5, 3)), np.zeros(5)).shape
-            (5, 3)
-        """
-        return cls(Arrays("Table.of_arrays", [(np.asanyarray(X), np.asarray(y))], _dtype(dtype)))
+        """Return rows of arrays, ``(n, d)`` and ``(n,)``, in memory or memory-mapped."""
+        return cls(Arrays("Table.of_arrays", [(np.asanyarray(X), np.asarray(y))], dtype))
 
     def __len__(self) -> int:
         return len(self._source)
@@ -144,9 +128,6 @@ class Table:
 
         Memory is bounded by the block, and by what the file's format makes a reader hold.
 
-        Args:
-            size: rows of a block.
-
         Raises:
             DataError: if a number is missing, NaN or infinite, a file cannot be read, or changed since the table was
                 made; it names file and row.
@@ -159,55 +140,50 @@ class Table:
 
     def _blocks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the same unchecked. The source's parts are put together, in memory where a device may use them."""
-        X, targets, filled = np.empty((0, 0)), [], 0
+        size = min(size, max(1, len(self)))
+        X, targets, filled, count = np.empty((0, 0)), [], 0, 0
         for part, y in self._source.blocks(size):
             if part.ndim != 2 or part.shape[1] != len(self.columns) or y.shape != part.shape[:1]:
                 raise DataError(
                     f"Table: a block must be X (n, {len(self.columns)}) and y (n,), got {part.shape} and {y.shape}"
                 )
-            start = 0
-            while start < len(part):
-                if not filled and len(part) - start >= size and part.dtype == self.dtype and type(part) is np.ndarray:
-                    yield part[start : start + size], y[start : start + size]
-                    start += size
-                    continue
+            count += len(part)
+            while len(part):
                 X = X if filled else _aligned((size, part.shape[1]), self.dtype)
-                stop = min(len(part), start + size - filled)
-                X[filled : filled + stop - start] = part[start:stop]
-                targets.append(y[start:stop])
-                filled, start = filled + stop - start, stop
+                stop = min(filled + len(part), size)
+                X[filled:stop], rest = part[: stop - filled], stop - filled
+                targets.append(y[:rest])
+                part, y, filled = part[rest:], y[rest:], stop
                 if filled == size:
                     yield X, np.concatenate(targets)
                     targets, filled = [], 0
         if filled:
             yield X[:filled], np.concatenate(targets)
+        if count != len(self):
+            raise DataError(f"Table: {self!r} gave {count:,} rows, and has {len(self):,}; they must stay the same")
 
     def _require_finite(self, X: np.ndarray, y: np.ndarray, start: int) -> None:
-        """Check that there are numbers everywhere. Their sum of squares tells, unless it overflows."""
-        flat, wrong = X.reshape(-1), None
-        with np.errstate(over="ignore", invalid="ignore"):
-            squares = np.dot(flat, flat)
-        if not np.isfinite(squares) and not (finite := np.isfinite(X)).all():
-            row, column = np.argwhere(~finite)[0]
-            wrong = row, self.columns[column], X[row, column]
-        elif y.dtype.kind in "fO":
-            missing = [v is None or v != v for v in y] if y.dtype.kind == "O" else ~np.isfinite(y)
-            wrong = (np.argmax(missing), self.target, y[np.argmax(missing)]) if np.any(missing) else None
-        if wrong is not None:
-            place = getattr(self._source, "place", "row {}".format)(start + int(wrong[0]))
-            raise DataError(
-                f"Table: values must be finite numbers, got {wrong[2]} in {place}, column {wrong[1]!r}; write the "
-                f"files without such rows, or with a number in its place"
-            )
-
-    def _as_targets(self, y: np.ndarray) -> np.ndarray:
-        """Return all targets as the files mean them: of CSV, integers if all of them are."""
-        return getattr(self._source, "as_targets", lambda y: y)(y)
-
-    def __array__(self, *_: Any, **__: Any) -> Any:
+        """Check that there are numbers everywhere."""
+        infinite = np.argwhere(~np.isfinite(X))
+        is_text = y.dtype.kind == "O"
+        missing: Any = [v is None or v != v for v in y] if is_text else y.dtype.kind == "f" and ~np.isfinite(y)
+        if len(infinite):
+            row, column = infinite[0].tolist()
+            name, value = self.columns[column], X[row, column]
+        elif np.any(missing):
+            row = int(np.argmax(missing))
+            name, value = self.target, y[row]
+        else:
+            return
+        row, place = row + start, ""
+        for file, size in getattr(self._source, "parts", ()):
+            if row < size:
+                place = f"{str(file)!r}, "
+                break
+            row -= size
         raise DataError(
-            "Table: its rows are read when they are needed, and it is no array; write "
-            "model.fit(table, engine=px.Stream(memory='2GB')), or px.solve.rows(table, engine=…)"
+            f"Table: values must be finite numbers, got {value} in {place}row {row}, column {name!r}; write the files "
+            "without such rows, or with a number in its place"
         )
 
     def __repr__(self) -> str:
@@ -216,13 +192,6 @@ class Table:
 
 def _aligned(shape: tuple[int, int], dtype: np.dtype[Any]) -> np.ndarray:
     """Return memory that begins where a device may use it without a copy, on CPU."""
-    size = shape[0] * shape[1] * dtype.itemsize
-    memory = np.empty(size + _ALIGNED, np.uint8)
+    memory = np.empty(math.prod(shape) * dtype.itemsize + _ALIGNED, np.uint8)
     start = -memory.ctypes.data % _ALIGNED
-    return memory[start : start + size].view(dtype).reshape(shape)
-
-
-def _dtype(dtype: Any) -> Any:
-    if dtype is not None:
-        check.one_of("Table", "dtype", np.dtype(dtype).name, ("float32", "float64"))
-    return dtype
+    return memory[start : start + len(memory) - _ALIGNED].view(dtype).reshape(shape)

@@ -23,7 +23,6 @@ __all__ = [  # noqa: F405
     "LinearRegression",
     "LogisticRegression",
     "OptStep",
-    "Path",
     "PoissonRegressor",
     "ProximalGradient",
     "ProximalGradientState",

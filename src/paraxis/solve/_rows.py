@@ -15,42 +15,21 @@ from paraxis.solve._streaming import TableRows
 
 
 class Rows(NamedTuple):
-    """Data for an objective, ``(X, y, weight)``, distributed over devices; rows of padding have weight zero.
+    """Data for an objective, ``(X, y, weight)``, distributed over devices; rows of padding have weight zero."""
 
-    Args:
-        X: ``(num_padded, d)``, an array; or what reads them of a table.
-        y: targets ``(num_padded,)`` or ``(num_padded, k)``.
-        weight: ``(num_padded,)``.
-    """
-
-    X: Any
-    y: jax.Array
-    weight: jax.Array
-
-    def __repr__(self) -> str:
-        return f"Rows(X {self.X.dtype}{self.X.shape}, y {self.y.dtype}{self.y.shape}, weight {self.weight.shape})"
+    X: Any  # (num_padded, d), an array; or what reads them of a table
+    y: jax.Array  # (num_padded,) or (num_padded, k)
+    weight: jax.Array  # (num_padded,)
 
     def shared(self, params: Any) -> Any:
-        """Return the same parameters, whole on each device of the rows.
-
-        Use it before a loop of updates: the parameters of the first call then lie where those of later calls do, and
-        the update is not compiled twice.
-        """
+        """Return the same parameters, whole on each device of the rows, so that a first update is compiled for all."""
         return jax.tree.map(lambda x: arrays.whole_beside(jnp.asarray(x), self.y), params)
 
 
-def rows(
-    X: Any,
-    y: Any = None,
-    sample_weight: Any = None,
-    *,
-    axis: Axis | None = None,
-    engine: Any = None,
-) -> Rows:
+def rows(X: Any, y: Any = None, sample_weight: Any = None, *, axis: Axis | None = None, engine: Any = None) -> Rows:
     """Distribute rows over devices, as the data of an objective.
 
-    Each device gets the same number of rows. If their number does not divide, rows of weight zero are added, which
-    change neither the objective nor the solution.
+    If their number does not divide, rows of weight zero are added, which do not change the objective.
 
     Args:
         X: ``(n, d)``, floating; or a :class:`px.Table`, whose rows stay on disk, and are read in each pass.
@@ -63,9 +42,8 @@ def rows(
         A tuple ``(X, y, weight)`` of arrays ``(num_padded, ...)``; of a table, ``X`` stands for rows on disk.
 
     Raises:
-        DataError: if the numbers of rows differ, or the axis has another size.
-        DataError: if there is no row, or no weight is positive; or if processes were given different rows, as a digest
-            of small arrays, and of 64 rows of others, tells.
+        DataError: if the numbers of rows differ, or the axis has another size; if there is no row, or no weight is
+            positive; or if processes were given different rows, as a digest tells.
 
     Communicates: sends each device its rows; with several processes, 400 bytes from each.
 
@@ -78,28 +56,33 @@ def rows(
     if isinstance(X, Table):
         if y is not None:
             raise TypeError("rows: y must be left out, as the table has it; write rows(table, engine=…)")
-        read = TableRows("rows", X, engine, axis)
-        targets = _targets(read.y)
-        return of_table(read, targets, weighted(targets, sample_weight, read.dtype))
-    if engine is not None:
+        X = TableRows("rows", X, engine, axis)
+        y = X.y
+    elif engine is not None:
         raise TypeError("rows: engine is for a px.Table; write px.solve.rows(px.Table.of_arrays(X, y), engine=engine)")
-    if y is None:
-        raise TypeError("rows: y is missing, and only a px.Table has it; write px.solve.rows(X, y)")
     return lay(X, y, sample_weight, axis, copied=True)
 
 
-def of_table(read: TableRows, targets: np.ndarray, weight: np.ndarray) -> Rows:
-    """Return rows of a table, with targets ``(n, ...)`` and weights ``(n,)`` in the table's order on the devices."""
-    return Rows(read, read.laid(targets), read.laid(weight.astype(read.dtype), is_weight=True))
-
-
 def lay(X: Any, y: Any, sample_weight: Any, axis: Axis | None, *, copied: bool) -> Rows:
-    """Lay rows out as :func:`rows`; if not ``copied``, devices may use those on the host where they are."""
-    X, y = X if isinstance(X, jax.Array) else np.asarray(X), _targets(y)
+    """Lay rows out as :func:`rows`, or those of a table that is read; if not ``copied``, devices may use the host's."""
+    X, y = (x if isinstance(x, jax.Array | TableRows) else np.asarray(x) for x in (X, y))
+    check.no_cut("rows", "y", y)
+    if y.dtype.kind not in "biufV" or not y.ndim:
+        raise DataError(
+            f"rows: y must be numbers, got {check.described(y)}; write y = np.unique(y, return_inverse=True)[1]"
+        )
     if X.ndim != 2 or not X.shape[0] or X.dtype.kind not in "biufV":
         raise DataError(f"rows: X must be numbers (n, d) with at least one row, got {check.described(X)}")
     dtype = X.dtype if jnp.issubdtype(X.dtype, jnp.floating) else np.dtype(np.float32)
-    weight = weighted(y, sample_weight, dtype)
+    weight = np.ones(len(y), dtype) if sample_weight is None else np.asarray(sample_weight)
+    if weight.shape != y.shape[:1]:
+        raise DataError(f"rows: sample_weight must be one number for each of the {len(y)} rows, got {weight.shape}")
+    if not np.all(weight >= 0):
+        raise DataError("rows: sample_weight must not be negative; leave out rows not to count, or give them weight 0")
+    require_sum("rows", "sample_weight", weight, dtype)
+    weight = weight.astype(dtype)
+    if isinstance(X, TableRows):
+        return Rows(X, X.laid(y), X.laid(weight, is_weight=True))
     axis = Axis("rows", len(X)) if axis is None else axis
     if not len(X) == len(y) == axis.size:
         raise DataError(f"rows: X has {len(X)} rows, y has {len(y)}, and axis {axis.name!r} has size {axis.size}")
@@ -110,29 +93,8 @@ def lay(X: Any, y: Any, sample_weight: Any, axis: Axis | None, *, copied: bool) 
         given_all = "give each process all rows, the same in each: its devices take theirs"
         processes.require_same("rows", {"X": X, "y": y, "sample_weight": weight}, given_all)
     design, targets = arrays.laid_out((X if X.dtype == dtype else X.astype(dtype), y), placement, copied=copied)
-    padded = np.pad(weight.astype(dtype), (0, placement.num_padded - len(weight)))
+    padded = np.pad(weight, (0, placement.num_padded - len(weight)))
     return Rows(design, targets, arrays.put(padded, arrays.sharding(placement)))
-
-
-def _targets(y: Any) -> Any:
-    check.no_cut("rows", "y", y)
-    found = y if isinstance(y, jax.Array) else np.asarray(y)
-    if found.dtype.kind not in "biufV" or not found.ndim:
-        raise DataError(
-            f"rows: y must be numbers, got {check.described(found)}; write y = np.unique(y, return_inverse=True)[1]"
-        )
-    return found
-
-
-def weighted(y: Any, sample_weight: Any, dtype: Any) -> np.ndarray:
-    """Return the weights of rows, ``(n,)``, checked."""
-    weight = np.ones(len(y), dtype) if sample_weight is None else np.asarray(sample_weight)
-    if weight.shape != y.shape[:1]:
-        raise DataError(f"rows: sample_weight must be one number for each of the {len(y)} rows, got {weight.shape}")
-    if not np.all(weight >= 0):
-        raise DataError("rows: sample_weight must not be negative; leave out rows not to count, or give them weight 0")
-    require_sum("rows", "sample_weight", weight, dtype)
-    return weight
 
 
 def require_sum(who: str, name: str, weight: np.ndarray, dtype: Any) -> None:

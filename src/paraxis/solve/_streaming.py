@@ -6,10 +6,9 @@ chunks, one after the other. That is the order of all arrays by row.
 """
 
 import contextlib
-import copy
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -33,17 +32,13 @@ MAX_FEATURES = 4096
 
 
 def compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate the part of an iteration that reads no rows: between passes, it is a program of its own.
-
-    The first argument is static.
-    """
+    """Decorate the part of an iteration that reads no rows: between passes, a program. Its first argument is static."""
     program = jax.jit(fn, static_argnums=0)
 
     @functools.wraps(fn)
     def part(static: Any, *operands: Any) -> Any:
-        if jax_api.is_tracing() or arrays.is_traced(operands):
-            return fn(static, *operands)
-        return program(static, *operands)
+        is_traced = jax_api.is_tracing() or arrays.is_traced(operands)
+        return (fn if is_traced else program)(static, *operands)
 
     return part
 
@@ -82,28 +77,6 @@ def saved(options: str, begin: Any, arguments: Any) -> Iterator[tuple[Any, Calla
         yield begin, lambda tree: journal.keep(lambda: jax.tree.leaves(tree))
 
 
-def blocks_of(who: str, table: Table, engine: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield a table's rows and targets once, in blocks on the host, as many at once as the engine says."""
-    _require_engine(who, engine)
-    if engine.folder is not None:
-        raise ValueError(f"{who}: nothing is saved of a single pass; write engine=px.Stream(memory='2GB')")
-    size = engine.rows_at_once(row_bytes=table.dtype.itemsize * table.shape[1], kept_bytes=0, num_devices=1)
-    done = 0
-    with engine.rows_shown() as show:
-        for X, y in table.blocks(size):
-            yield X, y
-            done += len(X)
-            show(done, len(table), 1)
-
-
-def _require_engine(who: str, engine: Any) -> None:
-    if isinstance(engine, type) or not hasattr(engine, "rows_at_once"):
-        raise TypeError(
-            f"{who}: a table is read in parts, and engine must say how large, got {check.described(engine)}; write "
-            f"engine=px.Stream(memory='2GB')"
-        )
-
-
 def sample_of(num_rows: int, num_features: int) -> np.ndarray:
     """Return the numbers of the rows that tell a Gram matrix, evenly apart, of those that count."""
     num = min(num_rows, _ROWS_PER_FEATURE * num_features)
@@ -117,16 +90,21 @@ class TableRows:
 
     Attributes:
         shape, dtype: those of ``X`` on the devices, with padding; float32 unless JAX has float64.
+        num_rows, num_passes: of the table; how often it was read so far.
         y, means: the table's targets ``(n,)`` in its order, and its columns' means ``(d,)``.
-        shift: what is subtracted from each column, ``(d,)``; or ``None``.
+        shift: what is subtracted from each column, ``(d,)``; or ``None``, at first.
         sampled, some: numbers of some rows, and these, ``(num, d)``.
     """
 
-    ndim = 2
+    ndim, shift = 2, cast(Any, None)
 
     def __init__(self, who: str, table: Table, engine: Any, axis: Axis | None) -> None:
-        _require_engine(who, engine)
-        self.table, self.engine, self.shift = table, engine, None
+        if isinstance(engine, type) or not hasattr(engine, "rows_at_once"):
+            raise TypeError(
+                f"{who}: a table is read in parts, and engine must say how large, got {check.described(engine)}; write "
+                f"engine=px.Stream(memory='2GB')"
+            )
+        self.table, self.engine = table, engine
         self.num_rows, num_features = table.shape
         if not self.num_rows:
             raise DataError(f"{who}: the table must have at least one row, got {table!r}")
@@ -141,34 +119,22 @@ class TableRows:
         kept = self.dtype.itemsize * (_KEPT * self.num_rows + len(self.sampled) * num_features)
         row_bytes, devices = self.dtype.itemsize * num_features, self.blocks.size
         most = engine.rows_at_once(row_bytes=row_bytes, kept_bytes=kept, num_devices=devices)
-        count = -(-self.num_rows // min(most, self.num_rows))
-        length = -(-self.num_rows // (count * devices))
+        length = -(-self.num_rows // (-(-self.num_rows // most) * devices))
         length += -length % _TOGETHER if length >= 64 * _TOGETHER else 0
         self.length, self.at_once = length, length * devices
         self.count = -(-self.num_rows // self.at_once)
         self.shape = self.count * self.at_once, num_features
-        self._passes = [0]  # of this and its copies
+        self.num_passes = 0
         self._show: Callable[[int, int, int], None] | None = None
-        targets, some, sums, start = [], [], np.zeros(num_features), 0
-        for X, y in self._shown(self._counted(table.blocks(self.at_once))):
+        targets, some, sums = [], [], np.zeros(num_features)
+        for number, (X, y) in enumerate(self._shown(table.blocks(self.at_once))):
             sums += np.ones(len(X), X.dtype) @ X
-            some.append(X[self.sampled[slice(*np.searchsorted(self.sampled, (start, start + len(X))))] - start])
-            targets.append(y.copy())
-            start += len(X)
-        self.y = table._as_targets(np.concatenate(targets))
+            within = self.sampled - number * self.at_once
+            some.append(X[within[(within >= 0) & (within < len(X))]])
+            targets.append(y)
+        self.y = np.concatenate(targets)
         self.means = (sums / self.num_rows).astype(self.dtype)
         self.some = np.concatenate(some).astype(self.dtype, copy=False)
-
-    @property
-    def num_passes(self) -> int:
-        """How often the table was read so far."""
-        return self._passes[0]
-
-    def shifted(self, shift: np.ndarray) -> "TableRows":
-        """Return the same rows with so much subtracted from each column."""
-        found = copy.copy(self)
-        found.shift = shift
-        return found
 
     def mapped(self, fn: Callable[..., Any], static: tuple[Any, ...], targets: Any, shared: Any, rows: Any) -> Any:
         """Read all rows once: ``fn(*static, X, targets, shared, rows)`` of each chunk.
@@ -178,10 +144,9 @@ class TableRows:
         """
         everywhere = arrays.sharding(self.blocks, ())
         shift, shared = arrays.put((self.shift, shared), everywhere)
+        of_chunk, operands = functools.partial(_of_chunk, fn, static, self.blocks.size), (shift, shared, targets, rows)
         X = jax.ShapeDtypeStruct((self.at_once, self.shape[1]), self.dtype)
-        own = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.at_once, *x.shape[1:]), x.dtype), targets)
-        of_rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*x.shape[:-1], self.at_once), x.dtype), rows)
-        kept, sums = jax.eval_shape(functools.partial(fn, *static), X, own, shared, of_rows)
+        kept, sums = jax.eval_shape(of_chunk, np.int32(0), X, *operands)
 
         def zeros(x: Any) -> jax.Array:
             sharding = arrays.sharding(self.blocks, x.ndim - 1)
@@ -189,16 +154,15 @@ class TableRows:
 
         totals = arrays.put(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), sums), everywhere)
         carry, before = (jax.tree.map(zeros, kept), totals), None
-        for number, chunk in enumerate(self._shown(self._read())):
-            given = (np.int32(number), chunk, shift, shared, targets, rows)
-            *carry, done = _chunk(fn, static, self.blocks.size, *given, *carry)
+        for number, chunk in enumerate(self._shown(self._on_devices())):
+            carry, done = _chunk(fn, static, self.blocks.size, carry, np.int32(number), chunk, *operands)
             jax.block_until_ready(before)  # where work is sent ahead, one chunk computes, and one waits
             before = done
-        return tuple(carry)
+        return carry
 
-    def _read(self) -> Iterator[jax.Array]:
-        """Yield the chunks on the devices, all of the same number of rows."""
-        for given, _ in self._counted(self.table._blocks(self.at_once)):
+    def _on_devices(self) -> Iterator[jax.Array]:
+        """Yield the chunks, all of the same number of rows."""
+        for given, _ in self.table._blocks(self.at_once):
             X = arrays.repeat_last(given.astype(self.dtype, copy=False), self.at_once)
             with jax.enable_x64(self.dtype == np.float64):  # which holds for a thread
                 chunk = arrays.put(X, arrays.sharding(self.blocks))
@@ -206,6 +170,7 @@ class TableRows:
 
     def _shown(self, chunks: Iterator[_T]) -> Iterator[_T]:
         """Yield the chunks of a pass, read ahead; tell of each that was used."""
+        self.num_passes += 1
         with self.shown() as show, contextlib.closing(reading.items_ahead(chunks, _AHEAD)) as ahead:
             for number, chunk in enumerate(ahead, 1):
                 yield chunk
@@ -214,27 +179,13 @@ class TableRows:
     @contextlib.contextmanager
     def shown(self) -> Iterator[Callable[[int, int, int], None]]:
         """Within, all passes are shown in one place."""
-        if self._show is not None:
-            yield self._show
-            return
-        with self.engine.rows_shown() as show:
+        outer = self._show
+        with self.engine.rows_shown() if outer is None else contextlib.nullcontext(outer) as show:
             self._show = show
             try:
                 yield show
             finally:
-                self._show = None
-
-    def _counted(self, blocks: Iterator[tuple[np.ndarray, np.ndarray]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        self._passes[0] += 1
-        count = 0
-        for X, y in blocks:
-            count += len(X)
-            yield X, y
-        if count != self.num_rows:
-            raise DataError(
-                f"Table: {self.table!r} gave {count:,} rows, and had {self.num_rows:,} when it was made; the rows must "
-                f"stay the same for as long as it is used"
-            )
+                self._show = outer
 
     def laid(self, x: np.ndarray, *, is_weight: bool = False) -> jax.Array:
         """Return values by row ``(n, ...)``, padded, on the devices in their order; weights with zeros."""
@@ -252,21 +203,10 @@ class TableRows:
         return f"<rows of {self.table!r}: {self.dtype} {self.shape}>"
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(9, 10))
-def _chunk(
-    fn: Callable[..., Any],
-    static: tuple[Any, ...],
-    devices: int,
-    number: Any,
-    X: jax.Array,
-    shift: Any,
-    shared: Any,
-    targets: Any,
-    rows: Any,
-    kept: Any,
-    sums: Any,
+def _of_chunk(
+    fn: Any, static: Any, devices: int, number: Any, X: jax.Array, shift: Any, shared: Any, targets: Any, rows: Any
 ) -> Any:
-    """Return what is kept, and the sums, with one more chunk in them."""
+    """Return what the function gives for a chunk."""
 
     def own(x: jax.Array, dim: int) -> jax.Array:
         dim %= x.ndim
@@ -274,12 +214,18 @@ def _chunk(
         part = jax.lax.dynamic_index_in_dim(parts, number, dim + 1, keepdims=False)
         return part.reshape(*x.shape[:dim], len(X), *x.shape[dim + 1 :])
 
+    targets, rows = jax.tree.map(lambda x: own(x, 0), targets), jax.tree.map(lambda x: own(x, -1), rows)
+    return fn(*static, X if shift is None else X - shift, targets, shared, rows)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)
+def _chunk(fn: Any, static: Any, devices: int, carry: Any, number: Any, *operands: Any) -> Any:
+    """Return what is kept, and the sums, with one more chunk in them; and the next number."""
+
     def put(whole: jax.Array, x: jax.Array) -> jax.Array:
-        parts = whole.reshape(*whole.shape[:-1], devices, -1, len(X) // devices)
-        part = x.reshape(*x.shape[:-1], devices, 1, len(X) // devices)
+        part = x.reshape(*x.shape[:-1], devices, 1, -1)
+        parts = whole.reshape(*whole.shape[:-1], devices, -1, part.shape[-1])
         return jax.lax.dynamic_update_slice_in_dim(parts, part, number, parts.ndim - 2).reshape(whole.shape)
 
-    X = X if shift is None else X - shift
-    targets, rows = jax.tree.map(lambda x: own(x, 0), targets), jax.tree.map(lambda x: own(x, -1), rows)
-    found, parts = fn(*static, X, targets, shared, rows)
-    return jax.tree.map(put, kept, found), jax.tree.map(jnp.add, sums, parts), number + 1
+    found, sums = _of_chunk(fn, static, devices, number, *operands)
+    return (jax.tree.map(put, carry[0], found), jax.tree.map(jnp.add, carry[1], sums)), number + 1

@@ -98,5 +98,5 @@ assert_type(px.compare({"sin": jnp.sin, "cos": (jnp.cos, x)}, x, seconds=1), px.
 assert_type(px.compare({"sin": jnp.sin}, x)["sin"].interval, tuple[float, float] | None)
 assert_type(px.show(x).leaves[0].blocks, tuple[tuple[int, ...], ...])
 assert_type(px.explain(jnp.sin)(x).summary(), dict[str, int])
-assert_type(px.solve.Ridge().score(px.Table.of_arrays([[1.0]], [1.0]), engine=px.Stream(at_once=1)), float)
+assert_type(px.solve.Ridge().score(px.Table.of_arrays([[1.0]], [1.0])), float)
 assert_type(px.solve.LBFGS(lambda w: jnp.sum(w**2), maxiter=3).maxiter, int)

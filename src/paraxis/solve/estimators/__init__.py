@@ -3,8 +3,7 @@
 from paraxis._core.check import needed
 
 with needed("paraxis.solve.estimators", "solve"):
-    from paraxis.solve.estimators._base import Path
-    from paraxis.solve.estimators._cross import CrossValidated, cross_validate_path
+    from paraxis.solve.estimators._base import CrossValidated, cross_validate_path
     from paraxis.solve.estimators._models import (
         ElasticNet,
         Lasso,
@@ -20,7 +19,6 @@ __all__ = [
     "Lasso",
     "LinearRegression",
     "LogisticRegression",
-    "Path",
     "PoissonRegressor",
     "Ridge",
     "cross_validate_path",

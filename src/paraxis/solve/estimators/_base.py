@@ -1,20 +1,20 @@
 """The common part of the estimators: data are checked as scikit-learn checks them, laid out, and solved for.
 
 An estimator tells what is particular to it: its loss, its targets, and what its strength means beside a mean of losses.
+In cross-validation, a fold is a set of weights, zero on the rows that it holds out, so X is laid out once for all.
 """
 
 import abc
 import copy
 import dataclasses
-import itertools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, cast
 
-import jax
 import numpy as np
-from sklearn.base import BaseEstimator, is_classifier
+from sklearn.base import BaseEstimator, clone, is_classifier
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.model_selection import check_cv
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from paraxis._core import check
@@ -22,25 +22,15 @@ from paraxis._tables import Table
 from paraxis.errors import DataError
 from paraxis.solve._rows import require_sum
 from paraxis.solve._run import Status, Watch
-from paraxis.solve._streaming import MAX_FEATURES, TableRows, blocks_of
+from paraxis.solve._streaming import TableRows
 from paraxis.solve.estimators import _fitting as fitting
-from paraxis.solve.estimators._fitting import Placed, Posed
-from paraxis.solve.estimators._quadratic import Penalty, Quadratic, Solution
+from paraxis.solve.estimators._fitting import Posed
+from paraxis.solve.estimators._quadratic import Penalty
 
 _GOOD_ENOUGH = 1e-4  # an error at which rounding may stop a solver without a warning; scikit-learn's usual tolerance
+_BLOCK = 1 << 26  # bytes of a table that are predicted from at once
 _FLOATS: Any = [np.float64, np.float32]
-_FEW = 1024  # columns of which a matrix is no work, however few rows there are
-_LARGEST = float(np.finfo(np.float64).max)
-
-
-class Path(NamedTuple):
-    """Solutions along a grid of strengths, in the order of the grid."""
-
-    strengths: np.ndarray  # (num,)
-    coef: np.ndarray  # (num, *coef_.shape)
-    intercept: np.ndarray  # (num, *intercept_.shape)
-    n_iter: np.ndarray  # iterations of each solution, (num,)
-    status: list[str]  # why the solver stopped for each, in words
+_Model = TypeVar("_Model", bound="LinearModel")
 
 
 @dataclasses.dataclass(eq=False, repr=False, kw_only=True)
@@ -48,7 +38,7 @@ class LinearModel(BaseEstimator, abc.ABC):
     """Base of the estimators, with the options of all."""
 
     strength_name: ClassVar[str] = "alpha"
-    strong_is_large: ClassVar[bool] = True
+    bounds: ClassVar[dict[str, Any]] = {"least": 0, "most": float(np.finfo(np.float64).max)}  # of the strength
     metric: ClassVar[Callable[..., Any]]  # what ``score`` returns
     fit_intercept: bool = True
     tol: float = 1e-10
@@ -62,8 +52,8 @@ class LinearModel(BaseEstimator, abc.ABC):
         """Return what to solve, for checked targets."""
 
     @abc.abstractmethod
-    def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
-        """Return what a strength means beside the mean loss; ``total`` is the sum of the weights."""
+    def _penalty(self, strength: float, posed: Posed) -> Penalty:
+        """Return what a strength means beside the mean loss."""
 
     @abc.abstractmethod
     def _checked_targets(self, y: np.ndarray) -> np.ndarray:
@@ -76,9 +66,6 @@ class LinearModel(BaseEstimator, abc.ABC):
     def _weighted(self, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """Weights of rows with those of their classes, where there are such."""
         return weight
-
-    def _has_l1(self) -> bool:
-        return getattr(self, "l1_ratio", 0) > 0
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, engine: Any = None) -> Self:
         """Fit the model.
@@ -97,134 +84,69 @@ class LinearModel(BaseEstimator, abc.ABC):
         Communicates, if there are several devices: sends each its rows; then whatever the solver does.
         """
         model = copy.copy(self)
-        X, posed = model._checked_and_posed(X, y, sample_weight, engine)
+        X, y, weight = model._checked(X, y, sample_weight, engine)
         with fitting.surroundings(X.dtype, self.devices):
-            placed = fitting.place(X, posed, self.devices)
-            found = model._solved(getattr(self, self.strength_name), model._start(posed, placed), posed, placed)
+            state = model._solve(getattr(self, self.strength_name), model._placed(X, y, weight))
         vars(self).clear()
         vars(self).update(vars(model))
-        self.coef_, self.intercept_ = self._described(found.params, posed, placed.means)
-        self.n_iter_: Any = np.array([found.iter_num]) if is_classifier(self) else found.iter_num
-        self.status_ = Status(found.status).words
-        self.data_passes_ = X.num_passes if isinstance(X, TableRows) else found.data_passes
-        self._warn(found)
+        self.n_iter_: Any = np.array([int(state.iter_num)]) if is_classifier(self) else int(state.iter_num)
+        self.status_ = Status(int(state.status)).words
+        self.data_passes_ = X.num_passes if isinstance(X, TableRows) else int(state.data_passes)
+        self._warn(state)
         return self
 
-    def predict(self, X: Any, *, engine: Any = None) -> np.ndarray:
+    def predict(self, X: Any) -> np.ndarray:
         """Return the predicted targets ``(n,)`` or ``(n, k)``; of a classifier, the most probable class of each row.
 
         Args:
-            X, engine: as for :meth:`fit`; a table is read once.
+            X: ``(n, d)``, or a table, which is read once.
         """
-        return self._of_rows(X, engine, self._predicted)[0]
+        return self._predicted(self._linear(X)[0])
 
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None, *, engine: Any = None) -> float:
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return a regression's R², D² of counts, or a classifier's fraction of rows whose class is predicted.
 
         Args:
-            X, y, sample_weight, engine: as for :meth:`fit`; a table is read once.
+            X, y, sample_weight: as for :meth:`fit`; a table is read once.
         """
-        if isinstance(X, Table):
-            self._require_none(y=y, call="score")
-        predicted, targets = self._of_rows(X, engine, self._predicted)
-        weight = self._checked_weight(sample_weight, predicted, np.float64)
-        return float(type(self).metric(y if targets is None else targets, predicted, sample_weight=weight))
+        z, y = self._linear(X, y)
+        return float(type(self).metric(y, self._predicted(z), sample_weight=sample_weight))
 
-    def path(
-        self, X: Any, y: Any, strengths: Sequence[float], sample_weight: Any = None, *, engine: Any = None
-    ) -> Path:
-        """Solve for several strengths, each from the solution of the next stronger one; the data are sent only once.
-
-        Args:
-            X, y, sample_weight, engine: as for :meth:`fit`; of a table, write ``path(table, None, …)``.
-            strengths: values of the parameter that ``strength_name`` names, in any order.
-
-        Returns:
-            The solutions in the order of ``strengths``. The estimator itself is not fitted.
-        """
-        if getattr(engine, "folder", None) is not None:
-            raise ValueError(f"{self._who}: a path is several runs, and none is saved; leave the engine's folder out")
-        grid, order = self._from_strong("strengths", strengths)
-        model = copy.copy(self)
-        X, posed = model._checked_and_posed(X, y, sample_weight, engine)
-        with fitting.surroundings(X.dtype, self.devices):
-            placed = fitting.place(X, posed, self.devices)
-            found = model._solved_path(grid, order, posed, placed)
-        coef, intercept = zip(*(model._described(one.params, posed, placed.means) for one in found), strict=True)
-        self._warn(*found)
-        counts = np.array([one.iter_num for one in found])
-        return Path(grid, np.stack(coef), np.stack(intercept), counts, [Status(one.status).words for one in found])
-
-    def _checked_and_posed(self, X: Any, y: Any, sample_weight: Any, engine: Any) -> tuple[Any, Posed]:
-        X, y, weight = self._checked(X, y, sample_weight, engine)
-        return X, self._posed(y, self._weighted(y, weight), X.dtype)
-
-    def _solved_path(self, grid: np.ndarray, order: list[int], posed: Posed, placed: Placed) -> list[Solution]:
-        """Return the solutions of a grid, in its order."""
-        params, found = self._zeros(posed, placed.means), {}
-        for index in order:
-            found[index] = self._solved(float(grid[index]), params, posed, placed)
-            params = found[index].params
-        return [found[index] for index in range(len(grid))]
-
-    def _of_rows(self, X: Any, engine: Any, of_block: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, Any]:
-        """Return a function of ``X @ coef + intercept``, ``(n,)`` or ``(n, k)``; and of a table, its targets."""
+    def _linear(self, X: Any, y: Any = None) -> tuple[np.ndarray, Any]:
+        """Return ``X @ coef + intercept``, ``(n,)`` or ``(n, k)``; and the targets, which a table has."""
         check_is_fitted(self)
         if isinstance(X, Table):
-            self._require_columns(X)
-            blocks = blocks_of(self._who, X, engine)
-            parts = [(of_block(rows @ self.coef_.T + self.intercept_), y.copy()) for rows, y in blocks]
-            found, targets = (np.concatenate(part) for part in zip(*parts, strict=True))
-            return found, X._as_targets(targets)
-        self._require_none(engine=engine)
+            self._require_no_targets(y)
+            names = list(getattr(self, "feature_names_in_", ())) if X._is_named else []
+            others = [f" with {b!r} in the place of {a!r}" for a, b in zip(names, X.columns, strict=False) if a != b]
+            if len(X.columns) != self.n_features_in_ or others:
+                raise DataError(
+                    f"{self._who}: the table must have the {self.n_features_in_} columns that the model was fitted to, "
+                    f"in their order, got {X!r}{''.join(others[:1])}; choose them where the table is made: "
+                    "columns=list(model.feature_names_in_)"
+                )
+            blocks = X.blocks(max(1, _BLOCK // (len(X.columns) * X.dtype.itemsize)))
+            z, y = zip(*((rows @ self.coef_.T + self.intercept_, y) for rows, y in blocks), strict=True)
+            return np.concatenate(z), np.concatenate(y)
         with warnings.catch_warnings():
             if getattr(self, "_is_of_table", False) and not hasattr(X, "columns"):  # as the table's blocks are
                 warnings.filterwarnings("ignore", "X does not have valid feature names")
-            rows = validate_data(self, X, reset=False, dtype=_FLOATS)
-        return of_block(rows @ self.coef_.T + self.intercept_), None
+            return validate_data(self, X, reset=False, dtype=_FLOATS) @ self.coef_.T + self.intercept_, y
 
-    def _require_columns(self, table: Table) -> None:
-        own, known = table.columns, list(getattr(self, "feature_names_in_", ()))
-        if len(own) != self.n_features_in_ or (known and table._is_named and known != own):
-            pairs = itertools.zip_longest(known, own)
-            odd = next((f", with {b!r} in the place of {a!r}" for a, b in pairs if a != b), "") if known else ""
-            raise DataError(
-                f"{self._who}: the table must have the {self.n_features_in_} columns that the model was fitted to, in "
-                f"their order, got {table!r}{odd}; choose them where the table is made: "
-                f"columns=list(model.feature_names_in_)"
-            )
-
-    def _require_none(self, *, engine: Any = None, y: Any = None, call: str = "") -> None:
-        """Check that an argument is left out, the engine of an array and the targets of a table."""
-        if engine is not None:
-            raise TypeError(f"{self._who}: engine is for a px.Table; leave engine out")
+    def _require_no_targets(self, y: Any) -> None:
         if y is not None:
-            raise TypeError(f"{self._who}: y must be left out, as the table has it; write {call}(table, engine=…)")
-
-    def _from_strong(self, argument: str, strengths: Any) -> tuple[np.ndarray, list[int]]:
-        """Return the grid as an array, and its places in the order in which they are solved for."""
-        grid = np.asarray(strengths, np.float64)
-        if grid.ndim != 1 or not len(grid):
-            raise ValueError(f"{self._who}: {argument} must be numbers (num,), got {check.described(strengths)}")
-        for strength in grid.tolist():
-            self._check_strength(f"{self.strength_name} in {argument}", strength)
-        order = np.argsort(grid, kind="stable").tolist()
-        return grid, order[::-1] if self.strong_is_large else order
-
-    def _check_strength(self, name: str, strength: Any) -> None:
-        bounds: dict[str, Any] = {"least": 0, "most": _LARGEST} if self.strong_is_large else {"above": 0}
-        check.number(self._who, name, strength, **bounds)
+            raise TypeError(f"{self._who}: y must be left out, as the table has it")
 
     def _checked(self, X: Any, y: Any, sample_weight: Any, engine: Any = None) -> tuple[Any, np.ndarray, np.ndarray]:
         """Return rows, which a table's are as they are read in passes, targets and weights."""
-        self._check_strength(self.strength_name, getattr(self, self.strength_name))
+        check.number(self._who, self.strength_name, getattr(self, self.strength_name), **self.bounds)
         check.number(self._who, "l1_ratio", getattr(self, "l1_ratio", 0), least=0, most=1)
         check.number(self._who, "tol", self.tol, above=0)
         check.count(self._who, "max_iter", self.max_iter)
         self._is_of_table = isinstance(X, Table)
         rows: Any
         if isinstance(X, Table):
-            self._require_none(y=y, call="fit")
+            self._require_no_targets(y)
             with fitting.surroundings(X.dtype, self.devices):
                 rows = TableRows(self._who, X, engine, fitting.axis_of(max(1, len(X)), self.devices))
             vars(self).pop("feature_names_in_", None)
@@ -232,67 +154,54 @@ class LinearModel(BaseEstimator, abc.ABC):
                 self.feature_names_in_ = np.array(X.columns, object)
             self.n_features_in_, y = len(X.columns), rows.y
         else:
-            self._require_none(engine=engine)
-            rows, y = validate_data(self, X, y, dtype=_FLOATS, multi_output=True, y_numeric=False)
+            if engine is not None:
+                raise TypeError(f"{self._who}: engine is for a px.Table; leave engine out")
+            multi_output = self.__sklearn_tags__().target_tags.multi_output
+            rows, y = validate_data(self, X, y, dtype=_FLOATS, multi_output=multi_output)
         targets = self._checked_targets(y)
-        return rows, targets, self._checked_weight(sample_weight, targets, rows.dtype)
+        weight = _check_sample_weight(sample_weight, targets, dtype=rows.dtype, ensure_non_negative=True)
+        require_sum(self._who, "sample_weight", weight, rows.dtype)
+        return rows, targets, weight
 
-    def _checked_weight(self, sample_weight: Any, rows: Any, dtype: Any) -> np.ndarray:
-        weight = _check_sample_weight(sample_weight, rows, dtype=dtype, ensure_non_negative=True)
-        require_sum(self._who, "sample_weight", weight, dtype)
-        return weight
+    def _placed(self, X: Any, y: np.ndarray, weight: np.ndarray) -> Posed:
+        """Return what to solve, with the rows on the devices."""
+        posed = self._posed(y, self._weighted(y, weight), X.dtype)
+        posed.place(X, self.devices)
+        return posed
 
-    def _solved(self, strength: float, params: Any, posed: Posed, placed: Placed) -> Solution:
-        data, loss, intercept, has_l1 = placed.data, posed.loss, bool(self.fit_intercept), self._has_l1()
-        num_rows, num_features = data.X.shape
-        penalty, tol, maxiter = self._penalty(strength, placed.total, posed), float(self.tol), int(self.max_iter)
+    def _solve(self, strength: float, posed: Posed) -> Any:
+        """Set the solution, and return the solver's state. A warm start is where the last solution is."""
         verbose = self.verbose if callable(self.verbose) else bool(self.verbose)
-        is_small = num_features <= MAX_FEATURES and num_features <= max(num_rows, _FEW)
-        if is_small and (loss == "squared" or (has_l1 and loss == "logistic")):
-            placed.quadratic = placed.quadratic or Quadratic(loss, data, intercept)
-            return placed.quadratic.solve(params, penalty, tol=tol, maxiter=maxiter, verbose=verbose)
-        solver = fitting.solver(loss, intercept, has_l1, tol, maxiter)
-        solver = dataclasses.replace(solver, verbose=verbose) if verbose else solver
-        l1, l2 = (np.asarray(x, data.X.dtype) for x in penalty)
-        params, state = solver.run(params, *([l1] if has_l1 else []), l2, data)
-        counts = int(state.iter_num), int(state.status), float(state.error), int(state.data_passes)
-        return Solution(jax.tree.map(np.asarray, params), *counts)
+        options: Any = {"tol": float(self.tol), "maxiter": int(self.max_iter), "verbose": verbose}
+        (coef, intercept), has_intercept = self._start(posed), bool(self.fit_intercept)
+        start, penalty = (coef, intercept * has_intercept), self._penalty(strength, posed)
+        params, state = posed.solve(start, penalty, intercept=has_intercept, **options)
+        self.coef_, self.intercept_ = self._described(params, posed)
+        return state
 
-    def _zeros(self, posed: Posed, means: np.ndarray) -> Any:
-        outputs = () if posed.num_outputs is None else (posed.num_outputs,)
-        coef = np.zeros((len(means), *outputs), means.dtype)
-        return (coef, np.broadcast_to(posed.intercept, outputs).astype(coef.dtype)) if self.fit_intercept else coef
+    def _start(self, posed: Posed) -> tuple[np.ndarray, np.ndarray]:
+        zeros = np.zeros((*posed.means.shape, *posed.outputs), posed.means.dtype)
+        if not self.warm_start or np.size(getattr(self, "coef_", ())) != zeros.size:
+            return zeros, np.broadcast_to(posed.intercept, posed.outputs).astype(zeros.dtype)
+        coef = self.coef_.T.reshape(zeros.shape)
+        intercept = np.reshape(self.intercept_, posed.outputs) + posed.means @ coef - posed.origin
+        return (coef / posed.scale).astype(zeros.dtype), (intercept / posed.scale).astype(zeros.dtype)
 
-    def _start(self, posed: Posed, placed: Placed) -> Any:
-        zeros = self._zeros(posed, placed.means)
-        zero = zeros[0] if self.fit_intercept else zeros
-        if not self.warm_start or getattr(self, "coef_", zero[:0]).size != zero.size:
-            return zeros
-        coef, intercept = self.coef_.T.reshape(zero.shape), np.asarray(self.intercept_).reshape(zero.shape[1:])
-        moved = (coef / posed.scale).astype(zero.dtype)
-        if not self.fit_intercept:
-            return moved
-        return moved, np.asarray((intercept + placed.means @ coef - posed.origin) / posed.scale, zero.dtype)
-
-    def _described(self, params: Any, posed: Posed, means: np.ndarray) -> tuple[np.ndarray, Any]:
+    def _described(self, params: tuple[np.ndarray, np.ndarray], posed: Posed) -> tuple[np.ndarray, Any]:
         """Return what a solver found as ``coef_`` and ``intercept_``."""
-        coef, intercept = params if self.fit_intercept else (params, None)
-        coef = (coef * posed.scale).astype(coef.dtype)
-        if intercept is None:
-            return coef.T, np.zeros(coef.shape[1:], coef.dtype)[()]
-        return coef.T, (posed.origin + posed.scale * intercept - means @ coef).astype(coef.dtype)[()]
+        coef = (params[0] * posed.scale).astype(params[0].dtype)
+        return coef.T, (posed.origin + posed.scale * params[1] - posed.means @ coef).astype(coef.dtype)[()]
 
-    def _warn(self, *found: Solution) -> None:
-        """Warn of the first of the solutions that is none."""
-        for one in found:
-            status = Status(one.status)
-            if status == Status.CONVERGED or (status == Status.PRECISION and one.error <= _GOOD_ENOUGH):
+    def _warn(self, *states: Any) -> None:
+        """Warn of the first of several runs that ended without a solution."""
+        for state in states:
+            status, error = Status(int(state.status)), float(state.error)
+            if status == Status.CONVERGED or (status == Status.PRECISION and error <= _GOOD_ENOUGH):
                 continue
-            is_short = status == Status.ITERATION_LIMIT
-            advice = f"; write {self._who}(max_iter={2 * self.max_iter}), or scale the columns of X" * is_short
+            advice = f"; write {self._who}(max_iter={2 * self.max_iter}), or scale the columns of X"
             warnings.warn(
-                f"{self._who} after {one.iter_num} iterations, with an error of {one.error:.2g} (tol={self.tol:g}): "
-                f"{status.words}{advice}",
+                f"{self._who} after {int(state.iter_num)} iterations, with an error of {error:.2g} (tol={self.tol:g}): "
+                f"{status.words}{advice * (status == Status.ITERATION_LIMIT)}",
                 ConvergenceWarning,
                 stacklevel=3,
             )
@@ -301,3 +210,72 @@ class LinearModel(BaseEstimator, abc.ABC):
     @property
     def _who(self) -> str:
         return type(self).__name__
+
+
+class CrossValidated(NamedTuple, Generic[_Model]):
+    """The result of cross-validation."""
+
+    strengths: np.ndarray  # the grid, (num,)
+    scores: np.ndarray  # of each fold's held-out rows, (num, folds)
+    best: float  # the strength with the best mean score
+    estimator: _Model  # fitted to all rows with that strength
+
+
+def cross_validate_path(
+    estimator: _Model, X: Any, y: Any, grid: Sequence[float], folds: Any = 5, *, sample_weight: Any = None
+) -> CrossValidated[_Model]:
+    """Choose an estimator's strength by cross-validation; the rows are laid out, and solvers compiled, once.
+
+    Args:
+        estimator: one of :mod:`paraxis.solve.estimators`; it is not changed.
+        X, y, sample_weight: as for its ``fit``.
+        grid: values of ``C``, or of ``alpha``. Each solution starts from that of the next stronger penalty.
+        folds: the number of folds, stratified for classes, or a splitter of scikit-learn.
+
+    Returns:
+        Scores ``(len(grid), folds)``, by the estimator's own ``score``; the best strength, or the first in the grid of
+        several equally good ones; and an estimator fitted to all rows with that strength.
+
+    Raises:
+        DataError: if a fold cannot be scored.
+
+    Communicates: the same as the fits of all folds.
+
+    Example:
+        >>> import numpy as np, paraxis as px
+        >>> X = np.random.default_rng(0).normal(size=(40, 3))
+        >>> found = px.solve.cross_validate_path(px.solve.Ridge(), X, X @ [1.0, 2.0, 3.0], [1e-3, 1e3], folds=4)
+        >>> found.best, found.scores.shape
+        (0.001, (2, 4))
+    """
+    if not isinstance(estimator, LinearModel) or isinstance(X, Table):
+        raise TypeError(
+            f"cross_validate_path: estimator must be one of px.solve, and X an array in memory, got {estimator!r} and "
+            f"{check.described(X)}; use sklearn.model_selection.GridSearchCV for a pipeline"
+        )
+    model, strengths = cast(_Model, clone(estimator)).set_params(warm_start=True), np.asarray(grid, np.float64)
+    for strength in strengths.tolist():
+        check.number("cross_validate_path", f"{model.strength_name} in grid", strength, **model.bounds)
+    rows, targets, weight = model._checked(X, y, sample_weight)
+    splitter: Any = check_cv(folds, targets, classifier=is_classifier(model))
+    splits = [*splitter.split(rows, targets)]
+    scores = np.full((len(strengths), len(splits)), np.nan)
+    with fitting.surroundings(rows.dtype, model.devices):
+        whole = model._placed(rows, targets, weight)
+        order = sorted(range(len(strengths)), key=lambda index: -sum(model._penalty(strengths[index], whole)))
+        for fold, (train, test) in enumerate(splits):
+            kept, model.coef_ = np.zeros_like(weight), np.empty(0)  # from which no fit starts
+            np.add.at(kept, train, model._weighted(targets[train], weight[train]))
+            posed, states = whole.weighted(kept), []
+            for index in order:
+                states.append(model._solve(float(strengths[index]), posed))
+                scores[index, fold] = model.score(rows[test], targets[test], weight[test])
+            model._warn(*states)
+    if not np.all(np.isfinite(scores)):
+        raise DataError(
+            f"cross_validate_path: fold {int(np.argwhere(~np.isfinite(scores))[0, 1])} has no finite score; each fold "
+            "must hold out at least two rows that count; write folds=5"
+        )
+    best = float(strengths[scores.mean(1).argmax()])
+    chosen = cast(_Model, clone(estimator)).set_params(**{model.strength_name: best})
+    return CrossValidated(strengths, scores, best, chosen.fit(X, y, sample_weight))

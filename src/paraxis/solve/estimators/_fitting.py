@@ -15,43 +15,79 @@ from paraxis.errors import DeviceError
 from paraxis.solve import prox
 from paraxis.solve._lbfgs import LBFGS
 from paraxis.solve._proximal import ProximalGradient
-from paraxis.solve._rows import Rows, lay, of_table
-from paraxis.solve._streaming import TableRows
-from paraxis.solve.estimators._quadratic import Quadratic
+from paraxis.solve._rows import lay
+from paraxis.solve._run import Watch
+from paraxis.solve._streaming import MAX_FEATURES, TableRows
+from paraxis.solve.estimators._quadratic import Penalty, Quadratic
 from paraxis.solve.objective import LossName, glm
 
+_FEW = 1024  # columns of which a matrix is no work, however few rows there are
 _LARGE = 100_000  # rows, from which on compiling is the smaller part
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Posed:
     """A fit as the solver sees it: its predictions ``z`` are those of the model up to ``origin + scale * z``."""
 
     loss: LossName
     targets: np.ndarray  # (n,) or (n, k)
     weight: np.ndarray  # (n,)
-    num_outputs: int | None  # k if coefficients are (d, k), None if they are (d,)
-    origin: Any = 0.0  # () or (k,)
+    outputs: tuple[int, ...] = ()  # (k,) if coefficients are (d, k)
+    origin: Any = 0.0  # a number for each output, as the next two
     scale: Any = 1.0
     intercept: Any = 0.0  # where the solver's own begins
     centre: bool = False  # whether columns have their means subtracted, which changes the intercept only
-
-
-@dataclasses.dataclass
-class Placed:
-    """Data on devices, what was subtracted from each column, the sum of the weights; and what is known so far."""
-
-    data: Rows
-    means: np.ndarray
-    total: float
+    # Once the rows are on devices: they, what was subtracted from each column, the sum of the weights.
+    data: Any = None
+    means: Any = None
+    total: float = 0.0
     quadratic: Quadratic | None = None
 
-    def weighted(self, weight: np.ndarray) -> "Placed":
+    def place(self, X: Any, devices: int | None) -> None:
+        """Lay the rows out over the devices."""
+        self.total = float(self.weight.sum(dtype=np.float64))
+        self.means = np.zeros(X.shape[1], X.dtype)
+        if isinstance(X, TableRows):
+            if self.centre:
+                self.means = X.shift = X.means
+            self.data = lay(X, self.targets, self.weight, None, copied=False)
+            return
+        if self.centre:
+            self.means = np.einsum("n,nd->d", (self.weight / self.total).astype(X.dtype), X)
+        # With rows of weight zero, few sizes are compiled for, as of folds outside.
+        size, step = len(X), max(64, 2 ** (len(X).bit_length() - 6))
+        padded = size + -size % step if size <= _LARGE else size
+        if self.centre or padded > size:
+            rows = np.empty((padded, X.shape[1]), X.dtype)
+            np.subtract(X, self.means, out=rows[:size])
+            rows[size:] = rows[size - 1]
+            X = rows
+        y, weight = arrays.repeat_last(self.targets, padded), np.pad(self.weight, (0, padded - size))
+        # Not copied: a fit lets its rows go before it returns.
+        self.data = jax.block_until_ready(lay(X, y, weight, axis_of(padded, devices), copied=False))
+
+    def weighted(self, weight: np.ndarray) -> "Posed":
         """Return the same rows with other weights ``(n,)``."""
-        own = self.data.weight
+        own, total = self.data.weight, float(weight.sum(dtype=np.float64))
         padded = np.pad(weight.astype(own.dtype), (0, len(own) - len(weight)))
         data = self.data._replace(weight=jax.device_put(padded, own.sharding))
-        return Placed(data, self.means, float(weight.sum(dtype=np.float64)))
+        return dataclasses.replace(self, data=data, total=total, quadratic=None)
+
+    def solve(
+        self, params: Any, penalty: Penalty, *, intercept: bool, tol: float, maxiter: int, verbose: bool | Watch
+    ) -> tuple[Any, Any]:
+        """Return coefficients and an intercept, and the solver's state: an L1 penalty and squares have their own."""
+        num_rows, num_features = self.data.X.shape
+        is_small, has_l1 = num_features <= min(MAX_FEATURES, max(num_rows, _FEW)), penalty.l1 > 0
+        if is_small and (self.loss == "squared" or (has_l1 and self.loss == "logistic")):
+            self.quadratic = self.quadratic or Quadratic(self.loss, self.data, intercept)
+            return self.quadratic.solve(params, penalty, tol=tol, maxiter=maxiter, verbose=verbose)
+        solver = _solver(self.loss, intercept, has_l1, tol, maxiter)
+        solver = dataclasses.replace(solver, verbose=verbose) if verbose else solver
+        strengths = [np.asarray(strength, self.data.X.dtype) for strength in (penalty if has_l1 else penalty[1:])]
+        found, state = solver.run(params if intercept else params[0], *strengths, self.data)
+        found = jax.tree.map(np.asarray, found)
+        return (found if intercept else (found, params[1])), state
 
 
 @contextlib.contextmanager
@@ -62,45 +98,14 @@ def surroundings(dtype: Any, devices: int | None) -> Iterator[None]:
         yield
 
 
-def place(X: np.ndarray | TableRows, posed: Posed, devices: int | None) -> Placed:
-    """Lay the rows out over the devices."""
-    total = float(posed.weight.sum(dtype=np.float64))
-    if isinstance(X, TableRows):
-        means = X.means if posed.centre else np.zeros_like(X.means)
-        return Placed(of_table(X.shifted(means) if posed.centre else X, posed.targets, posed.weight), means, total)
-    means = np.zeros(X.shape[1], X.dtype)
-    if posed.centre:
-        means = np.einsum("n,nd->d", (posed.weight / total).astype(X.dtype), X)
-    X, y, weight = _few_sizes(X, means if posed.centre else None, posed.targets, posed.weight)
-    # Not copied: a fit lets its rows go before it returns.
-    data = jax.block_until_ready(lay(X, y, weight, axis_of(len(X), devices), copied=False))
-    return Placed(data, means, total)
-
-
 @functools.lru_cache(maxsize=128)
-def solver(loss: LossName, intercept: bool, has_l1: bool, tol: float, maxiter: int) -> LBFGS | ProximalGradient:
+def _solver(loss: LossName, intercept: bool, has_l1: bool, tol: float, maxiter: int) -> LBFGS | ProximalGradient:
     """Return one object for the same options, so that what JAX compiled for it is found again. It holds no data."""
     objective = glm(loss, intercept=intercept, l2=True)
     if has_l1:
         operator = prox.first(prox.l1) if intercept else prox.l1
         return ProximalGradient(objective, operator, tol=tol, maxiter=maxiter)
     return LBFGS(objective, tol=tol, maxiter=maxiter)
-
-
-def _few_sizes(
-    X: np.ndarray, means: np.ndarray | None, y: np.ndarray, weight: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return rows without means, and some of weight zero added: few sizes are compiled for, as of folds outside."""
-    size = len(X)
-    step = max(64, 2 ** (size.bit_length() - 6))
-    num_padded = size + -size % step if size <= _LARGE else size
-    targets, weight = arrays.repeat_last(y, num_padded), np.pad(weight, (0, num_padded - size))
-    if means is None and num_padded == size:
-        return X, targets, weight
-    rows = np.empty((num_padded, X.shape[1]), X.dtype)
-    np.subtract(X, 0 if means is None else means, out=rows[:size])
-    rows[size:] = rows[size - 1]
-    return rows, targets, weight
 
 
 def axis_of(size: int, devices: int | None) -> Axis:

@@ -2,16 +2,17 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from scipy.special import expit, log_softmax, softmax
+from scipy.special import log_softmax, softmax
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.metrics import accuracy_score, d2_tweedie_score, r2_score
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_array, column_or_1d
+from sklearn.utils.validation import check_array
 
 from paraxis.errors import DataError
 from paraxis.solve.estimators._base import LinearModel
@@ -23,15 +24,13 @@ from paraxis.solve.estimators._quadratic import Penalty
 class LogisticRegression(ClassifierMixin, LinearModel):
     """Classify with a linear model, with scikit-learn's objective, names and attributes, on all devices.
 
-    It minimises ``C * sum(weight * loss) + penalty``, where the penalty is ``|coef|² / 2`` for ``l1_ratio=0`` and
-    ``l1_ratio * |coef|₁ + (1 - l1_ratio) * |coef|² / 2`` in general. The intercept is not penalised.
+    It minimises ``C * sum(weight * loss) + l1_ratio * |coef|₁ + (1 - l1_ratio) * |coef|² / 2``.
 
     Args:
         C: the inverse of the penalty's strength, positive; ``inf`` for no penalty. Without a penalty, there is no
             finite solution if some classes can be separated without a mistake.
         l1_ratio: from 0 to 1; if it is more than 0, some coefficients become zero.
-        class_weight: a factor of the weights for each class, or ``"balanced"``: inversely proportional to the classes'
-            frequencies.
+        class_weight: a factor for each class, or ``"balanced"``: inversely proportional to the classes' frequencies.
         tol: stop when the norm of the mean loss's gradient is at most this, or when rounding allows no more.
         fit_intercept: whether there is an intercept.
         max_iter: stop after this many iterations, with a warning.
@@ -40,12 +39,9 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         verbose: whether to print a line per iteration; or a function to call with each :class:`px.solve.Iteration`.
 
     Attributes:
-        coef_: ``(1, d)`` for two classes, else ``(k, d)``.
-        intercept_: ``(1,)`` or ``(k,)``.
-        classes_: the labels, ``(k,)``.
-        n_iter_: iterations, ``(1,)``.
-        status_: why the solver stopped, in words.
-        data_passes_: how often all rows were read.
+        coef_, intercept_: ``(1, d)`` and ``(1,)`` for two classes, else ``(k, d)`` and ``(k,)``.
+        classes_, n_iter_: the labels, ``(k,)``; iterations, ``(1,)``.
+        status_, data_passes_: why the solver stopped, in words; how often all rows were read.
 
     Example:
         >>> import numpy as np, paraxis as px
@@ -56,7 +52,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
     """
 
     strength_name: ClassVar[str] = "C"
-    strong_is_large: ClassVar[bool] = False
+    bounds: ClassVar[dict[str, Any]] = {"above": 0}
     metric: ClassVar[Callable[..., Any]] = staticmethod(accuracy_score)
     C: float = 1.0
     _: dataclasses.KW_ONLY
@@ -65,23 +61,21 @@ class LogisticRegression(ClassifierMixin, LinearModel):
 
     score: ClassVar[Callable[..., float]] = LinearModel.score  # not that of the mixin
 
-    def decision_function(self, X: Any, *, engine: Any = None) -> np.ndarray:
+    def decision_function(self, X: Any) -> np.ndarray:
         """Return the linear model's predictions: ``(n,)`` for two classes, else ``(n, k)``."""
-        return self._of_rows(X, engine, _by_class)[0]
+        z, _ = self._linear(X)
+        return z[:, 0] if z.shape[1] == 1 else z
 
-    def predict_proba(self, X: Any, *, engine: Any = None) -> np.ndarray:
+    def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probability of each class, ``(n, k)``."""
-        z = self.decision_function(X, engine=engine)
-        return np.stack([expit(-z), expit(z)], 1) if z.ndim == 1 else softmax(z, axis=1)
+        return softmax(_by_class(self._linear(X)[0]), axis=1)
 
-    def predict_log_proba(self, X: Any, *, engine: Any = None) -> np.ndarray:
+    def predict_log_proba(self, X: Any) -> np.ndarray:
         """Return each class's log-probability, ``(n, k)``; accurate even for probabilities near 0."""
-        z = self.decision_function(X, engine=engine)
-        return -np.stack([np.logaddexp(0, z), np.logaddexp(0, -z)], 1) if z.ndim == 1 else log_softmax(z, axis=1)
+        return log_softmax(_by_class(self._linear(X)[0]), axis=1)
 
     def _checked_targets(self, y: np.ndarray) -> np.ndarray:
         check_classification_targets(y)
-        y = column_or_1d(y, warn=True)
         self.classes_ = np.unique(y)
         return y
 
@@ -102,29 +96,29 @@ class LogisticRegression(ClassifierMixin, LinearModel):
     def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
         number = np.searchsorted(self.classes_, y).astype(np.int32)
         # Columns far from zero hide the intercept from a solver without a preconditioner.
-        centre = self._has_l1() and self.fit_intercept
+        centre = self.l1_ratio > 0 and self.fit_intercept
         if len(self.classes_) == 2:
-            return Posed("logistic", number, weight, None, centre=centre)
-        return Posed("softmax", number, weight, len(self.classes_), centre=centre)
+            return Posed("logistic", number, weight, centre=centre)
+        return Posed("softmax", number, weight, (len(self.classes_),), centre=centre)
 
-    def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
-        return Penalty(self.l1_ratio / (strength * total), (1 - self.l1_ratio) / (strength * total))
+    def _penalty(self, strength: float, posed: Posed) -> Penalty:
+        alpha = 1 / (strength * posed.total)
+        return Penalty(self.l1_ratio * alpha, (1 - self.l1_ratio) * alpha)
 
     def _predicted(self, z: np.ndarray) -> np.ndarray:
-        z = _by_class(z)
-        return self.classes_[(z > 0).astype(int) if z.ndim == 1 else z.argmax(1)]
+        return self.classes_[_by_class(z).argmax(1)]
 
-    def _described(self, params: Any, posed: Posed, means: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        coef, intercept = super()._described(params, posed, means)
-        if posed.num_outputs is None:
+    def _described(self, params: Any, posed: Posed) -> tuple[np.ndarray, np.ndarray]:
+        coef, intercept = super()._described(params, posed)
+        if not posed.outputs:
             return coef[None], np.atleast_1d(intercept)
         # The same to every class changes no probability; of all such solutions, this is the one scikit-learn gives.
         return coef, intercept - intercept.mean()
 
 
 def _by_class(z: np.ndarray) -> np.ndarray:
-    """Return predictions of the linear model ``(n,)`` for two classes, else ``(n, k)``."""
-    return z[:, 0] if z.ndim == 2 and z.shape[1] == 1 else z
+    """Return predictions of the linear model for each class, of two ``(n, 1)``: the first has 0."""
+    return np.pad(z, ((0, 0), (1, 0))) if z.shape[1] == 1 else z
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -135,23 +129,21 @@ class _Regression(RegressorMixin, LinearModel):
     score: ClassVar[Callable[..., float]] = LinearModel.score  # not that of the mixin
 
     def _checked_targets(self, y: np.ndarray) -> np.ndarray:
-        return check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype="numeric", input_name="y")
+        y = y[:, 0] if y.shape[1:] == (1,) else y
+        return check_array(y, ensure_2d=False, dtype="numeric", input_name="y")
 
     def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
-        """Targets on the scale of 1, so that one tolerance fits all; columns without means.
-
-        Then the intercept is the targets' mean whatever the coefficients are, and neither hinders the other.
-        """
+        """Targets on the scale of 1, so that one tolerance fits all; columns without means, as the intercept's are."""
         y = y.astype(dtype)
-        origin = np.average(y, axis=0, weights=weight) if self.fit_intercept else np.zeros(y.shape[1:], dtype)
+        origin = np.average(y, axis=0, weights=weight) * bool(self.fit_intercept)
         largest = np.abs(y - origin).max(0)  # a square of it may be none
-        largest = np.where((largest > 0) & np.isfinite(largest), largest, 1)
+        largest = np.where(largest > 0, largest, 1)
         scale = largest * np.sqrt(np.average(((y - origin) / largest) ** 2, axis=0, weights=weight))
-        scale = np.where((scale > 0) & np.isfinite(scale), scale, 1)
-        scaled, outputs = ((y - origin) / scale).astype(dtype), y.shape[1] if y.ndim == 2 else None
-        return Posed("squared", scaled, weight, outputs, origin, scale, centre=self.fit_intercept)
+        scale = np.where(scale > 0, scale, 1)
+        scaled = ((y - origin) / scale).astype(dtype)
+        return Posed("squared", scaled, weight, y.shape[1:], origin, scale, centre=self.fit_intercept)
 
-    def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
+    def _penalty(self, strength: float, posed: Posed) -> Penalty:
         # On targets divided by their scale, the mean of squares is less by its square, and |coef|₁ by the scale.
         ratio = getattr(self, "l1_ratio", 0.0)
         return Penalty(strength * ratio / posed.scale if ratio else 0.0, strength * (1 - ratio))
@@ -168,8 +160,7 @@ class Ridge(_Regression):
 
     Args:
         alpha: the penalty's strength, not negative.
-        tol: stop when the norm of the gradient, for targets of variance 1, is at most this, or when rounding allows no
-            more.
+        tol: stop when the norm of the gradient, for targets of variance 1, is at most this, or rounding allows no more.
         fit_intercept, max_iter, warm_start, devices, verbose: as of :class:`LogisticRegression`.
 
     Attributes:
@@ -192,23 +183,13 @@ class Ridge(_Regression):
         tags.target_tags.multi_output = True
         return tags
 
-    def _checked_targets(self, y: np.ndarray) -> np.ndarray:
-        if y.ndim == 2 and y.shape[1] > 1:
-            return check_array(y, dtype="numeric", input_name="y")
-        return super()._checked_targets(y[:, 0] if y.ndim == 2 else y)
-
-    def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
-        return Penalty(0.0, strength / (total * (posed.num_outputs or 1)))  # the loss is a mean over the outputs, too
+    def _penalty(self, strength: float, posed: Posed) -> Penalty:
+        return Penalty(0.0, strength / (posed.total * math.prod(posed.outputs)))  # the loss is a mean of outputs, too
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class LinearRegression(Ridge):
-    """Fit least squares, with scikit-learn's names and attributes, on all devices: :class:`Ridge` without a penalty.
-
-    If columns depend on each other, the solution is the smallest one.
-
-    Args:
-        tol, fit_intercept, max_iter, warm_start, devices, verbose: as of :class:`Ridge`.
+    """Fit least squares: :class:`Ridge` without a penalty; if columns depend on each other, the smallest solution.
 
     Example:
         >>> import numpy as np, paraxis as px
@@ -298,7 +279,7 @@ class PoissonRegressor(_Regression):
         mean = np.average(y, weights=weight)
         if not mean > 0:
             raise DataError(f"{self._who}: y must hold a count above 0 in a row of positive weight; all are 0")
-        return Posed("poisson", y.astype(dtype), weight, None, intercept=np.log(mean))
+        return Posed("poisson", y.astype(dtype), weight, intercept=np.log(mean))
 
     def _predicted(self, z: np.ndarray) -> np.ndarray:
         return np.exp(z)

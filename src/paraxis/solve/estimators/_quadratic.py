@@ -26,22 +26,12 @@ from paraxis.solve._run import Status, Watch, tell
 from paraxis.solve._streaming import saved
 from paraxis.solve.objective import LossName, glm
 
-_TRIALS = 30  # steps, each half of the one before
+_SHORTEST = 2**-30  # step; each is half of the one before
 _DECREASE = 1e-4  # of what the parabola's slope promises
 _EXACT = 1e-4  # by how much the parabola may be above its minimum, in squares of the error
 _SWEEPS = 5_000  # of coordinate descent
 _PATIENCE = 3  # iterations without progress before rounding is blamed
 _NOISE = 32  # roundings of a value that count as none
-
-
-class Solution(NamedTuple):
-    """The end of a run."""
-
-    params: Any
-    iter_num: int
-    status: int
-    error: float
-    data_passes: int
 
 
 class Penalty(NamedTuple):
@@ -50,26 +40,30 @@ class Penalty(NamedTuple):
     l1: float
     l2: float
 
+    def of(self, coef: np.ndarray) -> float:
+        return self.l1 * float(np.abs(coef).sum()) + self.l2 / 2 * float(np.vdot(coef, coef))
+
 
 class _Place(NamedTuple):
-    """Coefficients ``(d,)`` or ``(d, k)`` and an intercept; the mean loss there and its slopes."""
+    """Coefficients ``(d,)`` or ``(d, k)`` and an intercept; the mean loss there, its slopes, and its Hessian."""
 
     coef: np.ndarray
     intercept: np.ndarray
-    value: float
+    value: Any
     grad: np.ndarray
     slope: np.ndarray
+    gram: np.ndarray  # of coefficients, (d, d)
+    beside: np.ndarray  # of coefficients and intercept, (d,)
+    own: Any  # of the intercept
 
 
 class _State(NamedTuple):
     place: _Place
-    hessian: tuple[np.ndarray, np.ndarray, float]  # (d, d) of coefficients; (d,) beside the intercept; the intercept's
     error: float
-    best: tuple[_Place, float]  # of the least error so far, and this
-    least: float  # value so far, with its penalty
+    data_passes: int
     iter_num: int = 0
-    num_passes: int = 1
     num_stalled: int = 0
+    status: int = 0
 
 
 class Quadratic:
@@ -78,74 +72,62 @@ class Quadratic:
     def __init__(self, loss: LossName, data: Any, intercept: bool) -> None:
         self._objective, self._data = glm(loss, intercept=intercept), data
         self._is_flat = self._objective.loss.flat
+        self._reads = 2 if isinstance(data.X, jax.Array) else 1  # of all rows in a pass
         self._constant: Any = None  # the Hessian of a squared loss, which has one only
 
-    def solve(self, init: Any, penalty: Penalty, *, tol: float, maxiter: int, verbose: bool | Watch) -> Solution:
-        """Minimise from ``init``, a pair if there is an intercept.
+    def solve(
+        self, init: tuple[Any, Any], penalty: Penalty, *, tol: float, maxiter: int, verbose: bool | Watch
+    ) -> tuple[Any, _State]:
+        """Minimise from coefficients and an intercept, which stays as it is where the model has none.
 
         The error is the duality gap of squared losses with L1; else the norm of a proximal step of size 1, which
         without L1 is that of the gradient.
         """
-        X = self._data.X
-        coef, intercept = init if self._objective.intercept else (init, np.zeros(init.shape[1:]))
-        place, hessian = self._at(np.asarray(coef, float), np.asarray(intercept, float))
-        error = self._error(place, penalty)
-        state = _State(place, hessian, error, (place, error), _whole(place, penalty))
+        place = self._at(*init)
+        state = _State(place, self._error(place, penalty), self._reads)
         with saved(f"Quadratic({tol}, {maxiter})", state, (self._data, *penalty)) as (state, save):
             while (status := _status(state, tol, maxiter)) == Status.RUNNING:
                 enough = max(tol if self._is_flat else 0.0, _EXACT * state.error**2)
                 state, stepsize = self._iteration(state, penalty, enough)
                 save(state)
                 if verbose:
-                    passes = self._count(state.num_passes)
-                    tell(verbose, state.iter_num, _whole(state.place, penalty), state.error, stepsize, passes)
-        place, error = (state.place, state.error) if status == Status.NOT_FINITE else state.best
-        coef, intercept = place.coef.astype(X.dtype), place.intercept.astype(X.dtype)
-        params = (coef, intercept) if self._objective.intercept else coef
-        return Solution(params, state.iter_num, int(status), error, self._count(state.num_passes))
+                    value = state.place.value + penalty.of(state.place.coef)
+                    tell(verbose, state.iter_num, value, state.error, stepsize, state.data_passes)
+        return tuple(x.astype(self._data.X.dtype) for x in state.place[:2]), state._replace(status=int(status))
 
     def _iteration(self, state: _State, penalty: Penalty, enough: float) -> tuple[_State, float]:
         """Return the state after a step to the parabola's minimum, shortened as long as it leads up; and its length."""
-        place, (_, beside, of_intercept), best, stepsize = state.place, state.hessian, state.best, 1.0
-        before, num_passes = _whole(place, penalty), state.num_passes
-        step = _minimum(state.hessian, place, penalty, enough) - place.coef
-        of_step = -(place.slope + beside @ step) / of_intercept
-        slope = np.vdot(place.grad, step) + np.vdot(place.slope, of_step) + _whole(place, penalty, step) - before
+        place, stepsize, num_passes = state.place, 1.0, 1
+        step = _minimum(place, penalty, enough) - place.coef
+        of_step = -(place.slope + place.beside @ step) / place.own
+        before = place.value + penalty.of(place.coef)
+        slope = np.vdot(place.grad, step) + np.vdot(place.slope, of_step)
+        slope += penalty.of(place.coef + step) - penalty.of(place.coef)
         noise = _NOISE * np.finfo(self._data.X.dtype).eps * abs(before)
-        new, hessian = place, state.hessian
-        for trial in range(_TRIALS):
-            stepsize = 0.5**trial
-            new, hessian = self._at(place.coef + stepsize * step, place.intercept + stepsize * of_step)
-            num_passes += 1
-            if _whole(new, penalty) <= before + _DECREASE * stepsize * slope + noise:
-                break
-        error, value = self._error(new, penalty), _whole(new, penalty)
-        is_better = error < 0.5 * best[1] or value < state.least - noise / 8
-        num_stalled = 0 if is_better else state.num_stalled + 1
-        best = (new, error) if error < best[1] else best
-        counts = state.iter_num + 1, num_passes, num_stalled
-        return _State(new, hessian, error, best, min(state.least, value), *counts), stepsize
+        new = self._at(place.coef + step, place.intercept + of_step)
+        while stepsize > _SHORTEST and not (
+            new.value + penalty.of(new.coef) <= before + _DECREASE * stepsize * slope + noise
+        ):
+            stepsize, num_passes = stepsize / 2, num_passes + 1
+            new = self._at(place.coef + stepsize * step, place.intercept + stepsize * of_step)
+        error, is_lower = self._error(new, penalty), new.value + penalty.of(new.coef) < before - noise / 8
+        num_stalled = 0 if is_lower or error < 0.5 * state.error else state.num_stalled + 1
+        data_passes = state.data_passes + self._reads * num_passes
+        return _State(new, error, data_passes, state.iter_num + 1, num_stalled), stepsize
 
-    def _count(self, num_passes: int) -> int:
-        """Return how often all rows were read: those in memory for predictions, and once more for sums."""
-        return 2 * num_passes if isinstance(self._data.X, jax.Array) else num_passes
-
-    def _at(self, coef: np.ndarray, intercept: np.ndarray) -> tuple[_Place, Any]:
-        """Return the place at these parameters, and the Hessian there: one pass over the rows."""
+    def _at(self, coef: np.ndarray, intercept: np.ndarray) -> _Place:
+        """Return the place at these parameters: one pass over the rows."""
         dtype, has_intercept = self._data.X.dtype, self._objective.intercept
-        coef, intercept = coef.astype(dtype), np.asarray(intercept, dtype)
+        coef, intercept = np.asarray(coef, dtype), np.asarray(intercept, dtype)
         params = (coef, intercept) if has_intercept else coef
         problem = self._objective.problem(params, self._data)
         read = _read if problem.is_table else _compiled
-        with jax.enable_x64(dtype == np.float64):
-            found = jax.tree.map(arrays.on_host, read(problem, params, self._constant is None))
-        value, grad, hessian = jax.tree.map(lambda x: x.astype(float), found)
+        found = read(problem, params, self._constant is None)
+        value, grad, hessian = jax.tree.map(lambda x: arrays.on_host(x).astype(float), found)
         grad, slope = grad if has_intercept else (grad, np.zeros(intercept.shape))
-        if self._constant is None:
-            gram, beside, own = hessian
-            hessian = gram, beside * has_intercept, float(own)
-            self._constant = hessian if self._is_flat else None
-        return _Place(coef.astype(float), intercept.astype(float), float(value), grad, slope), hessian or self._constant
+        hessian = self._constant or (hessian[0], hessian[1] * has_intercept, hessian[2])
+        self._constant = hessian if self._is_flat else None
+        return _Place(coef.astype(float), intercept.astype(float), value, grad, slope, *hessian)
 
     def _error(self, place: _Place, penalty: Penalty) -> float:
         grad = place.grad + penalty.l2 * place.coef
@@ -168,12 +150,6 @@ def _status(state: _State, tol: float, maxiter: int) -> Status:
     return Status.ITERATION_LIMIT if state.iter_num >= maxiter else Status.RUNNING
 
 
-def _whole(place: _Place, penalty: Penalty, step: Any = 0.0) -> float:
-    """Return the objective with its penalty; the latter after a step."""
-    coef = place.coef + step
-    return place.value + penalty.l1 * float(np.abs(coef).sum()) + penalty.l2 / 2 * float(np.vdot(coef, coef))
-
-
 def _duality_gap(coef: np.ndarray, grad: np.ndarray, value: float, l1: float) -> float:
     """Return how far the penalised objective may at most be above its minimum.
 
@@ -184,24 +160,22 @@ def _duality_gap(coef: np.ndarray, grad: np.ndarray, value: float, l1: float) ->
     return (1 - shorter) ** 2 * value + float(np.maximum(l1 * np.abs(coef) + shorter * coef * grad, 0).sum())
 
 
-def _minimum(hessian: Any, place: _Place, penalty: Penalty, enough: float) -> np.ndarray:
+def _minimum(place: _Place, penalty: Penalty, enough: float) -> np.ndarray:
     """Return the coefficients that minimise the parabola at a place and the penalty, up to ``enough`` with L1."""
-    gram, beside, of_intercept = hessian
-    share = beside / of_intercept
-    gram = gram - np.outer(share, beside)
+    share = place.beside / place.own
+    gram = place.gram - np.outer(share, place.beside)
     target = gram @ place.coef - (place.grad - np.multiply.outer(share, place.slope))
-    if not penalty.l1:
-        return _solved(gram + penalty.l2 * np.eye(len(gram)), target)
-    factor, y = _factored(gram, target)
-    strength = (penalty.l1 + penalty.l2) / len(factor)
+    factor, y, smallest = _factored(gram + penalty.l2 * np.eye(len(gram)), target)
+    if not penalty.l1 or not len(factor):
+        return smallest
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # where that leads, the next pass tells
         solve: Any = enet_path  # whose stubs know texts only
         _, found, *_ = solve(
             np.asfortranarray(factor),
             y,
-            l1_ratio=penalty.l1 / (penalty.l1 + penalty.l2),
-            alphas=[strength],
+            l1_ratio=1.0,
+            alphas=[penalty.l1 / len(factor)],
             coef_init=place.coef.copy(),
             tol=enough / max(float(y @ y), np.finfo(float).tiny),
             max_iter=_SWEEPS,
@@ -210,33 +184,20 @@ def _minimum(hessian: Any, place: _Place, penalty: Penalty, enough: float) -> np
     return found[:, 0]
 
 
-def _factored(gram: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return R with ``R.T @ R`` the matrix, and y with ``R.T @ y`` the target."""
-    try:
-        lower = np.linalg.cholesky(gram)
-        return lower.T, scipy.linalg.solve_triangular(lower, target, lower=True)
-    except np.linalg.LinAlgError:  # columns depend on each other
-        roots, vectors = _spectrum(gram)
-        return roots[:, None] * vectors.T, (vectors.T @ target) / roots
-
-
-def _solved(gram: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Return the smallest solution of ``gram @ x = target``."""
-    diagonal = np.diagonal(gram)
-    scale = 1 / np.sqrt(np.where(diagonal > 0, diagonal, 1))
+def _factored(gram: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return R with ``R.T @ R`` the matrix, y with ``R.T @ y`` the target, and the smallest x with ``R @ x`` this y."""
+    diagonal, eps = np.diagonal(gram), np.finfo(float).eps
+    scale = np.sqrt(np.where(diagonal > 0, diagonal, 1))
     with contextlib.suppress(np.linalg.LinAlgError):
-        lower = np.linalg.cholesky(gram * scale[:, None] * scale)
-        if np.diagonal(lower).min() > np.sqrt(8 * len(gram) * np.finfo(float).eps):
-            return (scipy.linalg.cho_solve((lower, True), (target.T * scale).T).T * scale).T
-    roots, vectors = _spectrum(gram)
-    return vectors @ ((vectors.T @ target).T / roots**2).T
-
-
-def _spectrum(gram: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the roots of the eigenvalues that rounding does not hide, and their vectors."""
-    values, vectors = np.linalg.eigh(gram)
-    seen = values > len(gram) * np.finfo(float).eps * max(values[-1], np.finfo(float).tiny)
-    return np.sqrt(values[seen]), vectors[:, seen]
+        lower = np.linalg.cholesky(gram / scale[:, None] / scale)
+        if np.diagonal(lower).min() > np.sqrt(8 * len(gram) * eps):
+            factor, y = lower.T * scale, scipy.linalg.solve_triangular(lower, (target.T / scale).T, lower=True)
+            return factor, y, scipy.linalg.solve_triangular(factor, y)
+    values, vectors = np.linalg.eigh(gram)  # columns depend on each other
+    seen = values > len(gram) * eps * max(values[-1], np.finfo(float).tiny)  # rounding hides the others
+    roots, vectors = np.sqrt(values[seen]), vectors[:, seen]
+    y = ((vectors.T @ target).T / roots).T
+    return roots[:, None] * vectors.T, y, vectors @ (y.T / roots).T
 
 
 def _read(problem: Linear, params: Any, with_hessian: bool) -> Any:
