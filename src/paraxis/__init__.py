@@ -8,9 +8,8 @@ are in their rooms, each of which is loaded when it is first used: ``px.ensemble
 import importlib
 import typing
 
-from paraxis._core.collectives import all_gather, axis_index, axis_size, pmax, pmean, pmin, psum
 from paraxis._core.placing import Axis
-from paraxis._core.pmap import pmap
+from paraxis._core.pmap import all_gather, axis_index, axis_size, pmap, pmax, pmean, pmin, psum
 from paraxis._core.program import program
 from paraxis._core.reductions import (
     reduce_all,

@@ -31,7 +31,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         r"map_fn: args\[1\] has shape \(3,\)",
     ),
     "a mask of numbers": (lambda: px.reduce_sum(X, ROWS, where=X), r"bool\[4\], got an array float32\[4\]"),
-    "weights for each number": (lambda: px.reduce_weighted_mean(X, np.ones((4, 2)), ROWS), r"\(4,\), got \(4, 2\)"),
     "a seed for a key": (lambda: px.keys(0, ROWS), "invalid PRNG key data|unexpected PRNG key type"),  # pyright: ignore
     "a lowering that there is not": (lambda: px.map_fn(jnp.sin, X, ROWS, lowering="fast"), "'unroll'"),  # pyright: ignore
     "a collective along an axis of another size": (

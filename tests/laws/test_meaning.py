@@ -271,13 +271,6 @@ def test_branches_that_differ_between_elements_have_a_derivative(at_once: int | 
     assert_close(here, both(lambda w, x: jax.vmap(body, (None, 0))(w, x)), rtol=1e-4)
 
 
-def test_a_body_with_a_rule_for_batches_has_a_derivative() -> None:
-    fn = jax.custom_batching.custom_vmap(jnp.sin)
-    fn.def_vmap(lambda size, batched, v: (jnp.sin(v), True))
-    axis, x = axis_on(2, 5), values(5)
-    assert_close(jax.grad(lambda x: px.map_fn(fn, x, axis).sum())(x), np.cos(x))
-
-
 def test_callbacks_that_compare_equal_are_told_apart() -> None:
     class Scaled:
         def __init__(self, factor: float) -> None:

@@ -41,6 +41,9 @@ from jax.extend.core import (
 )
 from jax.interpreters import ad as ad, batching as batching, mlir, partial_eval
 
+GATHERS_EXPLICIT = jax.__version_info__ < (0, 12)  # jax < 0.12
+"""Whether a ``shard_map`` over some axes gathers what it is given over the others, if these are Explicit."""
+
 _INSIDE = tuple(f"{Path(file).parent}{os.sep}" for file in (jax.__file__, Path(__file__).parent))
 """The folders of code that is not the user's."""
 
@@ -69,7 +72,7 @@ def define_map(
     """
 
     def without_high(*operands: Any, **params: Any) -> Any:
-        with core.extend_axis_env_nd(list(params["how"].names.items())):
+        with core.extend_axis_env_nd(list(params["how"].names)):
             body, consts = without_constants(lower_jaxpr2(params["body"]))
         shared, linear = (*[True] * len(consts), *params["shared"]), (*[False] * len(consts), *params["linear"])
         return primitive.bind(*consts, *operands, **{**params, "body": body, "shared": shared, "linear": linear})
@@ -79,7 +82,7 @@ def define_map(
         return batched(operands, dims, size=axis_data.size, name=name, params=params)
 
     def check(_: Any, *atoms: Any, **params: Any) -> Any:
-        with core.extend_axis_env_nd(list(params["how"].names.items())):
+        with core.extend_axis_env_nd(list(params["how"].names)):
             core.check_jaxpr(params["body"].jaxpr)
         return primitive.abstract_eval(*(atom.aval for atom in atoms), **params)
 

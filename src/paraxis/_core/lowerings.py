@@ -11,16 +11,17 @@ the compiler divides it. One element on each device runs in ``shard_map`` itself
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as P
 
-from paraxis._core import arrays, collectives, jax_api, placing, sums
+from paraxis._core import arrays, jax_api, placing, sums
 from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from paraxis._core.placing import Placement, current
+from paraxis._core.pytrees import merged, taken
 from paraxis._core.sums import Element
 from paraxis.errors import AxisError
 
@@ -44,85 +45,76 @@ class Elements:
 
     def run(self, operands: Sequence[jax.Array]) -> list[jax.Array]:
         """Return the results: rows ``(size, ...)``, or sums over the elements."""
-        placement, body, name = self.placement, self.element.body, self.placement.axis.name
-        if not collectives.mentions(body.jaxpr, placement.axis):
-            return self._in_blocks(operands)
-        require_together(placement, self.lowering)
+        placement, jaxpr = self.placement, self.element.body.jaxpr
+        if not mentions(jaxpr, placement.axis.name):
+            return self._in_blocks(operands, {})
         is_pmap = placement.num_local == 1 and not placement.is_padded and placement.crossed_axes
-        if not is_pmap or collectives.parts(body.jaxpr, name, "cond", "while"):  # some could wait for others in vain
+        if not is_pmap or parts(jaxpr, placement.axis.name, "cond", "while"):  # some could wait in vain
             return self._together(operands)
-        body = ClosedJaxpr(_renamed(body.jaxpr, {name: placement.crossed_axes}), body.consts)
-        return dataclasses.replace(self, element=self.element._replace(body=body))._in_blocks(operands)
+        return self._in_blocks(operands, {placement.axis.name: placement.crossed_axes})
 
-    # --- elements that exchange nothing ------------------------------------------------------------------------------
-
-    def _in_blocks(self, operands: Sequence[jax.Array]) -> list[jax.Array]:
-        """Each device runs the elements of its block; one that has none rests."""
+    def _in_blocks(self, operands: Sequence[jax.Array], names: Mapping[str, tuple[str, ...]]) -> list[jax.Array]:
+        """Each device runs the elements of its block; one that has none rests. ``names``: of axes, on the mesh."""
         (body, shared, summed, _), placement, chunk = self.element, self.placement, self._traced_chunk()
-        has_keys = any(jnp.issubdtype(a.dtype, jax.dtypes.extended) for a in body.out_avals)  # of no zeros
-        rests = placement.has_idle_device and placement.has_mesh_alone and not has_keys
+        rests = placement.has_idle_device and placement.has_mesh_alone
+        # XLA's CPU compiler rewrites only the convolutions of the main computation into a form that it runs fast: in a
+        # branch, a gradient's take 8 times as long as on zeros, where a loop may not end, and which a callback sees.
+        acts = jax_api.holds(body.jaxpr, "while", "pure_callback") or jax_api.has_effects(body.jaxpr)
 
-        def rest(*_: Any) -> list[jax.Array]:
+        def rest(*_: jax.Array) -> list[jax.Array]:
             counts = (1 if is_summed else placement.num_local for is_summed in summed)
-            return [jnp.zeros((n, *y.shape), y.dtype) for n, y in zip(counts, body.out_avals, strict=True)]
+            return [jax.lax.full((n, *y.shape), 0, y.dtype) for n, y in zip(counts, body.out_avals, strict=True)]
 
         def on_device(*blocks: jax.Array) -> list[jax.Array]:
-            work = functools.partial(self._block, chunk, safe=not rests)
+            work = functools.partial(self._block, _inside(chunk, jax.sharding.get_abstract_mesh(), names), not rests)
             if not rests:
                 return work(*blocks)
             has_rows = arrays.device_index(placement) * placement.num_local < placement.size
-            if self._is_slow_in_branches:
-                return [jnp.where(has_rows, y, jnp.zeros((), y.dtype)) for y in work(*blocks)]
+            if _convolves(body) and not acts:
+                return [jnp.where(has_rows, y, zero) for y, zero in zip(work(*blocks), rest(), strict=True)]
             return jax.lax.cond(has_rows, work, rest, *blocks)
 
-        sides = list(zip(operands, shared, strict=True))
-        rows = [x if s else arrays.pad(x, placement, safe=not rests) for x, s in sides]
-        found = zip(self._on_mesh(on_device, rows), summed, strict=True)
-        return [jnp.sum(y, 0, dtype=y.dtype) if s else arrays.unpad(y, placement) for y, s in found]
-
-    def _on_mesh(self, on_device: Callable[..., Any], operands: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        placement, shared = self.placement, self.element.shared
-        if not placement.mesh_axes:
-            return on_device(*operands)
+        operands = [x if s else arrays.pad(x, placement, safe=not rests) for x, s in zip(operands, shared, strict=True)]
         if placement.is_explicit:
             sides = zip(operands, shared, strict=True)
             operands = [arrays.constrain(x, placement) if s else self._laid(x) for x, s in sides]
             others = any(any([*jax.typeof(x).sharding.spec][1:]) for x in operands)
-            if others and jax.__version_info__ < (0, 12):  # jax < 0.12
+            if others and jax_api.GATHERS_EXPLICIT:
                 warnings.warn(_GATHERED.format(placement.axis.name), stacklevel=2)
         in_specs = tuple(P() if is_shared else placement.spec for is_shared in shared)
-        return placing.shard_map(on_device, placement.mesh, placement.mesh_axes, in_specs)(*operands)
+        on_mesh = placing.shard_map(on_device, placement.mesh, placement.mesh_axes, in_specs)
+        results = zip((on_mesh if placement.mesh_axes else on_device)(*operands), summed, strict=True)
+        return [jnp.sum(y, 0, dtype=y.dtype) if s else arrays.unpad(y, placement) for y, s in results]
 
-    def _block(self, chunk: ClosedJaxpr, *blocks: jax.Array, safe: bool) -> list[jax.Array]:
+    def _block(self, chunk: ClosedJaxpr, safe: bool, *blocks: jax.Array) -> list[jax.Array]:
         """Run a device's chunks: blocks ``(num_local, ...)`` → the same, or sums ``(1, ...)``, carried along."""
-        (body, shared, summed, _), placement = self.element, self.placement
-        fn = jax_api.jaxpr_as_fun(_inside(chunk, jax.sharding.get_abstract_mesh()))
-        pairs, real = list(zip(blocks, shared, strict=True)), arrays.real_rows(placement)
-        rows = [arrays.fill(x, placement, safe=safe) for x, is_shared in pairs if not is_shared]
-        rows += [] if real is None else [real]
+        (body, shared, summed, _), placement, fn = self.element, self.placement, jax_api.jaxpr_as_fun(chunk)
+        real, common = arrays.real_rows(placement), taken(blocks, shared)
+        rows = [arrays.fill(x, placement, safe=safe) for x in taken(blocks, shared, False)]
+        rows, sides = (rows, shared) if real is None else ([*rows, real], [*shared, False])
 
-        def run(rows: Sequence[jax.Array]) -> list[jax.Array]:
-            ours = iter(rows)
-            return fn(*(x if is_shared else next(ours) for x, is_shared in pairs), *ours)
+        def run(rows: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
+            found = fn(*merged(sides, common, rows))
+            return taken(found, summed), taken(found, summed, False)
 
         def step(totals: list[jax.Array], part: Any) -> tuple[list[jax.Array], list[jax.Array]]:
-            found = list(zip(run(part), summed, strict=True))
-            added = [total + y for total, y in zip(totals, (y for y, s in found if s), strict=True)]
-            return added, [y for y, s in found if not s]
+            more, found = run(part)
+            return [total + y for total, y in zip(totals, more, strict=True)], found
 
-        count = placement.num_chunks
-        if count == 1:
-            return [y[None] if is_summed else y for y, is_summed in zip(run(rows), summed, strict=True)]
-        zeros = [jnp.zeros(a.shape, a.dtype) for a, s in zip(body.out_avals, summed, strict=True) if s]
-        parts = [x.reshape(count, placement.chunk, *x.shape[1:]) for x in rows]
-        totals, stacks = map(iter, jax.lax.scan(step, zeros, parts, length=count))
-        return [next(totals)[None] if s else jax.lax.collapse(next(stacks), 0, 2) for s in summed]
+        if (count := placement.num_chunks) == 1:
+            totals, found = run(rows)
+        else:
+            zeros = [jnp.zeros(a.shape, a.dtype) for a in taken(body.out_avals, summed)]
+            parts = [x.reshape(count, placement.chunk, *x.shape[1:]) for x in rows]
+            totals, found = jax.lax.scan(step, zeros, parts, length=count)
+            found = [jax.lax.collapse(y, 0, 2) for y in found]
+        return merged(summed, [y[None] for y in totals], found)
 
     def _traced_chunk(self) -> ClosedJaxpr:
         """Trace what a device runs at once, outside of the mesh: rules of libraries see none."""
         placement, sides = self.placement, zip(self.element.body.in_avals, self.element.shared, strict=True)
         own = placement.mesh.shape if placement.mesh is not None else {}
-        names = {**jax.sharding.get_abstract_mesh().shape, **own}
+        names = {**jax.sharding.get_abstract_mesh().shape, **own, placement.axis.name: placement.size}
         structs = [jax_api.struct(a, lead=() if s else (placement.chunk,)) for a, s in sides]
         masks = [jax.ShapeDtypeStruct((placement.chunk,), bool)] if placement.is_padded else []
         with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
@@ -140,25 +132,12 @@ class Elements:
         rows = zip(map(_stacked, zip(*each, strict=True)), summed, strict=True)
         return [sums.total(y, real) if s else y for y, s in rows]
 
-    @property
-    def _is_slow_in_branches(self) -> bool:
-        """Return whether the body is better computed on zeros and dropped than left out by ``lax.cond``.
-
-        XLA's CPU compiler rewrites only the convolutions of the main computation into a form that it runs fast: in a
-        branch those of a gradient take 8 times as long. A loop may not end on zeros, and a callback sees them.
-        """
-        body = self.element.body
-        acts = jax_api.holds(body.jaxpr, "while", "pure_callback") or jax_api.has_effects(body.jaxpr)
-        return _convolves(body) and not acts
-
-    # --- elements that exchange values -------------------------------------------------------------------------------
-
     def _together(self, operands: Sequence[jax.Array]) -> list[jax.Array]:
         element, placement, axis = self.element, self.placement, self.placement.axis
         rows = [x if s else self._laid(x) for x, s in zip(operands, element.shared, strict=True)]
 
         def over(*rows: jax.Array) -> list[jax.Array]:
-            here = element._replace(body=_inside(element.body, jax.sharding.get_abstract_mesh()))
+            here = element._replace(body=_inside(element.body, jax.sharding.get_abstract_mesh(), {}))
             return sums.over_elements(here, rows, None, axis.size, axis.name)
 
         if placement.is_explicit:  # there JAX 0.12 gives a sum over a vmapped axis the sharding of what it sums
@@ -184,27 +163,10 @@ class Elements:
 def _stacked(ys: Sequence[jax.Array]) -> jax.Array:
     """``jnp.stack``, one after the other: XLA's CPU compiler computes a concatenation's operands number by number."""
     first = jnp.asarray(ys[0])  # it may be a literal
-    if len(ys) == 1 or jnp.issubdtype(first.dtype, jax.dtypes.extended):
-        return jnp.stack(ys)
     found = jnp.broadcast_to(first, (len(ys), *first.shape))  # split over free mesh axes as the element is
     for i, y in enumerate(ys[1:], 1):
         found = jax.lax.dynamic_update_index_in_dim(found, jnp.asarray(y), i, 0)
     return found
-
-
-def require_together(placement: Placement, lowering: Lowering) -> None:
-    """Refuse to run elements that exchange values if they are not all under way together."""
-    name, at_once = placement.axis.name, placement.axis.at_once
-    if placement.num_chunks > 1:
-        raise AxisError(
-            f"axis {name!r} has at_once={at_once}, so its elements run in turns and cannot exchange values; leave "
-            f"at_once out, or reduce after the map: px.reduce_sum(px.map_fn(…), {name!r})"
-        )
-    if lowering == "unroll":
-        raise AxisError(
-            f"lowering={lowering!r} runs the elements of axis {name!r} apart, so they cannot exchange values; "
-            f"write lowering='vmap', or leave it out"
-        )
 
 
 def keeps_nothing(placement: Placement) -> bool:
@@ -223,38 +185,45 @@ def _convolves(body: ClosedJaxpr) -> bool:
     return jax.default_backend() == "cpu" and jax_api.holds(body.jaxpr, "conv_general_dilated")
 
 
-# --- jaxprs inside a mesh ------------------------------------------------------------------------------------------
+def require_together(body: ClosedJaxpr, placement: Placement, lowering: Lowering) -> None:
+    """Refuse to run elements that exchange values if they are not all under way together."""
+    name, at_once, in_turns = placement.axis.name, placement.axis.at_once, placement.num_chunks > 1
+    if (in_turns or lowering == "unroll") and mentions(body.jaxpr, name):
+        raise AxisError(
+            f"axis {name!r} has {f'{at_once=}' if in_turns else f'{lowering=}'}, so its elements run in turns and "
+            f"cannot exchange values; leave that out, or reduce after the map: px.reduce_sum(px.map_fn(…), {name!r})"
+        )
 
 
-def _inside(closed: ClosedJaxpr, mesh: AbstractMesh) -> ClosedJaxpr:
+def mentions(jaxpr: Jaxpr, name: str) -> bool:
+    """Return whether a body exchanges values along an axis."""
+    return any(jax_api.axis_of(effect) == name for effect in jaxpr.effects)
+
+
+def parts(jaxpr: Jaxpr, name: str, *kinds: str) -> bool:
+    """Return whether elements exchange values inside operations of these kinds, which they may leave apart."""
+    return any(
+        (eqn.primitive.name in kinds and exchanges(eqn, name))
+        or any(parts(sub, name, *kinds) for sub in jax_api.subjaxprs(eqn))
+        for eqn in jaxpr.eqns
+    )
+
+
+def exchanges(eqn: JaxprEqn, name: str) -> bool:
+    if name in jax_api.named_axes(eqn) and eqn.primitive.name != "axis_index":
+        return True
+    return any(exchanges(inner, name) for sub in jax_api.subjaxprs(eqn) for inner in sub.eqns)
+
+
+def _inside(closed: ClosedJaxpr, mesh: AbstractMesh, names: Mapping[str, tuple[str, ...]]) -> ClosedJaxpr:
     """Return what was traced outside of a mesh for a place inside ``shard_map``, where some of its axes are manual.
 
-    Only what names meshes differs: shardings, the types of arrays on an Explicit mesh, maps, and users' ``shard_map``.
+    Only what names meshes differs: shardings, the types of arrays on an Explicit mesh, maps, and users' ``shard_map``;
+    and, in collectives, the ``names`` of axes.
     """
-    if mesh.empty or not _is_placed(closed.jaxpr):
+    if mesh.empty or not (names or _is_placed(closed.jaxpr)):
         return closed
-    return ClosedJaxpr(_moved(closed.jaxpr, mesh), closed.consts)
-
-
-def _renamed(jaxpr: Jaxpr, names: Mapping[str, tuple[str, ...]]) -> Jaxpr:
-    """Return the same computation with other names of axes in its collectives."""
-
-    def one(eqn: JaxprEqn) -> JaxprEqn:
-        free = {name: new for name, new in names.items() if name not in jax_api.bound_axes(eqn)}
-        params = jax_api.map_jaxprs(eqn.params, lambda body: _renamed(body, free))
-        for key in {"axes", "axis_name"} & params.keys():
-            if not free.keys().isdisjoint(old := jax_api.named_axes(eqn)):
-                changed = tuple(new for name in old for new in free.get(name, (name,)))
-                params[key] = changed[0] if len(changed) == 1 and isinstance(params[key], str) else changed
-        return eqn.replace(params=params, effects=_renamed_effects(eqn.effects, free))
-
-    return jaxpr.replace(eqns=[*map(one, jaxpr.eqns)], effects=_renamed_effects(jaxpr.effects, names))
-
-
-def _renamed_effects(effects: Any, names: Mapping[str, tuple[str, ...]]) -> set[Any]:
-    return {
-        new for e in effects for new in ([type(e)(n) for n in names[e.name]] if jax_api.axis_of(e) in names else [e])
-    }
+    return ClosedJaxpr(_moved(closed.jaxpr, mesh, names), closed.consts)
 
 
 def _is_placed(jaxpr: Jaxpr) -> bool:
@@ -271,33 +240,38 @@ def _is_placed(jaxpr: Jaxpr) -> bool:
     return any([_is_placed(sub) for eqn in jaxpr.eqns for sub in jax_api.subjaxprs(eqn)])  # noqa: C419  # fewer calls
 
 
-def _moved(jaxpr: Jaxpr, mesh: AbstractMesh) -> Jaxpr:
+def _moved(jaxpr: Jaxpr, mesh: AbstractMesh, names: Mapping[str, tuple[str, ...]]) -> Jaxpr:
     known: dict[Any, Any] = {}
 
     def var(v: Any) -> Any:
-        if isinstance(v, jax_api.Literal):
-            return jax_api.Literal(v.val, _aval(v.aval, mesh))
-        return known.setdefault(v, Var(_aval(v.aval, mesh)))
+        aval = v.aval.update(sharding=_sharding(v.aval.sharding, mesh)) if _is_laid(v.aval) else v.aval
+        return jax_api.Literal(v.val, aval) if isinstance(v, jax_api.Literal) else known.setdefault(v, Var(aval))
 
     def one(eqn: JaxprEqn) -> JaxprEqn:
-        inner = mesh
-        if eqn.primitive.name == "shard_map":
+        inner, is_mesh = mesh, eqn.primitive.name == "shard_map"
+        if is_mesh:
             inner = mesh.update_axis_types(dict.fromkeys(eqn.params["newly_manual_axes"], AxisType.Manual))
-        params = jax_api.map_jaxprs(eqn.params, lambda body: _moved(body, inner))
-        params = {name: _sharding(value, mesh) for name, value in params.items()}
-        if eqn.primitive.name == "shard_map":
-            params["mesh"] = mesh
+        free = {name: new for name, new in names.items() if name not in jax_api.bound_axes(eqn)}
+        params = jax_api.map_jaxprs(eqn.params, lambda body: _moved(body, inner, free))
+        params = {key: _sharding(value, mesh) for key, value in params.items()} | ({"mesh": mesh} if is_mesh else {})
+        if not free.keys().isdisjoint(axes := jax_api.named_axes(eqn)):
+            axes = tuple(new for name in axes for new in free.get(name, (name,)))
+            key = "axes" if "axes" in params else "axis_name"
+            params[key] = axes[0] if len(axes) == 1 and isinstance(params[key], str) else axes
         with eqn.ctx.manager, jax.sharding.use_abstract_mesh(mesh):
-            here = type(eqn.ctx)()
-        return eqn.replace(invars=[*map(var, eqn.invars)], outvars=[*map(var, eqn.outvars)], params=params, ctx=here)
+            here, effects = type(eqn.ctx)(), _renamed(eqn.effects, free)
+        invars, outvars = [*map(var, eqn.invars)], [*map(var, eqn.outvars)]
+        return eqn.replace(invars=invars, outvars=outvars, params=params, ctx=here, effects=effects)
 
     ends = {"constvars": [*map(var, jaxpr.constvars)], "invars": [*map(var, jaxpr.invars)]}
-    eqns = [*map(one, jaxpr.eqns)]
-    return jaxpr.replace(**ends, eqns=eqns, outvars=[*map(var, jaxpr.outvars)])
+    eqns, effects = [*map(one, jaxpr.eqns)], _renamed(jaxpr.effects, names)
+    return jaxpr.replace(**ends, eqns=eqns, outvars=[*map(var, jaxpr.outvars)], effects=effects)
 
 
-def _aval(aval: Any, mesh: AbstractMesh) -> Any:
-    return aval.update(sharding=_sharding(aval.sharding, mesh)) if _is_laid(aval) else aval
+def _renamed(effects: Any, names: Mapping[str, tuple[str, ...]]) -> set[Any]:
+    return {
+        new for e in effects for new in ([type(e)(n) for n in names[e.name]] if jax_api.axis_of(e) in names else [e])
+    }
 
 
 def _is_laid(aval: Any) -> bool:
@@ -305,17 +279,7 @@ def _is_laid(aval: Any) -> bool:
     return sharding is not None and not sharding.mesh.empty
 
 
-@functools.lru_cache(maxsize=256)
-def _on(spec: P, mesh: AbstractMesh) -> NamedSharding:
-    taken = mesh.manual_axes
-
-    def entry(names: Any) -> Any:
-        if isinstance(names, tuple):
-            return tuple(name for name in names if name not in taken) or None
-        return None if names in taken else names
-
-    return NamedSharding(mesh, P(*map(entry, spec)))
-
-
 def _sharding(value: Any, mesh: AbstractMesh) -> Any:
-    return _on(value.spec, mesh) if isinstance(value, NamedSharding) else value
+    if not isinstance(value, NamedSharding):
+        return value
+    return NamedSharding(mesh, P(*(arrays.without(entry, mesh.manual_axes) for entry in value.spec)))

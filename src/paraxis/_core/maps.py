@@ -1,10 +1,9 @@
 """A map as a JAX primitive, ``px_map``, with its three rules, and records of how placed values were made.
 
-Its parameters say what is mapped: ``body``, the jaxpr of one element, traced outside of any mesh with the names of all
-mapped axes bound, everything it closes over made an operand; the axis and its size; which operands are ``shared`` by
-all elements, which results are ``summed`` over them, and in which operands the body is ``linear`` (if it is the
-transpose of another). Where it runs is said by ``how``, which only the lowering reads, and by ``devices``, a jaxpr that
-does nothing but name the mesh, since ``jit`` looks for meshes there.
+Its parameters are ``body``, the jaxpr of one element, traced outside of any mesh with the names of all mapped axes
+bound, everything it closes over made an operand; the axis and its size; which operands are ``shared`` by all elements,
+which results are ``summed`` over them, and in which operands the body is ``linear`` (if it is the transpose of
+another); ``how`` it runs, which only the lowering reads; and ``devices``, a jaxpr that names the mesh to ``jit``.
 
 The rules are public transformations of the body. A forward map returns the residuals as well (the leaves of what
 ``jax.linearize`` returns), unless elements run in chunks: then the derivative runs the body again. The transpose of a
@@ -15,38 +14,29 @@ import contextlib
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
 
-from paraxis._core import arrays, collectives, jax_api, lowerings, placing, sums
-from paraxis._core.jax_api import ClosedJaxpr, ShapedArray
+from paraxis._core import arrays, jax_api, lowerings, placing, sums
+from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, ShapedArray, Var
 from paraxis._core.lowerings import Elements, Lowering
-from paraxis._core.placing import Axis, Placement, current, entered
+from paraxis._core.placing import Axis, Placement, current
 from paraxis._core.program import kept, structure_of
 from paraxis._core.pytrees import merged, taken
 from paraxis._core.sums import Element
+from paraxis.errors import AxisError
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class How:
-    """The place of a map's elements, the way a device runs its own, and the axes being mapped in the body."""
+class How(NamedTuple):
+    """Where a map's elements lie, the way a device runs its own, and the sizes of axes that the body may name."""
 
     placement: Placement
     lowering: Lowering
-    mapped: tuple[Axis, ...]
-
-    @property
-    def names(self) -> dict[str, int]:
-        """The axes that the body may name. Of mesh axes it gets an error that says why, and not that there are none."""
-        sizes = self.placement.mesh.shape if self.placement.mesh is not None else {}
-        return {name: sizes[name] for name in self.placement.mesh_axes} | {axis.name: axis.size for axis in self.mapped}
-
-    def __repr__(self) -> str:  # a program's text is the same on any devices
-        return self.lowering
+    names: tuple[tuple[str, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,13 +52,14 @@ class Map:
     def of(cls, fn: Callable[..., Any], operands: Sequence[Any], shared: Sequence[bool], how: How) -> "tuple[Map, Any]":
         """Trace ``fn`` of one element; return the map and the structure of what ``fn`` returns."""
         structs = [jax_api.struct(x, 0 if s else 1) for x, s in zip(operands, shared, strict=True)]
-        body, structure = jax_api.trace(fn, structs, how.names)
+        body, structure = jax_api.trace(fn, structs, dict(how.names))
         body, consts = jax_api.without_constants(body)
         return cls(body, [*consts, *operands], [*[True] * len(consts), *shared], how), structure
 
     def bind(self, summed: Sequence[bool] | None = None, linear: Sequence[bool] = ()) -> list[jax.Array]:
         """Return its flat results. ``linear`` has no entries for the first operands, constants."""
         placement = self.how.placement
+        lowerings.require_together(self.body, placement, self.how.lowering)
         body, read = jax_api.dce(self.body, unread=False)
         return map_p.bind(
             *taken(self.operands, read),
@@ -83,33 +74,12 @@ class Map:
         )
 
 
-def traced(
-    fn: Callable[..., Any], operands: Sequence[Any], shared: Sequence[bool], placement: Placement, lowering: Lowering
-) -> tuple[Map, Any]:
-    """Return a map of a function of flat operands along an axis, and the structure of its result.
-
-    Raises:
-        AxisError: if the body names a mesh axis, or elements exchange values that are not all under way together.
-    """
-    outer, mesh = current(), placement.mesh.abstract_mesh if placement.is_said and placement.mesh else None
-    mapped, covered = (*outer.mapped, placement.axis), (*outer.taken, *placement.mesh_axes)
-    with entered(mapped=mapped, mesh=outer.mesh or mesh, taken=covered), _unseen(covered):
-        found, out_tree = Map.of(fn, operands, shared, How(placement, lowering, mapped))
-    collectives.require_no_mesh_axis(found.body.jaxpr, placement, mapped)
-    if collectives.mentions(found.body.jaxpr, placement.axis):
-        lowerings.require_together(placement, lowering)
-    return found, out_tree
-
-
-def _unseen(covered: Sequence[str]) -> Any:
+def unseen(covered: Sequence[str]) -> Any:
     """Return a context in which no mesh is in force, unless some of its axes are left to the compiler."""
     mesh = jax.sharding.get_abstract_mesh()
     if any(size > 1 and name not in covered for name, size in mesh.shape.items()):
         return contextlib.nullcontext()
     return jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
-
-
-# --- what it computes --------------------------------------------------------------------------------------------
 
 
 def _avals(*operands: Any, body: ClosedJaxpr, summed: Sequence[bool], how: How, **_: Any) -> Any:
@@ -128,11 +98,11 @@ def _avals(*operands: Any, body: ClosedJaxpr, summed: Sequence[bool], how: How, 
     return [aval(a, s) for a, s in zip(body.out_avals, summed, strict=True)], effects
 
 
-def _computed(*operands: jax.Array, body: ClosedJaxpr, how: How, **params: Any) -> list[jax.Array]:
+def _computed(*operands: jax.Array, how: How, **params: Any) -> list[jax.Array]:
     """Return the results, by the devices at hand."""
-    element = Element(body, *(params[side] for side in ("shared", "summed", "linear")))
+    element = Element(*(params[field] for field in Element._fields))
     found = Elements(element, placing.as_here(how.placement), how.lowering).run(operands)
-    return [jax_api.weak(y) if a.weak_type else y for y, a in zip(found, body.out_avals, strict=True)]
+    return [jax_api.weak(y) if a.weak_type else y for y, a in zip(found, element.body.out_avals, strict=True)]
 
 
 def _evaluated(*operands: Any, devices: Any, **params: Any) -> list[jax.Array]:
@@ -142,57 +112,38 @@ def _evaluated(*operands: Any, devices: Any, **params: Any) -> list[jax.Array]:
     return run(*(arrays.settle(x, params["how"].placement, rows=not s) for x, s in sides))
 
 
-def lies_over(jaxpr: jax_api.Jaxpr, name: str) -> bool:
-    """Return whether the elements of a map in a program lie over a mesh axis of this name."""
-    maps = (eqn for eqn in jax_api.equations(jaxpr) if eqn.primitive is map_p)
-    return any(name in eqn.params["how"].placement.mesh_axes for eqn in maps)
-
-
-# --- its derivatives ---------------------------------------------------------------------------------------------
+def _parts(params: dict[str, Any]) -> tuple[ClosedJaxpr, How, Sequence[bool], Sequence[bool]]:
+    """Return what rules read, of a map that is differentiated or batched."""
+    body, how = params["body"], params["how"]
+    if lowerings.mentions(body.jaxpr, params["axis"]):
+        _refuse_uneven(body, params["shared"], how.placement.axis, dict(how.names))
+    return body, how, params["shared"], params["summed"]
 
 
 def _jvp(primals: Sequence[Any], live: Sequence[bool], tangents: Sequence[Any], **params: Any) -> Any:
     """Results, which of them have tangents, and these; ``tangents`` are those of the ``live`` operands."""
-    body, how, shared, summed = params["body"], params["how"], params["shared"], params["summed"]
-    moving = [jnp.issubdtype(a.dtype, jnp.inexact) for a in body.out_avals]
-    if collectives.mentions(body.jaxpr, how.placement.axis):
-        collectives.refuse_uneven(body, shared, how.placement.axis, how.names)
+    body, how, shared, summed = _parts(params)
+    fn, moving = jax_api.jaxpr_as_fun(body), [jnp.issubdtype(a.dtype, jnp.inexact) for a in body.out_avals]
+    if lowerings.keeps_nothing(how.placement):  # the derivative runs the body again
+        fn = jax.checkpoint(fn, prevent_cse=False)
 
-    def of_live(args: Sequence[Any]) -> Callable[..., tuple[list[Any], list[Any]]]:
-        """Return the body as a function of the live arguments: the results that move, and those that do not."""
-        rest = taken(args, live, False)
+    def of_live(args: Sequence[Any], *some: Any) -> tuple[list[Any], list[Any]]:
+        """Return the results that move with the live arguments, and those that do not."""
+        found = fn(*merged(live, some, taken(args, live, False)))
+        return taken(found, moving), taken(found, moving, False)
 
-        def function(*some: Any) -> tuple[list[Any], list[Any]]:
-            own = merged(live, some, rest)
-            found = jax_api.evaluate(body, own, lambda eqn: eqn.primitive.name == "custom_vmap_call")
-            return taken(found, moving), taken(found, moving, False)
-
-        return function
-
-    structures: list[Any] = []
-
-    def forward(*args: Any) -> list[Any]:
-        moved, tangent, still = jax.linearize(of_live(args), *taken(args, live), has_aux=True)
-        leaves, structure = jax.tree.flatten(tangent)
-        structures.append(structure)
-        return [*merged(moving, moved, still), *leaves]
-
-    def again(*args: Any) -> list[Any]:
-        own, given = args[: len(primals)], args[len(primals) :]
-        return jax.jvp(of_live(own), taken(own, live), list(given), has_aux=True)[1]
+    def forward(*args: Any) -> tuple[list[Any], Any]:
+        moved, tangent, still = jax.linearize(functools.partial(of_live, args), *taken(args, live), has_aux=True)
+        return merged(moving, moved, still), tangent
 
     def linear(*args: Any) -> list[Any]:
-        return jax.tree.unflatten(structures[-1], args[: len(residuals)])(*args[len(residuals) :])
+        return jax.tree.unflatten(structure.children()[1], args[: len(residuals)])(*args[len(residuals) :])
 
-    traced, number = Map.of(forward, primals, shared, how)[0], len(summed)
-    if lowerings.keeps_nothing(how.placement):  # nothing is kept: the derivative runs the body again
-        traced = dataclasses.replace(traced, body=jax_api.dce(traced.body, traced.body.jaxpr.outvars[:number])[0])
-        results, residuals, linear = traced.bind(summed), list(zip(primals, shared, strict=True)), again
-    else:
-        results, residuals = _with_residuals(traced, summed)
+    traced, structure = Map.of(forward, primals, shared, how)
+    results, residuals = _with_residuals(traced, summed)
     operands = [*(x for x, _ in residuals), *tangents]
     sides = [*(is_shared for _, is_shared in residuals), *taken(shared, live)]
-    return results[:number], moving, Map.of(linear, operands, sides, how)[0].bind(taken(summed, moving))
+    return results[: len(summed)], moving, Map.of(linear, operands, sides, how)[0].bind(taken(summed, moving))
 
 
 def _with_residuals(traced: Map, summed: Sequence[bool]) -> tuple[list[jax.Array], list[tuple[Any, bool]]]:
@@ -203,12 +154,12 @@ def _with_residuals(traced: Map, summed: Sequence[bool]) -> tuple[list[jax.Array
     """
     closed, number, jaxpr = traced.body, len(summed), traced.body.jaxpr
     known = dict(zip(jaxpr.invars, zip(traced.operands, traced.shared, strict=True), strict=True))
-    varying, sought = collectives.differing(jaxpr, traced.shared), jaxpr.outvars[number:]
+    varying, sought = sums.differing(jaxpr, traced.shared), jaxpr.outvars[number:]
     made = [v for v in sought if isinstance(v, jax_api.Literal) or v not in known]
     differ = [not isinstance(v, jax_api.Literal) and v in varying for v in made]
     rows, once = taken(made, differ), taken(made, differ, False)
-    kept = dataclasses.replace(traced, body=jax_api.dce(closed, [*jaxpr.outvars[:number], *rows])[0])
-    found = kept.bind([*summed, *[False] * len(rows)])
+    needed = dataclasses.replace(traced, body=jax_api.dce(closed, [*jaxpr.outvars[:number], *rows])[0])
+    found = needed.bind([*summed, *[False] * len(rows)])
     values = jax_api.jaxpr_as_fun(jax_api.dce(closed, once, effects=False)[0])(*traced.operands) if once else []
     new = iter(zip(merged(differ, found[number:], values), (not d for d in differ), strict=True))
     return found, [next(new) if isinstance(v, jax_api.Literal) or v not in known else known[v] for v in sought]
@@ -233,42 +184,104 @@ def _transpose(
     return transposed.bind(taken(shared, moves), [*[False] * len(known), *[is_plain] * len(cts)])
 
 
-# --- under vmap --------------------------------------------------------------------------------------------------
-
-
 def _batched(
     operands: Sequence[Any], dims: Sequence[int | None], *, size: int, name: str | None, params: Any
 ) -> tuple[Sequence[Any], Sequence[int | None]]:
-    body, how, shared, summed = (params[k] for k in ("body", "how", "shared", "summed"))
-    if all(d is None for d in dims) and not any(jax_api.axis_of(e) == name for e in body.effects):
-        return map_p.bind(*operands, **params), [None] * len(summed)
+    if all(d is None for d in dims) and not any(jax_api.axis_of(e) == name for e in params["body"].effects):
+        return map_p.bind(*operands, **params), [None] * len(params["summed"])
+    (body, how, shared, summed), in_axes = _parts(params), [None if d is None else 0 for d in dims]
     ahead = [
         x if d is None else jnp.moveaxis(x, d, 0 if s else 1) for x, d, s in zip(operands, dims, shared, strict=True)
     ]
-    if collectives.mentions(body.jaxpr, how.placement.axis):  # JAX makes a select of its branches
-        collectives.refuse_uneven(body, shared, how.placement.axis, how.names)
-    fn, differ = jax_api.jaxpr_as_fun(body), list[bool]()
-
-    def one(index: jax.Array, *xs: Any) -> list[Any]:
-        return collectives.watched(list(fn(*xs)), index, differ.extend)
+    differing, outs = sums.differing(body.jaxpr, [d is None for d in dims]), body.jaxpr.outvars
+    out_axes = [0 if not isinstance(v, jax_api.Literal) and v in differing else None for v in outs]
 
     def over(*args: Any) -> list[Any]:  # with a number of its own, as no operand may differ
-        in_axes = (0, *(None if d is None else 0 for d in dims))
-        found = jax.vmap(one, in_axes, axis_size=size, axis_name=name)(jnp.arange(size), *args)
-        return [y if differs else y[0] for y, differs in zip(found, differ, strict=True)]
+        fn = lambda _, *xs: list(jax_api.jaxpr_as_fun(body)(*xs))  # noqa: E731
+        return jax.vmap(fn, (0, *in_axes), out_axes, axis_size=size, axis_name=name)(jnp.arange(size), *args)
 
     found = Map.of(over, ahead, shared, how)[0].bind(summed, params["linear"])
-    return found, [None if not differs else 0 if s else 1 for differs, s in zip(differ, summed, strict=True)]
+    return found, [at if at is None or s else 1 for at, s in zip(out_axes, summed, strict=True)]
 
 
 map_p = jax_api.define_map("px_map", _avals, _computed, _evaluated, _jvp, _transpose, _batched)
 
+_watch_p = Primitive("px_watch")  # the identity, which calls `note` under vmap with which operands are batched
+_watch_p.multiple_results = True
+_watch_p.def_abstract_eval(lambda *avals, note: avals)
 
-# --- how placed values were made, recorded while a trace lasts ---------------------------------------------------
+
+def _watched(operands: Sequence[Any], dims: Sequence[Any], *, note: Callable[[list[bool]], None]) -> Any:
+    note([dim is not None for dim in dims])
+    return operands, dims
 
 
-@dataclasses.dataclass(frozen=True)
-class Shared:
+jax_api.batching.primitive_batchers[_watch_p] = _watched
+
+
+def watched(x: Any, index: jax.Array, note: Callable[[list[bool]], None]) -> Any:
+    """Return ``x`` in a function under ``vmap``, which calls ``note`` with which leaves may differ between elements.
+
+    ``index``, the element's number, does differ: this vmap, and not one around it, then answers.
+    """
+    leaves, structure = jax.tree.flatten(x)
+    return jax.tree.unflatten(structure, _watch_p.bind(index, *leaves, note=lambda differ: note(differ[1:]))[1:])
+
+
+def batched(
+    body: ClosedJaxpr, in_axes: Sequence[int | None], size: int, name: str | None, names: Mapping[str, int]
+) -> list[bool]:
+    """Return, for each result of a body: whether it may differ along the batch in which these arguments do."""
+    found: list[bool] = []
+
+    def one(index: jax.Array, *args: Any) -> list[Any]:
+        return watched(list(jax_api.jaxpr_as_fun(body)(*args)), index, found.extend)
+
+    avals = [
+        jax.ShapeDtypeStruct(a.shape if at is None else (size, *a.shape), a.dtype, weak_type=a.weak_type)
+        for a, at in zip(body.in_avals, in_axes, strict=True)
+    ]
+    over = jax.vmap(one, in_axes=(0, *in_axes), axis_size=size, axis_name=name)
+    jax_api.trace(over, [jax.ShapeDtypeStruct((size,), jnp.int32), *avals], names)
+    return found
+
+
+def _refuse_uneven(body: ClosedJaxpr, shared: Sequence[bool], axis: Axis, names: Mapping[str, int]) -> None:
+    """Refuse the derivative of a body whose elements exchange values in a branch that they may take apart.
+
+    All elements take part in an exchange, and each keeps what its own branch gives. The transpose of a branch is a
+    branch: an element that does not take it sends nothing back to the others, so JAX's derivative is not the
+    function's. Values, forward derivatives, loops, and branches that all take alike are right.
+    """
+    if lowerings.parts(body.jaxpr, axis.name, "cond"):
+        marked = ClosedJaxpr(_marked(body.jaxpr, axis.name), body.consts)
+        batched(marked, [None if s else 0 for s in shared], axis.size, axis.name, names)
+
+
+def _marked(jaxpr: Jaxpr, name: str) -> Jaxpr:
+    """Return the same jaxpr, which is an error under a vmap that takes an exchanging branch apart."""
+    eqns = list[JaxprEqn]()
+    for each in jaxpr.eqns:
+        eqn = each.replace(params=jax_api.map_jaxprs(each.params, lambda sub: _marked(sub, name)))
+        if eqn.primitive.name == "cond" and lowerings.exchanges(eqn, name):
+            taken, *args = eqn.invars
+            seen, params = Var(taken.aval), {"note": functools.partial(_refuse, eqn, name)}
+            mark = eqn.replace(primitive=_watch_p, invars=[taken], outvars=[seen], params=params, effects=set())
+            eqns += [mark, eqn.replace(invars=[seen, *args])]
+        else:
+            eqns.append(eqn)
+    return jaxpr.replace(eqns=eqns)
+
+
+def _refuse(eqn: JaxprEqn, name: str, _: list[bool]) -> None:
+    at = f", at {line}" if (line := jax_api.line_of(eqn)) else ""
+    raise AxisError(
+        f"elements of axis {name!r} exchange values in a branch that each takes by itself{at}: its derivative "
+        f"in JAX is not the function's. Exchange before the branch, or choose a result: jnp.where(taken, a, b)"
+    )
+
+
+class Shared(NamedTuple):
     """A broadcast value: every row equals ``value``."""
 
     value: Any
@@ -292,7 +305,7 @@ class Sums:
         if jax_api.has_effects(body.jaxpr) or lowerings.keeps_nothing(how.placement):
             return not jax_api.has_effects(body.jaxpr)
         every = [True] * len(body.out_avals)
-        if collectives.mentions(body.jaxpr, how.placement.axis) or sums.end(body, self._map.shared, every) is None:
+        if lowerings.mentions(body.jaxpr, how.placement.axis.name) or sums.end(body, self._map.shared, every) is None:
             return False
         # Chunks of a stream must do the same, however few elements they have.
         return current().chunk is not None or not lowerings.unrolls(body, how.placement, how.lowering)
@@ -316,12 +329,11 @@ class Sums:
         return Map.of(terms, operands, shared, made.how)[0].bind([True] * len(made.body.out_avals))
 
 
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """A map's result with that index. If only its sum is wanted, it is dead code, which the compiler drops."""
+class Result(NamedTuple):
+    """The result number ``at`` of a map. If only its sum is wanted, it is dead code, which the compiler drops."""
 
     sums: Sums
-    index: int
+    at: int
 
 
 _forms: dict[int, tuple[weakref.ref[Any], Shared | Result]] = {}

@@ -1,20 +1,21 @@
-"""``pmap``, for any axis size."""
+"""``pmap``, for any axis size, and the collectives by which elements exchange values inside a mapped function."""
 
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, check, jax_api, placing, pytrees, verbs
-from paraxis._core.placing import Axis, Placement, current
+from paraxis._core import arrays, check, placing, pytrees, reductions, verbs
+from paraxis._core.placing import Axis, Placement, current, mapped_axis
 from paraxis.errors import DataError
 
 _R = TypeVar("_R")
+_Tree = TypeVar("_Tree")
 
 _LIES = operator.attrgetter("committed", "sharding", "shape")
 
@@ -60,16 +61,21 @@ def pmap(
         >>> px.pmap(lambda x: x / px.psum(x, "i"), axis_name="i")(jnp.array([1.0, 1.0, 2.0]))
         Array([0.25, 0.25, 0.5 ], dtype=float32)
     """
-    static, donated = _positions(static_broadcasted_argnums), _positions(donate_argnums)
+    static, donated = (
+        (given,) if isinstance(given, int) else tuple(given) for given in (static_broadcasted_argnums, donate_argnums)
+    )
     name = axis_name if axis_name is not None else f"pmap({getattr(fn, '__name__', 'fn')})"
-    known: set[Any] = set()  # how arguments lie that need not be prepared
+    known: dict[Any, Placement | None] = {}  # how arguments lie that need not be prepared, and what their results are
     returns_models = False
 
     def split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any, list[int | None], Axis]:
         """Return the leaves of what is not static, their structure, the mapped axis of each, and the px.Axis."""
         dynamic = {position: arg for position, arg in enumerate(args) if position not in static}
         leaves, structure = jax.tree.flatten((dynamic, kwargs))
-        axes = _axes_of(in_axes, dynamic, len(args))
+        entries = tuple(in_axes) if isinstance(in_axes, (tuple, list)) else in_axes
+        if isinstance(entries, tuple) and len(entries) == len(args):
+            entries = tuple(entries[i] for i in dynamic)
+        axes = _entries("in_axes", entries, tuple(dynamic.values()))
         axes += [0] * (len(leaves) - len(axes))  # keyword arguments
         return leaves, structure, axes, _placed(Axis(name, _size(axes, (dynamic, kwargs), axis_size)))
 
@@ -92,26 +98,38 @@ def pmap(
 
     def in_blocks(*args: Any, **kwargs: Any) -> Any:
         result, placement = mapped(*args, **kwargs), placing.place(split(args, kwargs)[-1])
-        target = arrays.sharding(placement)
-        is_cut = placement.is_padded and not placement.is_explicit and out_axes == 0 and not donated
-        if target is None or not is_cut or jax.default_backend() != "cpu":
+        if not has_blocks(placement):
             return result
         rows = jax.tree.map(lambda y: arrays.pad(y, placement, safe=False), result)
-        return _Blocks(jax.lax.with_sharding_constraint(rows, target), placement)
+        return jax.lax.with_sharding_constraint(rows, arrays.sharding(placement))
 
-    def prepared(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def has_blocks(placement: Placement) -> bool:
+        """Return whether padded rows are brought together by a program of their own, when all devices are done.
+
+        In one program, XLA's CPU backend ends the process where a device waits a minute for one that is still in its
+        loops, or that has raised.
+        """
+        is_cut = placement.is_padded and not placement.is_explicit and out_axes == 0 and not donated
+        return is_cut and arrays.sharding(placement) is not None and jax.default_backend() == "cpu"
+
+    def prepared(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any], Placement]:
         """Seal models, refuse integers that JAX would cut, and move arrays that are bound to other devices."""
-        args = tuple(x if i in static else pytrees.sealed(x) for i, x in enumerate(args))
-        kwargs = pytrees.sealed(kwargs)
+        args, kwargs = (
+            tuple(x if i in static else pytrees.sealed(x) for i, x in enumerate(args)),
+            pytrees.sealed(kwargs),
+        )
         check.no_cut("pmap", "args", args)
         check.no_cut("pmap", "kwargs", kwargs)
         leaves, structure, axes, axis = split(args, kwargs)
         placement = placing.place(axis)
         leaves = [
-            arrays.settle(x, placement, rows=at == 0) if _is_bound(x) else x for x, at in zip(leaves, axes, strict=True)
+            arrays.settle(x, placement, rows=at == 0)
+            if not arrays.is_traced(x) and getattr(x, "committed", False)
+            else x
+            for x, at in zip(leaves, axes, strict=True)
         ]
         dynamic, kwargs = structure.unflatten(leaves)
-        return tuple(dynamic.get(i, arg) for i, arg in enumerate(args)), kwargs
+        return tuple(dynamic.get(i, arg) for i, arg in enumerate(args)), kwargs, placement
 
     compiled = jax.jit(in_blocks, static_argnums=static, donate_argnums=donated)
 
@@ -123,54 +141,28 @@ def pmap(
             is_known = key in known
         except (AttributeError, TypeError):  # of NumPy's arrays, tracers and static arguments, which have no such key
             key, is_known = None, False
-        if not is_known:
-            args, kwargs = prepared(args, kwargs)
+        if is_known:
+            cut = known[key]
+        else:
+            args, kwargs, placement = prepared(args, kwargs)
+            cut = placement if has_blocks(placement) else None
             if key is not None and all(map(operator.is_, leaves, jax.tree.leaves((args, kwargs)))):
-                known.add(key)
+                known[key] = cut
         result = compiled(*args, **kwargs)
-        if type(result) is _Blocks:
-            result = _together(jax.block_until_ready(result))
+        result = result if cut is None else _unpadded(jax.block_until_ready(result), cut)
         return pytrees.opened(result) if returns_models else result
 
     def trace(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = prepared(args, kwargs)
+        args, kwargs, _ = prepared(args, kwargs)
         return jax.jit(mapped, static_argnums=static, donate_argnums=donated).trace(*args, **kwargs)
 
     vars(call).update(lower=lambda *args, **kwargs: trace(*args, **kwargs).lower(), trace=trace)
     return call
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Blocks:
-    """Padded rows in blocks, to be brought together when all devices are done.
-
-    In one program, XLA's CPU backend ends the process where a device waits a minute for one that is still in its loops,
-    or that has raised.
-    """
-
-    rows: Any
-    placement: Placement = dataclasses.field(metadata={"static": True})
-
-
-@jax.jit
-def _together(blocks: _Blocks) -> Any:
-    return jax.tree.map(lambda y: arrays.unpad(y, blocks.placement), blocks.rows)
-
-
-def _is_bound(x: Any) -> bool:
-    return isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer) and x.committed
-
-
-def _positions(given: int | Sequence[int]) -> tuple[int, ...]:
-    return (given,) if isinstance(given, int) else tuple(given)
-
-
-def _axes_of(in_axes: Any, dynamic: Mapping[int, Any], num_args: int) -> list[int | None]:
-    """Return one axis (or ``None``) per leaf, from a prefix tree over all or over the non-static arguments."""
-    if isinstance(in_axes, (tuple, list)):
-        in_axes = tuple(in_axes[i] for i in dynamic) if len(in_axes) == num_args else tuple(in_axes)
-    return _entries("in_axes", in_axes, tuple(dynamic.values()))
+@functools.partial(jax.jit, static_argnums=1)
+def _unpadded(rows: Any, placement: Placement) -> Any:
+    return jax.tree.map(lambda y: arrays.unpad(y, placement), rows)
 
 
 def _entries(option: str, prefix: Any, tree: Any) -> list[int | None]:
@@ -209,3 +201,119 @@ def _placed(axis: Axis) -> Axis:
         return dataclasses.replace(axis, over=context.axis_names)
     mesh = placing.mesh_of(devices[: axis.size], axis.name) if axis.size < len(devices) else None
     return dataclasses.replace(axis, mesh=mesh)
+
+
+# --- what elements exchange, inside a mapped function -------------------------------------------------------------
+#
+# A body is traced with the axis's name bound to the whole logical axis, however many elements share a device. So these
+# collectives, and those of jax.lax by the same name, say the same thing, and none is ever partial. Derivatives are
+# those of jax.vmap: the transpose of a sum over all elements is a sum over all elements.
+
+
+def psum(x: _Tree, axis: Axis | str) -> _Tree:
+    """Sum a pytree of arrays over all elements of an axis that is being mapped; every element gets the result.
+
+    Shapes stay; booleans and integers are summed as in ``jax.lax.psum``.
+
+    Raises:
+        AxisError: if called outside a function that is mapped along that axis.
+
+    Communicates: one all-reduce the size of ``x``; none if the axis lies within one device.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> px.map_fn(lambda x: x / px.psum(x, "rows"), jnp.array([1.0, 1.0, 2.0]), px.Axis("rows", 3))
+        Array([0.25, 0.25, 0.5 ], dtype=float32)
+    """
+    return _exchanged("psum", x, axis)
+
+
+def pmean(x: _Tree, axis: Axis | str) -> _Tree:
+    """Average over all elements of an axis; every element gets the result. See :func:`psum`.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> px.map_fn(lambda x: px.pmean(x, "rows"), jnp.array([1.0, 2.0, 6.0]), px.Axis("rows", 3))
+        Array([3., 3., 3.], dtype=float32)
+    """
+    return _exchanged("pmean", x, axis)
+
+
+def pmax(x: _Tree, axis: Axis | str) -> _Tree:
+    """Return the largest value over all elements of an axis to every element. See :func:`psum`.
+
+    NaN wins. Like ``jax.lax.pmax``, it has no derivative; if you need one, reduce after the map: ``px.reduce_max``.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> px.map_fn(lambda x: px.pmax(x, "rows"), jnp.array([1.0, 2.0, 6.0]), px.Axis("rows", 3))
+        Array([6., 6., 6.], dtype=float32)
+    """
+    return _exchanged("pmax", x, axis)
+
+
+def pmin(x: _Tree, axis: Axis | str) -> _Tree:
+    """Return the smallest value over all elements of an axis to every element. See :func:`pmax`.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> px.map_fn(lambda x: px.pmin(x, "rows"), jnp.array([1.0, 2.0, 6.0]), px.Axis("rows", 3))
+        Array([1., 1., 1.], dtype=float32)
+    """
+    return _exchanged("pmin", x, axis)
+
+
+def all_gather(x: _Tree, axis: Axis | str) -> _Tree:
+    """Return the values of all elements, in order, to every element: ``(...)`` → ``(size, ...)``. See :func:`psum`.
+
+    Communicates: one all-gather the size of ``size`` times ``x``.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> px.map_fn(lambda x: px.all_gather(x, "rows"), jnp.array([1, 2, 3]), px.Axis("rows", 3))[0]
+        Array([1, 2, 3], dtype=int32)
+    """
+    return _exchanged("all_gather", x, axis)
+
+
+def axis_index(axis: Axis | str) -> jax.Array:
+    """Return this element's index along the axis, an int32 scalar from 0 to ``size - 1``, without communication.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> px.map_fn(lambda x: x + px.axis_index("rows"), jnp.array([1.0, 2.0, 6.0]), px.Axis("rows", 3))
+        Array([1., 3., 8.], dtype=float32)
+    """
+    return jax.lax.axis_index(mapped_axis("axis_index", axis).name)
+
+
+def axis_size(axis: Axis | str) -> int:
+    """Return the number of elements of the axis that is being mapped, a Python integer, without communication.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> px.map_fn(lambda x: x / px.axis_size("rows"), jnp.array([3.0, 6.0, 9.0]), px.Axis("rows", 3))
+        Array([1., 2., 3.], dtype=float32)
+    """
+    return mapped_axis("axis_size", axis).size
+
+
+def _exchanged(collective: str, x: Any, axis: Axis | str) -> Any:
+    """JAX's collective of that name. Python's numbers stay such: their sum is known without a program."""
+    name = mapped_axis(collective, axis).name
+    x = jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, bool) else leaf, pytrees.sealed(x))
+    if collective in ("pmax", "pmin"):
+        return pytrees.opened(jax.tree.map(lambda leaf: _across(jnp.asarray(leaf), collective, name), x))
+    return pytrees.opened(getattr(jax.lax, collective)(x, name))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def _across(x: jax.Array, collective: str, name: str) -> jax.Array:
+    """Return ``jax.lax.pmax`` or ``pmin`` in which NaN wins; it has no derivative either."""
+    fold: Callable[..., jax.Array] = getattr(jax.lax, collective)
+    return reductions.by_integers(lambda x: fold(x, name), x, nan_is_top=collective == "pmax")
+
+
+@_across.defjvp
+def _(collective: str, name: str, primals: Any, tangents: Any) -> Any:
+    raise NotImplementedError(f"{collective} has no derivative; reduce after the map instead")

@@ -1,16 +1,25 @@
-"""The verbs that combine the elements of an axis: placed → shared.
+"""Broadcast and the reductions: the verbs that combine an axis's elements, placed → shared, and JAX primitives.
 
-All of them take ``where``, a mask per element, and are exact under padding: neither a padded element nor one that is
+The verbs take ``where``, a mask per element, and are exact under padding: neither a padded element nor one that is
 masked out reaches the answer or its derivative. Half-precision sums are taken in float32.
+
+The primitives have all their rules, so that a program's jaxpr says what moves. Broadcast ``(...) → (size, ...)`` and
+sum are each other's transposes. ``over`` names the mesh axes of the new dimension where the mesh is Explicit (there a
+sharding is part of a type); on Auto meshes ``laid`` is where rows lie if they are kept. The lowerings are plain
+operations on all rows: of a sharded operand, the compiler makes a local reduction and one all-reduce.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
 
-from paraxis._core import arrays, check, jax_api, maps, placing, primitives, pytrees
+from paraxis._core import arrays, check, jax_api, maps, placing, pytrees
+from paraxis._core.jax_api import Primitive, ShapedArray
 from paraxis._core.placing import Axis, Placement, resolve
 from paraxis.errors import DataError
 
@@ -110,7 +119,7 @@ def reduce_any(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -
 
 
 def reduce_all(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
-    """Return whether all elements of an axis are true: placed → shared, booleans. See :func:`reduce_sum`.
+    """Return whether all elements of an axis are true: placed → shared, booleans. See :func:`reduce_any`.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -123,58 +132,46 @@ def reduce_all(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -
 def _reduce(kind: str, x: Any, axis: Axis | str | None, where: Any, w: Any = None) -> Any:
     verb, kind = f"reduce_{kind}", "mean" if kind == "weighted_mean" else kind
     resolved = resolve(verb, axis)
-    placement, size = placing.place(resolved), resolved.size
+    placement = placing.place(resolved)
     x = pytrees.placed(verb, "x", pytrees.sealed(x), resolved)
     mask = None if where is None else pytrees.placed(verb, "where", where, resolved)
     if mask is not None and (getattr(mask, "ndim", 0), getattr(mask, "dtype", None)) != (1, bool):
         raise DataError(
-            f"{verb}: where must be one boolean per element, bool[{size}], got {check.described(mask)}; write "
+            f"{verb}: where must be one boolean per element, bool[{resolved.size}], got {check.described(mask)}; write "
             f"where=mask > 0, or reduce values of a wider mask inside the map"
         )
-    more = () if w is None else _weights(verb, x, w, mask, placement)
-    count = _folded(kind, mask, placement) if kind == "mean" and mask is not None and w is None else size
+    w = pytrees.placed(verb, "w", pytrees.sealed(w), resolved)
+    leaves, structure = jax.tree.flatten(x)
+    weights = [None] * len(leaves) if w is None else pytrees.entries(w, x)
+    totals = dict[int, Any]()  # of each weight, once
+    for weight in weights if kind == "mean" else ():
+        if id(weight) not in totals:
+            counted = mask if weight is None else weight
+            totals[id(weight)] = resolved.size if counted is None else _folded("mean", counted, placement, mask)
 
-    def one(leaf: jax.Array, weight: jax.Array | None = None, total: Any = count) -> jax.Array:
+    def one(leaf: jax.Array, weight: jax.Array | None) -> jax.Array:
         y, dtype = _folded(kind, leaf, placement, mask, weight), _dtype(kind, leaf.dtype, jax_api.is_wide())
         if kind == "mean":
-            y = y / jnp.asarray(total, y.dtype)
+            y = y / jnp.asarray(totals[id(weight)], y.dtype)
         return y.astype(jnp.promote_types(dtype, y.dtype) if jnp.iscomplexobj(y) else dtype)
 
-    return pytrees.opened(jax.tree.map(one, x, *more))
-
-
-def _weights(verb: str, x: Any, w: Any, mask: jax.Array | None, placement: Placement) -> tuple[Any, Any]:
-    """Return trees like ``x`` of weights and of their totals."""
-    w = pytrees.placed(verb, "w", pytrees.sealed(w), placement.axis)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(w):
-        if leaf.ndim != 1:
-            raise DataError(
-                f"{verb}: {pytrees.name('w', path)} must be one weight per element, ({placement.size},), got "
-                f"{leaf.shape}"
-            )
-    totals = jax.tree.map(lambda leaf: _folded("mean", leaf, placement, mask), w)
-    if not isinstance(w, jax.Array):
-        return w, totals
-    return jax.tree.map(lambda _: w, x), jax.tree.map(lambda _: totals, x)
+    return pytrees.opened(structure.unflatten(map(one, leaves, weights)))
 
 
 def _folded(
-    kind: str, leaf: jax.Array, placement: Placement, mask: jax.Array | None = None, weight: jax.Array | None = None
+    kind: str, leaf: jax.Array, placement: Placement, mask: jax.Array | None, weight: jax.Array | None = None
 ) -> jax.Array:
     """Combine the elements' terms, of a dtype to combine in; a map's result that is only summed is not kept."""
     extras = [x for x in (mask, weight) if x is not None]
     term, form = _Term(kind, mask is not None, weight is not None), maps.recall(leaf)
     if kind in ("sum", "mean") and isinstance(form, maps.Result) and form.sums.are_preferred(placement):
-        return form.sums.of(term, extras)[form.index]
-    rows = [_rows(x, placement) for x in (leaf, *extras)]
+        return form.sums.of(term, extras)[form.at]
+    rows = [arrays.settle(x, placement, rows=True) for x in (leaf, *extras)]
+    rows = [arrays.constrain(x, placement, rows=placement.divides) for x in rows]
     rows = jax.vmap(term)(*rows) if extras else term(*rows)
-    padded = primitives.Rows(placement.num_padded) if placement.is_padded and not placement.is_explicit else None
-    reduce_p = primitives.REDUCTIONS["sum" if kind == "mean" else kind]
+    padded = placement.num_padded if placement.is_padded and not placement.is_explicit else None
+    reduce_p = REDUCTIONS["sum" if kind == "mean" else kind]
     return reduce_p.bind(rows, axis=placement.axis.name, size=placement.size, padded=padded)
-
-
-def _rows(leaf: jax.Array, placement: Placement) -> jax.Array:
-    return arrays.constrain(arrays.settle(leaf, placement, rows=True), placement, rows=placement.divides)
 
 
 class _Term(NamedTuple):
@@ -190,16 +187,16 @@ class _Term(NamedTuple):
             return jnp.zeros(())
         if self.kind in ("any", "all"):
             y = y != 0
+        elif jnp.issubdtype(y.dtype, jnp.inexact):
+            y = y.astype(jnp.float32) if y.dtype.itemsize < 4 else y
         elif self.kind in ("sum", "mean"):
-            y = y if jnp.issubdtype(y.dtype, jnp.inexact) else y.astype(_dtype(self.kind, y.dtype, jax_api.is_wide()))
-            if jnp.issubdtype(y.dtype, jnp.floating) and jnp.finfo(y.dtype).bits < 32:
-                y = y.astype(jnp.float32)
+            y = y.astype(_dtype(self.kind, y.dtype, jax_api.is_wide()))
         if self.weighted:
             weight = extras[-1]
             dtype = jnp.promote_types(y.dtype, weight.dtype) if jnp.iscomplexobj(weight) else y.dtype
             y = y.astype(dtype) * weight.astype(dtype)
         if self.masked:
-            unnoticed = primitives.identity("sum" if self.kind == "mean" else self.kind, y.dtype)
+            unnoticed = identity("sum" if self.kind == "mean" else self.kind, y.dtype)
             y = jax.lax.select_n(extras[0], jnp.full_like(y, unnoticed), y)
         return y
 
@@ -208,3 +205,134 @@ class _Term(NamedTuple):
 def _dtype(kind: str, dtype: Any, is_wide: bool) -> Any:
     """Return the dtype of ``jnp.sum``, say."""
     return jax.eval_shape(getattr(jnp, kind), jax.ShapeDtypeStruct((1,), dtype)).dtype
+
+
+def identity(kind: str, dtype: Any) -> np.ndarray:
+    """Return the element that a reduction does not notice."""
+    if kind in ("sum", "any", "all") or dtype == bool:
+        return np.array(kind in ("all", "min"), dtype)
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return np.array(-np.inf if kind == "max" else np.inf, dtype)
+    return np.array(jnp.iinfo(dtype).min if kind == "max" else jnp.iinfo(dtype).max, dtype)
+
+
+def copies(x: jax.Array, placement: Placement) -> jax.Array:
+    """``(...)`` → ``(size, ...)``, as a broadcast along the axis; each device has its rows, if their number divides."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # PRNG keys: no derivative, and JAX's own rules
+        return jnp.broadcast_to(x, (placement.size, *x.shape))
+    names = placement.mesh_axes if placement.divides else ()
+    is_laid = names and placement.mesh is not None and not placement.is_explicit and not placement.mesh.manual_axes
+    return broadcast_p.bind(
+        arrays.constrain(x, placement),
+        axis=placement.axis.name,
+        size=placement.size,
+        over=names if placement.is_explicit else (),
+        laid=placement if is_laid else None,
+        devices=placing.named_devices(placement) if is_laid else None,
+    )
+
+
+def _broadcast_aval(x: ShapedArray, *, size: int, over: tuple[str, ...], **_: Any) -> ShapedArray:
+    spec = (over or None, *x.sharding.spec)
+    return x.update(shape=(size, *x.shape), sharding=NamedSharding(x.sharding.mesh, P(*spec)))
+
+
+def _broadcast_rows(x: jax.Array, *, size: int, over: tuple[str, ...], laid: Placement | None, **_: Any) -> jax.Array:
+    aval = jax.typeof(x)
+    out = NamedSharding(aval.sharding.mesh, P(over, *aval.sharding.spec)) if over else None
+    y = jax.lax.broadcast_in_dim(x, (size, *x.shape), range(1, x.ndim + 1), out_sharding=out)
+    if laid is None or laid.mesh is None:
+        return y
+    spec = P(laid.mesh_axes, *(P.UNCONSTRAINED,) * x.ndim)
+    return jax.lax.with_sharding_constraint(y, NamedSharding(laid.mesh, spec))
+
+
+def _broadcast_transpose(ct: jax.Array, x: Any, *, axis: str, size: int, **_: Any) -> list[Any]:
+    return [sum_p.bind(ct, axis=axis, size=size, padded=None)]
+
+
+def _broadcast_batch(operands: Any, dims: Any, **params: Any) -> tuple[jax.Array, int]:
+    return broadcast_p.bind(*operands, **params), dims[0] + 1
+
+
+def _reduced_aval(x: ShapedArray, **_: Any) -> ShapedArray:
+    return x.update(shape=x.shape[1:], sharding=NamedSharding(x.sharding.mesh, P(*[*x.sharding.spec][1:])))
+
+
+def _reduce_rows(x: jax.Array, *, kind: str, size: int, padded: int | None, **_: Any) -> jax.Array:
+    if padded is not None:
+        # Operations that the compiler splits over the devices without moving anything.
+        x = jax.lax.pad(x, np.zeros((), x.dtype), [(0, padded - size, 0)] + [(0, 0, 0)] * (x.ndim - 1))
+        index = jax.lax.broadcasted_iota(np.int32, (padded,) + (1,) * (x.ndim - 1), 0)
+        x = jnp.where(index < size, x, identity(kind, x.dtype))
+    # The dtype is settled before the primitive, so that local and global sums are taken in the same one.
+    options = {"axis": 0, "dtype": x.dtype} if kind == "sum" else {"axis": 0}
+    fold = functools.partial(getattr(jnp, kind), **options)
+    return by_integers(fold, x, nan_is_top=kind == "max") if kind in ("max", "min") else fold(x)
+
+
+def _reduce_batch(operands: Any, dims: Any, *, kind: str, **params: Any) -> tuple[jax.Array, int]:
+    return REDUCTIONS[kind].bind(jnp.moveaxis(operands[0], dims[0], 1), **params), 0
+
+
+def _sum_transpose(ct: jax.Array, x: Any, *, axis: str, size: int, padded: int | None) -> list[Any]:
+    lead = x.aval.sharding.spec[0]
+    over = () if lead is None else lead if isinstance(lead, tuple) else (lead,)
+    return [broadcast_p.bind(ct, axis=axis, size=size, over=over, laid=None, devices=None)]
+
+
+def _extremum_jvp(primals: Any, tangents: Any, *, kind: str, **params: Any) -> tuple[jax.Array, jax.Array]:
+    """Elements that attain the extremum share its derivative equally, as in ``jnp.max``."""
+    (x,), x_dot = primals, jax_api.ad.instantiate_zeros(tangents[0])
+    x = jax.lax.optimization_barrier(x)  # computed again, it may be rounded otherwise, and no element equal it
+    y = REDUCTIONS[kind].bind(x, **params)
+    attained = (x == y[None]).astype(x_dot.dtype)
+    return y, sum_p.bind(attained * x_dot, **params) / sum_p.bind(attained, **params)
+
+
+def by_integers(fold: Callable[[jax.Array], jax.Array], x: jax.Array, *, nan_is_top: bool) -> jax.Array:
+    """Return an extremum in which NaN wins: XLA's all-reduce on CPU drops it, so devices exchange ordered integers."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return fold(x)
+    own, x = x.dtype, x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+    info = jnp.iinfo(f"int{8 * x.dtype.itemsize}")
+    keys = _flipped(jax.lax.bitcast_convert_type(x, info.dtype))
+    keys = jnp.where(jnp.isnan(x), np.array(info.max if nan_is_top else info.min, info.dtype), keys)
+    return jax.lax.bitcast_convert_type(_flipped(fold(keys)), x.dtype).astype(own)
+
+
+def _flipped(bits: jax.Array) -> jax.Array:
+    """Return a float's bits as an integer of the same order, or such an integer as bits."""
+    return jnp.where(bits < 0, bits ^ np.array(jnp.iinfo(bits.dtype).max, bits.dtype), bits)
+
+
+def _primitive(
+    name: str, implementation: Callable[..., Any], aval: Callable[..., ShapedArray], batched: Any, **kind: str
+) -> Primitive:
+    primitive, implementation = Primitive(name), functools.partial(implementation, **kind)
+    primitive.def_abstract_eval(aval)
+    jax_api.define_lowering(primitive, implementation)
+    jax_api.batching.primitive_batchers[primitive] = functools.partial(batched, **kind)
+    compiled = jax.jit(implementation, static_argnames=("axis", "size", "over", "laid", "padded"))
+
+    def evaluated(x: jax.Array, devices: Any = None, laid: Placement | None = None, **params: Any) -> jax.Array:
+        x = jnp.asarray(x)  # under a derivative, JAX has numbers of its own kind
+        # Rows of a value that is bound to no devices are bound to none.
+        is_laid = laid is not None and x.committed and getattr(x.sharding, "mesh", None) == laid.devices
+        return compiled(x, laid=laid if is_laid else None, **params)
+
+    primitive.def_impl(evaluated)
+    return primitive
+
+
+broadcast_p = _primitive("px_broadcast", _broadcast_rows, _broadcast_aval, _broadcast_batch)
+jax_api.ad.deflinear2(broadcast_p, _broadcast_transpose)
+
+REDUCTIONS = {
+    kind: _primitive(f"px_reduce_{kind}", _reduce_rows, _reduced_aval, _reduce_batch, kind=kind)
+    for kind in ("sum", "max", "min", "any", "all")
+}
+sum_p = REDUCTIONS["sum"]
+jax_api.ad.deflinear2(sum_p, _sum_transpose)
+for _kind in ("max", "min"):
+    jax_api.ad.primitive_jvps[REDUCTIONS[_kind]] = functools.partial(_extremum_jvp, kind=_kind)

@@ -7,6 +7,7 @@ of two of the element's values, is transposed twice. A number or mask of the ele
 its argument: ``w_i L_i(v_i) = L_i(w_i v_i)``. What is not known here is computed, and then summed.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import collectives, jax_api
-from paraxis._core.jax_api import ClosedJaxpr, JaxprEqn, Literal, Var
+from paraxis._core import jax_api
+from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from paraxis._core.pytrees import merged, taken
 
 _LINEAR = frozenset(
@@ -25,13 +26,6 @@ _ADDING = frozenset(("add", "add_any", "sub"))
 _PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
 
 
-def total(rows: jax.Array, real: jax.Array | None) -> jax.Array:
-    """Return the sum over rows, or over those that are real."""
-    if jnp.issubdtype(rows.dtype, jax.dtypes.extended):  # PRNG keys have no sum
-        return jnp.zeros(())
-    return jnp.sum(_masked(real, rows), axis=0, dtype=rows.dtype)
-
-
 class Element(NamedTuple):
     """A function of one element: which operands all share, which results are summed, in what it is linear, if it is."""
 
@@ -39,6 +33,20 @@ class Element(NamedTuple):
     shared: Sequence[bool]
     summed: Sequence[bool]
     linear: Sequence[bool]
+
+
+def differing(jaxpr: Jaxpr, shared: Sequence[bool]) -> set[Any]:
+    """Return the variables that may differ between elements."""
+    found = {v for v, is_shared in zip(jaxpr.invars, shared, strict=True) if not is_shared}
+    for eqn in jaxpr.eqns:
+        if eqn.effects or not found.isdisjoint(_variables(eqn)):
+            found.update(eqn.outvars)
+    return found
+
+
+def total(rows: jax.Array, real: jax.Array | None) -> jax.Array:
+    """Return the sum over rows, or over those that are real."""
+    return jnp.sum(_masked(real, rows), axis=0, dtype=rows.dtype)
 
 
 def over_elements(
@@ -58,12 +66,10 @@ def over_elements(
     contract elements and rows as one dimension, which may not lie over devices.
     """
     body, shared, summed, linear = element
-    if contract and any(summed):
-        if any(linear):
-            args = [_masked(real, x) if m and not s else x for x, m, s in zip(operands, linear, shared, strict=True)]
-            return _contracted(element, args, real, count, axis_name, merge)
-        if axis_name is None and (found := end(body, shared, summed)) is not None:
-            return found.sums(operands, shared, real, count, merge)
+    if contract and any(linear) and any(summed):
+        return _contracted(element, operands, real, count, axis_name, merge)
+    if contract and axis_name is None and (found := end(body, shared, summed)) is not None:
+        return found.sums(operands, shared, real, count, merge)
     over = jax.vmap(jax_api.jaxpr_as_fun(body), _axes(shared), axis_name=axis_name, axis_size=count)
     return [total(y, real) if s else y for y, s in zip(over(*operands), summed, strict=True)]
 
@@ -71,7 +77,7 @@ def over_elements(
 def end(body: ClosedJaxpr, shared: Sequence[bool], summed: Sequence[bool]) -> "_End | None":
     """Return the end of a function; ``None`` if no sum meets a product, so that there is nothing to gain."""
     is_known = jax_api.holds(body.jaxpr, *_PRODUCTS) and not jax_api.holds(body.jaxpr, "while", "scan")
-    if not is_known or any(isinstance(v, Literal) for v in body.jaxpr.outvars):
+    if not is_known or not any(summed) or any(isinstance(v, Literal) for v in body.jaxpr.outvars):
         return None
     if any(map(_is_call, body.jaxpr.eqns)):
         body = jax_api.trace(lambda *args, body=body: jax_api.evaluate(body, args, _is_call), body.in_avals, {})[0]
@@ -79,19 +85,24 @@ def end(body: ClosedJaxpr, shared: Sequence[bool], summed: Sequence[bool]) -> "_
     return found if found.has_product else None
 
 
+def _is_call(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name in ("jit", "pjit") and any(jax_api.holds(x, *_PRODUCTS) for x in jax_api.subjaxprs(eqn))
+
+
 def _contracted(
     element: Element, operands: Sequence[Any], real: jax.Array | None, count: int, axis_name: str | None, merge: bool
 ) -> list[jax.Array]:
     """Transpose twice a function that is linear in some arguments, over all elements together the second time."""
     body, shared, summed, linear = element
-    fn, known, moving = jax_api.jaxpr_as_fun(body), taken(operands, linear, False), taken(operands, linear)
-    axes, is_shared = (_axes(taken(shared, linear, False)), _axes(summed)), taken(shared, linear)
+    fn, known, is_shared = jax_api.jaxpr_as_fun(body), taken(operands, linear, False), taken(shared, linear)
+    moving = [x if s else _masked(real, x) for x, s in zip(taken(operands, linear), is_shared, strict=True)]
     of_one = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in taken(body.in_avals, linear)]
 
     def transposed(known: list[Any], cts: list[Any]) -> list[Any]:
         return list(jax.linear_transpose(lambda *xs: fn(*merged(linear, xs, known)), *of_one)(cts))
 
     def together(*cts: Any) -> list[Any]:
+        axes = _axes(taken(shared, linear, False)), _axes(summed)
         found = jax.vmap(transposed, axes, axis_name=axis_name, axis_size=count)(known, list(cts))
         return [total(y, real) if s else y for y, s in zip(found, is_shared, strict=True)]
 
@@ -104,39 +115,30 @@ def _contracted(
     return jax_api.evaluate(closed, moving, _is_call, jax_api.bind_over_one)
 
 
-def _is_call(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name in ("jit", "pjit") and any(jax_api.holds(x, *_PRODUCTS) for x in jax_api.subjaxprs(eqn))
-
-
-_Factor = tuple[Any, bool]  # a number of the element's own; whether it is a mask, whose False is zero of anything
-
-
 class _End:
     """The linear end of a function of one element: the ``tail``, linear in ``moving``, of what the ``head`` gives.
 
-    ``ends`` are results, each with what the tail gives, which the ``factors`` scale to make it.
+    ``ends`` are results, each with what the tail gives; ``masks`` and ``weights`` of the element's own scale that to
+    make it.
     """
 
     def __init__(self, closed: ClosedJaxpr, shared: Sequence[bool], summed: Sequence[bool]) -> None:
         jaxpr, self.summed, self.has_product = closed.jaxpr, summed, False
-        self.outs, self.varying = jaxpr.outvars, collectives.differing(jaxpr, shared)
+        self.outs, self.varying = jaxpr.outvars, differing(jaxpr, shared)
         self._made = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-        ends = {
-            v: self._unscaled(v)
-            for v, is_summed in zip(self.outs, summed, strict=True)
-            if is_summed and v in self.varying and _is_summable(v)
-        }
-        self.factors = next((factors for _, factors in ends.values()), ())
-        self.ends = {v: value for v, (value, factors) in ends.items() if factors == self.factors}
-        self.moving, self.known = dict[Any, None](), dict[Any, Var]()
-        wanted = set(self.ends.values())
-        whole = {v for v in self.outs if v not in self.ends} | {number for number, _ in self.factors}
+        sums = [v for v, s in zip(self.outs, summed, strict=True) if s and v in self.varying and _is_summable(v)]
+        scaled = {v: self._unscaled(v) for v in sums}
+        factors = next((factors for _, *factors in scaled.values()), [(), ()])
+        self.masks, self.weights = factors
+        self.ends = {v: value for v, (value, *scale) in scaled.items() if scale == factors}
+        wanted, moving, self.known = set(self.ends.values()), dict[Any, None](), dict[Any, Var]()
+        whole = {*self.masks, *self.weights, *(v for v in self.outs if v not in self.ends)}
         given, steps = list(whole), list[JaxprEqn]()
         for eqn in reversed(jaxpr.eqns):  # from the results back
             sought = wanted.intersection(eqn.outvars)
             linear = self._linear(eqn) if sought and whole.isdisjoint(eqn.outvars) else None
             if linear is None:
-                self.moving.update(dict.fromkeys(sought))
+                moving.update(dict.fromkeys(sought))
                 if sought or not whole.isdisjoint(eqn.outvars):
                     whole.update(_variables(eqn))
                 continue
@@ -148,12 +150,12 @@ class _End:
                     wanted.add(v)
                 elif at in linear:
                     whole.add(v)
-                    self.moving[v] = None
+                    moving[v] = None
                 elif not isinstance(v, Literal):
                     whole.add(v)
                     invars[at] = self.known.setdefault(v, Var(v.aval))  # another than the same one that moves
             steps.append(eqn.replace(invars=invars))
-        self.moving.update((v, None) for v in jaxpr.invars if v in wanted)
+        self.moving = [*moving, *(v for v in jaxpr.invars if v in wanted and v not in moving)]
         self.given = list(dict.fromkeys([*self.moving, *self.known, *given]))
         self.head = jax_api.dce(closed, self.given)[0]
         invars, outvars = [*self.known.values(), *self.moving], [*self.ends.values()]
@@ -167,19 +169,20 @@ class _End:
         own = [v not in self.varying for v in self.given]
         head = jax.vmap(jax_api.jaxpr_as_fun(self.head), _axes(shared), _axes(own), axis_size=count)
         rows = dict(zip(self.given, head(*operands), strict=True))
+        counted = [*(rows[v] for v in self.masks), *([] if real is None else [real])]
 
-        def scaled(v: Any, factors: Sequence[_Factor]) -> jax.Array:
+        def scaled(v: Any, weights: Sequence[Any]) -> jax.Array:
             x = rows[v]
-            for number, is_mask in reversed(factors) if v in self.varying else ():
-                x = _masked(rows[number], x) if is_mask else x * _per_row(rows[number], x).astype(x.dtype)
-            return _masked(real, x) if v in self.varying else x
+            for weight in weights:
+                x = x * _per_row(rows[weight], x).astype(x.dtype)
+            return functools.reduce(lambda x, mask: _masked(mask, x), counted, x)
 
-        args = [scaled(v, [factor for factor in self.factors if factor[1]]) for v in self.known]
-        args += [scaled(v, self.factors) for v in self.moving]
-        sides = [v not in self.varying for v in (*self.known, *self.moving)]
-        linear, every = [False] * len(self.known) + [True] * len(self.moving), [True] * len(self.ends)
-        sums = _contracted(Element(self.tail, sides, every, linear), args, real, count, None, merge)
-        found = dict(zip(self.ends, sums, strict=True))
+        args = [scaled(v, ()) if v in self.varying else rows[v] for v in self.known]
+        args += [scaled(v, self.weights) for v in self.moving]
+        sides = [*(v not in self.varying for v in self.known), *[False] * len(self.moving)]
+        linear = [False] * len(self.known) + [True] * len(self.moving)
+        tail = Element(self.tail, sides, [True] * len(self.ends), linear)
+        found = dict(zip(self.ends, _contracted(tail, args, None, count, None, merge), strict=True))
 
         def result(v: Any, is_summed: bool) -> jax.Array:
             if v in found and is_summed:
@@ -203,22 +206,22 @@ class _End:
             return differ
         return [1] if name in _PRODUCTS and operands[0] is not operands[1] else None
 
-    def _unscaled(self, value: Any) -> tuple[Any, tuple[_Factor, ...]]:
-        """Return the value of which a result is a multiple, and what scales it, the last first."""
+    def _unscaled(self, value: Any) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
+        """Return the value of which a result is a multiple, and the masks and weights that scale it."""
         eqn = self._made.get(value)
         variables = [v for v in _variables(eqn) if v in self.varying] if eqn is not None else []
         if eqn is None or len(variables) != 2:
-            return value, ()
+            return value, (), ()
         is_choice = eqn.primitive.name == "select_n" and len(eqn.invars) == 3
         number, scaled = variables if is_choice else sorted(variables, key=lambda v: v.aval.ndim)
         is_mask = is_choice and eqn.invars[2] is scaled and self._is_zero(eqn.invars[1])
         is_weight = eqn.primitive.name == "mul" and number.aval.dtype == scaled.aval.dtype
         if number.aval.shape or not scaled.aval.shape or not _is_summable(scaled) or not (is_mask or is_weight):
-            return value, ()
+            return value, (), ()
         made = self._made.get(number)  # a weight is converted for each result
         number = made.invars[0] if made is not None and made.primitive.name == "convert_element_type" else number
-        value, factors = self._unscaled(scaled)
-        return value, ((number, is_mask), *factors)
+        value, masks, weights = self._unscaled(scaled)
+        return (value, (*masks, number), weights) if is_mask else (value, masks, (*weights, number))
 
     def _is_zero(self, atom: Any) -> bool:
         if isinstance(atom, Literal):

@@ -1,5 +1,6 @@
 """The verbs that place, map and fetch values. Reductions are in ``reductions.py``."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, get_args, overload
 
@@ -7,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, check, jax_api, maps, placing, primitives, pytrees
+from paraxis._core import arrays, jax_api, maps, placing, pytrees, reductions
 from paraxis._core.lowerings import Lowering
-from paraxis._core.placing import Axis, resolve
+from paraxis._core.placing import Axis, current, entered, resolve
 from paraxis.errors import AxisError
 
 _Tree = TypeVar("_Tree")
@@ -29,11 +30,9 @@ def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
     elements of a device, and sums its derivative there before anything is sent. Elsewhere the copies are made at once.
 
     Args:
-        x: pytree of arrays, ``(...)``; or a model, such as an Equinox module, whose other leaves are left unchanged.
+        x: pytree of arrays ``(...)``, which become ``(size, ...)``; or a model, such as an Equinox module, whose other
+            leaves are left unchanged.
         axis: the axis; inside a program also its name, or ``None`` if there is only one.
-
-    Returns:
-        Tree of arrays ``(size, ...)``, same dtypes.
 
     Raises:
         AxisError: if it is not clear which axis is meant, or the axis cannot be placed.
@@ -50,7 +49,7 @@ def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
 
     def one(leaf: jax.Array) -> jax.Array:
         leaf = arrays.settle(leaf, placement, rows=False) if placement.is_said else leaf
-        return maps.remember(primitives.copies(leaf, placement), maps.Shared(leaf))
+        return maps.remember(reductions.copies(leaf, placement), maps.Shared(leaf))
 
     return pytrees.opened(jax.tree.map(one, pytrees.arrays("broadcast", "x", pytrees.sealed(x))))
 
@@ -86,7 +85,8 @@ def map_fn(fn: Callable[..., _R], args: Any, axis: Axis | str | None = None, *, 
         >>> px.map_fn(lambda w, x: w * x, (px.broadcast(2.0, clients), jnp.arange(3.0)), clients)
         Array([0., 2., 4.], dtype=float32)
     """
-    check.one_of("map_fn", "lowering", lowering, get_args(Lowering), AxisError)
+    if lowering not in get_args(Lowering):
+        raise AxisError(f"map_fn: lowering must be one of {get_args(Lowering)}, got {lowering!r}")
     return pytrees.opened(map_sealed(pytrees.of_opened(fn), pytrees.sealed(args), axis, lowering=lowering))
 
 
@@ -105,16 +105,24 @@ def map_sealed(
         for leaf, form in zip(leaves, forms, strict=True)
     ]
 
-    def element(*xs: Any) -> Any:
-        return fn(*jax.tree.unflatten(structure, xs))
-
-    vars(element)["__wrapped__"] = fn  # JAX's errors then name the user's function, and not this one
-    made, out_tree = maps.traced(element, operands, shared, placement, lowering)
-    results = made.bind()
-    if any(isinstance(y, jax_api.Tracer) for y in results):
-        sums = maps.Sums(made)
-        results = [maps.remember(y, maps.Result(sums, index)) for index, y in enumerate(results)]
-    return jax.tree.unflatten(out_tree, results)
+    # Wrapped, as JAX's errors then name the user's function, and not this one.
+    element = functools.wraps(fn, updated=())(lambda *xs: fn(*jax.tree.unflatten(structure, xs)))
+    outer, mesh = current(), placement.mesh.abstract_mesh if placement.is_said and placement.mesh else None
+    mapped, covered = (*outer.mapped, resolved), (*outer.taken, *placement.mesh_axes)
+    # Of mesh axes the body gets an error that says why it may not name them, and not that there are none.
+    names = {name: placement.mesh.shape[name] for name in placement.mesh_axes} if placement.mesh else {}
+    names |= {axis.name: axis.size for axis in mapped}
+    with entered(mapped=mapped, mesh=outer.mesh or mesh, taken=covered), maps.unseen(covered):
+        made, out_tree = maps.Map.of(element, operands, shared, maps.How(placement, lowering, tuple(names.items())))
+    for hidden in map(jax_api.axis_of, made.body.effects):  # names of mapped axes hide those of mesh axes
+        if hidden in placement.mesh_axes and all(axis.name != hidden for axis in mapped):
+            raise AxisError(
+                f"a collective inside the body names the mesh axis {hidden!r}, which carries the elements of axis "
+                f"{resolved.name!r}: it would miss those that share a device. Write px.psum(x, {resolved.name!r}), or "
+                f"the like"
+            )
+    results, sums = made.bind(), maps.Sums(made)
+    return jax.tree.unflatten(out_tree, [maps.remember(y, maps.Result(sums, at)) for at, y in enumerate(results)])
 
 
 @overload

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from paraxis._core import arrays, collectives, jax_api, placing, pytrees, verbs
+from paraxis._core import arrays, jax_api, lowerings, maps, placing, pytrees, verbs
 from paraxis._core.placing import Axis
 from paraxis.errors import DataError, StateError
 from paraxis.transforms import _batches, _modules, _wrapped
@@ -178,7 +178,7 @@ class Call:
         run, differs = jax_api.jaxpr_as_fun(body), [True] * out_tree.num_leaves
         if self._check and not jax_api.holds(body.jaxpr, "io_callback"):  # which may differ for the same arguments
             axes = [0, *(None if at is None else 0 for at in row_dims[1:])]
-            differs = collectives.batched(body, axes, self._axis.size, self._axis.name, {})
+            differs = maps.batched(body, axes, self._axis.size, self._axis.name, {})
         self._differs = jax.tree.unflatten(out_tree, differs)
         if self._check:
             run = self._uneven(one, traced, row_dims) if self._rows.is_padded else run
@@ -207,7 +207,7 @@ class Call:
         kinds, shapes = pytrees.entries(self._reduce, result), [a.shape for a in body.out_avals]
         are_rows = {*kinds} <= {"concat"} and all(shape[:1] == (share,) for shape in shapes) and out_tree == short_tree
         are_rows &= [a.shape for a in short.out_avals] == [(rows, *shape[1:]) for shape in shapes]
-        if new or not are_rows or collectives.mentions(body.jaxpr, self._axis):
+        if new or not are_rows or lowerings.mentions(body.jaxpr, self._axis.name):
             count = self._axis.size
             raise DataError(
                 f"Parallel: {size} rows do not divide over {count} devices, and the function exchanges values, writes "

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import collectives, pytrees
+from paraxis._core import maps, pytrees
 from paraxis.errors import DataError, StateError
 from paraxis.transforms import _batches, _modules
 from paraxis.transforms._wrapped import Wrapped, run
@@ -67,7 +67,7 @@ class Vectorize(Wrapped[_R], Generic[_R]):
             args, kwargs = jax.tree.unflatten(batch.structure, leaves)
             result, new = run(self._body, graph, state, args, kwargs)
             drawn[:] = _modules.drawn(streams, new)
-            return result, collectives.watched(new, index, differs.extend)
+            return result, maps.watched(new, index, differs.extend)
 
         over = jax.vmap(row, in_axes=(0, batch.axes), axis_size=batch.size)
         result, new = over(jnp.arange(batch.size), batch.leaves)
