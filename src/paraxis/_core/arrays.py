@@ -219,28 +219,17 @@ def put(tree: Any, target: Sharding | None) -> Any:
         return jax.device_put(tree, target)
 
     def one(x: Any) -> jax.Array:
-        if isinstance(x, jax.Array) and x.sharding == target:
-            return x
         x = jnp.asarray(x)
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            return _by_bits(one, x)
-        if not _is_local(x) and not x.is_fully_replicated:
+        if x.sharding == target or not (_is_local(x) or x.is_fully_replicated):
             return jax.device_put(x, target)
-        host = np.asarray(x)
-        return jax.make_array_from_callback(host.shape, target, lambda index: host[index])
+        mine = local(x)
+        return jax.make_array_from_callback(x.shape, target, lambda index: mine[index])
 
     return jax.tree.map(one, tree)
 
 
-def _by_bits(fn: Callable[[jax.Array], jax.Array], keys: jax.Array) -> jax.Array:
-    return jax.random.wrap_key_data(fn(jax.random.key_data(keys)), impl=jax.random.key_impl(keys))
-
-
 def whole(values: Any) -> Any:
-    """Values that lie on the devices of several processes, whole on each of these; others as they are.
-
-    What is split is brought together, for which every process must call this.
-    """
+    """Values on the devices of several processes, whole on each: every process must call this for what is split."""
 
     def one(x: Any) -> Any:
         is_whole = _is_local(x) or x.is_fully_replicated
@@ -260,11 +249,6 @@ def _is_local(x: Any) -> bool:
 
 def on_host(x: jax.Array) -> np.ndarray:
     """Return a concrete array, also one of which other processes hold parts: then all must ask for it."""
-    if not x.addressable_shards:
-        raise DeviceError(
-            "the value lies on devices of other processes only; put the axis on a mesh with devices of each: "
-            "px.Axis(name, size, mesh=jax.sharding.Mesh(jax.devices(), (name,)))"
-        )
     return np.asarray(local(x))
 
 
@@ -278,7 +262,7 @@ def unbound(tree: Any) -> Any:
         if not isinstance(x, jax.Array) or not x.committed:
             return jnp.asarray(x)
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            return _by_bits(one, x)
+            return jax.random.wrap_key_data(one(jax.random.key_data(x)), impl=jax.random.key_impl(x))
         return jnp.asarray(on_host(x).item() if x.weak_type and not x.ndim else on_host(x))
 
     return jax.tree.map(one, tree)

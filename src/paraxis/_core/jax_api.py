@@ -40,6 +40,7 @@ from jax.extend.core import (
     jaxprs_in_params,
 )
 from jax.interpreters import ad as ad, batching as batching, mlir, partial_eval
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 GATHERS_EXPLICIT = jax.__version_info__ < (0, 12)  # jax < 0.12
 """Whether a ``shard_map`` over some axes gathers what it is given over the others, if these are Explicit."""
@@ -54,13 +55,7 @@ def define_lowering(primitive: Primitive, implementation: Callable[..., Any]) ->
 
 
 def define_map(
-    name: str,
-    avals: Callable[..., tuple[Sequence[Any], set[Any]]],
-    implementation: Callable[..., Sequence[Any]],
-    evaluated: Callable[..., Sequence[Any]],
-    jvp: Callable[..., Any],
-    transpose: Callable[..., Sequence[Any]],
-    batched: Callable[..., Any],
+    name: str, avals: Any, implementation: Any, evaluated: Any, jvp: Any, transpose: Any, batched: Any
 ) -> Primitive:
     """Return a primitive with any number of operands and results.
 
@@ -117,10 +112,8 @@ def without_constants(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     """Return the same jaxpr with its constants as first arguments, and the constants."""
     if not closed.consts:
         return closed, []
-    jaxpr = closed.jaxpr
-    info = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
-    open_ = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars], debug_info=info)
-    return ClosedJaxpr(open_, ()), list(closed.consts)
+    invars, info = [*closed.jaxpr.constvars, *closed.jaxpr.invars], closed.jaxpr.debug_info.with_unknown_names()
+    return ClosedJaxpr(closed.jaxpr.replace(constvars=[], invars=invars, debug_info=info), ()), list(closed.consts)
 
 
 def dce(
@@ -133,8 +126,7 @@ def dce(
     """
     chosen = list(closed.jaxpr.outvars if outvars is None else outvars)
     eqns = closed.jaxpr.eqns if effects else [eqn for eqn in closed.jaxpr.eqns if not eqn.effects]
-    info = closed.jaxpr.debug_info._replace(arg_names=None, result_paths=None)
-    whole = closed.jaxpr.replace(eqns=eqns, outvars=chosen, debug_info=info)
+    whole = closed.jaxpr.replace(eqns=eqns, outvars=chosen, debug_info=closed.jaxpr.debug_info.with_unknown_names())
     with jax.enable_checks(False):  # they would look for axes whose names the caller has bound
         left, kept = partial_eval.dce_jaxpr(whole, [True] * len(chosen), instantiate=unread)
     return ClosedJaxpr(left, closed.consts), list(kept)
@@ -278,10 +270,8 @@ def struct(x: Any, drop: int = 0, lead: Sequence[int] = ()) -> jax.ShapeDtypeStr
     """
     aval: Any = x if isinstance(x, ShapedArray) else jax.typeof(x)
     spec = [*aval.sharding.spec][drop:] if aval.sharding.mesh.explicit_axes else []
-    laid = jax.sharding.PartitionSpec(*[None] * len(lead), *spec)
-    sharding = jax.sharding.NamedSharding(aval.sharding.mesh, laid) if any(spec) else None
-    shape = (*lead, *aval.shape[drop:])
-    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding)
+    sharding = NamedSharding(aval.sharding.mesh, P(*[None] * len(lead), *spec)) if any(spec) else None
+    return jax.ShapeDtypeStruct((*lead, *aval.shape[drop:]), aval.dtype, weak_type=aval.weak_type, sharding=sharding)
 
 
 def typed_as(aval: Any, y: jax.Array) -> jax.Array:
@@ -289,8 +279,8 @@ def typed_as(aval: Any, y: jax.Array) -> jax.Array:
     laid = jax.typeof(y).sharding
     if not laid.mesh.explicit_axes:
         return y
-    spec = aval.sharding.spec if not aval.sharding.mesh.empty else (None,) * len(aval.shape)
-    target = jax.sharding.NamedSharding(laid.mesh, jax.sharding.PartitionSpec(*spec))
+    spec = aval.sharding.spec if not aval.sharding.mesh.empty else P(*[None] * y.ndim)
+    target = NamedSharding(laid.mesh, spec)
     return y if laid == target else jax.reshard(y, target)
 
 
