@@ -22,7 +22,7 @@ class Size(NamedTuple):
 
 
 CEILINGS = {
-    "_core": Size(3_214, 1_873, 13),
+    "_core": Size(3_188, 1_861, 13),
     "_host": Size(544, 362, 9),
     "_tables": Size(437, 261, 4),
     "cli": Size(417, 247, 6),
@@ -35,9 +35,9 @@ CEILINGS = {
     "train": Size(3_289, 1_906, 18),
     "transforms": Size(1_293, 729, 10),
     "the root": Size(279, 97, 4),
-    "all rooms": Size(18_885, 11_111, 123),
+    "all rooms": Size(18_859, 11_099, 123),
 }
-TESTS = 17_700
+TESTS = 17_707
 
 
 def size(paths: Iterable[Path]) -> Size:
