@@ -58,7 +58,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked ``sampled(n)``, all cases but n, spread evenly, are slow. Some folders are for all versions."""
+    """Of a test marked ``sampled(n)``, all cases but n, spread evenly, are slow. Some folders are for all versions.
+
+    The last case, of most devices, is always kept: of the first, on one device, most laws hold whatever is wrong.
+    """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sampled"):
@@ -66,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for found in cases.values():
         marker = found[0].get_closest_marker("sampled")
         assert marker is not None
-        kept = {round(k * (len(found) - 1) / max(marker.args[0] - 1, 1)) for k in range(marker.args[0])}
+        kept = {(k + 1) * len(found) // marker.args[0] - 1 for k in range(marker.args[0])}
         for number, item in enumerate(found):
             if number not in kept:
                 item.add_marker(pytest.mark.slow)

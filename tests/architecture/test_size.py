@@ -22,22 +22,22 @@ class Size(NamedTuple):
 
 
 CEILINGS = {
-    "_core": Size(3_188, 1_861, 13),
+    "_core": Size(3_189, 1_862, 13),
     "_host": Size(544, 362, 9),
     "_tables": Size(437, 261, 4),
     "cli": Size(417, 247, 6),
     "ensembles": Size(901, 543, 6),
     "launch": Size(400, 238, 4),
     "reports": Size(2_496, 1_516, 16),
-    "solve": Size(3_730, 2_177, 19),
+    "solve": Size(3_731, 2_178, 19),
     "streaming": Size(1_685, 1_094, 11),
     "testing": Size(200, 68, 3),
-    "train": Size(3_289, 1_906, 18),
+    "train": Size(3_293, 1_909, 18),
     "transforms": Size(1_293, 729, 10),
     "the root": Size(279, 97, 4),
-    "all rooms": Size(18_859, 11_099, 123),
+    "all rooms": Size(18_865, 11_104, 123),
 }
-TESTS = 17_707
+TESTS = 17_714
 
 
 def size(paths: Iterable[Path]) -> Size:

@@ -267,6 +267,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "other numbers of rows": ({"data": (np.ones(8), np.ones(7))}, r"same number of rows, got \(\(8,\), \(7,\)\)"),
+    "rows of one member": ({"rows": np.arange(8)}, r"integers \(size, m\)"),
     "rows beyond": ({"rows": np.full((2, 6), 8)}, "rows must be numbers"),
     "a metric that is not there": (
         {"stop_early": StopEarly("test/error"), "evaluate": lambda w: {"loss": w}},

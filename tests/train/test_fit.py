@@ -177,6 +177,7 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (run(data(), lambda s, b: jnp.ones(()), start()), px.StateError, "train_step"),
     (run(list), px.DataError, "data has no batches in epoch 1"),
     (run([0], evaluate=[dev(_ok), dev(_ok)]), px.DataError, "two evaluations have one name"),
+    (run([0], evaluate=_ok), px.DataError, r"evaluate is a function; write px\.Evaluate"),
     (run([0], evaluate=dev(_ok), stop_early=StopEarly("test/loss")), px.DataError, NO_DEV),
     (run([0, 1], _raising), ZeroDivisionError, r"raised by step 3 \(number 1 of"),
     (run(_breaking), OSError, "data: raised when batch number 4 of epoch 1"),

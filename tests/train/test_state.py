@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from flax.jax_utils import replicate
 
 import paraxis as px
 from tests.train._models import LinenNet, Net, assert_same_bits, loss, plain_loss, plain_params, rows
@@ -52,6 +53,7 @@ def variables() -> Any:
         (lambda: px.TrainState.create(nnx.state(Net()), SGD), "would be trained like parameters"),
         (lambda: px.TrainState.create(variables(), SGD), "batch_stats in a dict would be trained"),
         (lambda: jax.jit(px.train_step(plain_loss))(plain_state(), rows(4)), r"outside of jax\.jit"),
+        (lambda: px.train_step(plain_loss)(replicate(plain_state()), rows(4)), "and not replicated"),
     ],
 )
 def test_what_makes_no_state_or_step_is_refused(make: Any, message: str) -> None:

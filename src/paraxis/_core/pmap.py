@@ -185,7 +185,8 @@ def _size(axes: Sequence[int | None], arguments: Any, given: int | None) -> int:
     found = set(sizes.values())
     if len(found) == 1 and not isinstance(size := found.pop(), str):
         return size
-    listed = ", ".join(f"{label}: {size}" for label, size in sizes.items()) or "no argument is mapped"
+    firsts = {size: label for label, size in reversed(sizes.items())}  # of many leaves, one for each size
+    listed = ", ".join(f"{label}: {size}" for size, label in reversed(firsts.items())) or "no argument is mapped"
     raise DataError(
         f"pmap: the sizes of the mapped axes must be one and the same ({listed}). Write None in in_axes for what every "
         f"element gets whole, and axis_size=8 if nothing else says how many there are"

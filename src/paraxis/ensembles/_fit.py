@@ -114,8 +114,8 @@ def num_rows(data: Any, rows: np.ndarray | None) -> int:
         shapes = jax.tree.map(np.shape, data)
         raise DataError(f"ensemble.fit: data must be a tuple of arrays with the same number of rows, got {shapes}")
     ((count,),) = counts
-    if rows is not None and (rows.dtype.kind not in "iu" or not 0 <= rows.min() <= rows.max() < count):
-        raise DataError(f"ensemble.fit: rows must be numbers of the data's {count} rows, (size, m)")
+    if rows is not None and (rows.ndim != 2 or rows.dtype.kind not in "iu" or not np.isin(rows, range(count)).all()):
+        raise DataError(f"ensemble.fit: rows must be numbers of the data's {count} rows, integers (size, m)")
     return count if rows is None else rows.shape[1]
 
 

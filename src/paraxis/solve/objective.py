@@ -78,7 +78,8 @@ class LinearObjective:
         names = ("l2reg", "data") if self.l2 else ("data",)
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         if set(given) != set(names) or len(args) + len(kwargs) != len(names):
-            raise TypeError(f"{self} takes (params, {', '.join(names)})")
+            wanted, got = ", ".join(names), len(args) + len(kwargs)
+            raise TypeError(f"{self} takes (params, {wanted}), got {got} after params; update(params, state, {wanted})")
         data: Any = given["data"]
         l2: Any = given.get("l2reg")
         if isinstance(data, Table):

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from paraxis._core import arrays, check, jax_api, placing
 from paraxis._core.placing import Axis
@@ -57,10 +58,11 @@ class _Step(abc.ABC):
 
     def _placed(self, state: TrainState, batch: Any) -> tuple[TrainState, Any, int, Devices]:
         """Return the arguments of the compiled function, on the devices by the mesh in force."""
-        if not isinstance(state, TrainState) or isinstance(state.step, jax_api.Tracer):
+        if not isinstance(state, TrainState) or isinstance(state.step, jax_api.Tracer) or np.ndim(state.step):
             raise StateError(
-                f"{self._what}: a step takes a px.TrainState outside of jax.jit, jax.grad and loops of JAX's, since it "
-                f"lays arrays over the devices and is compiled by itself; got {type(state).__name__}"
+                f"{self._what}: a step takes a px.TrainState, made by px.TrainState.create and not replicated, outside "
+                f"of jax.jit, jax.grad and loops of JAX's, since it lays arrays over the devices and is compiled by "
+                f"itself; got {type(state).__module__}.{type(state).__name__}"
             )
         require_arrays(self._what, state)
         context, last = jax.sharding.get_abstract_mesh(), self._last
