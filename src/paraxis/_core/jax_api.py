@@ -244,12 +244,9 @@ def map_jaxprs(params: Mapping[str, Any], change: Callable[[Jaxpr], Jaxpr]) -> d
     def value(item: Any) -> Any:
         if isinstance(item, ClosedJaxpr):
             return ClosedJaxpr(change(item.jaxpr), item.consts)
-        if isinstance(item, (tuple, list)):
-            changed = map(value, item)
-            return type(item)(*changed) if hasattr(item, "_fields") else type(item)(changed)
         return change(item) if isinstance(item, Jaxpr) else item
 
-    return {name: value(item) for name, item in params.items()}
+    return jax.tree.map(value, dict(params))
 
 
 def entered_devices() -> int:

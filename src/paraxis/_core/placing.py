@@ -321,14 +321,9 @@ def alone() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def without_context() -> Iterator[None]:
+def without_context() -> contextlib.AbstractContextManager[Any]:
     """Within, no mesh is in force: for work on devices that were chosen before. Under ``jit`` it stays as it is."""
-    if mesh_in_force() is None:
-        yield
-    else:
-        with jax.set_mesh(Mesh(np.empty((), object), ())):
-            yield
+    return contextlib.nullcontext() if mesh_in_force() is None else jax.set_mesh(Mesh(np.empty((), object), ()))
 
 
 def settled(axis: Axis) -> Axis:

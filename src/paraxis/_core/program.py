@@ -78,17 +78,16 @@ class Program:
         declared = share_out(self.axes)
         leaves, treedef = jax.tree.flatten(pytrees.given(self._name, args, kwargs))
         is_traced = [isinstance(x, _NUMBERS) and not isinstance(x, (bool, np.bool_)) for x in leaves]
+        constant = pytrees.taken(leaves, is_traced, False)
 
         def run(*traced: Any) -> Any:
-            given = iter(traced)
-            whole = [next(given) if moves else leaf for leaf, moves in zip(leaves, is_traced, strict=True)]
-            args, kwargs = pytrees.opened(jax.tree.unflatten(treedef, whole))
+            args, kwargs = pytrees.opened(treedef.unflatten(pytrees.merged(is_traced, traced, constant)))
             with entered(declared=declared):
                 return pytrees.sealed(self._fn(*args, **kwargs))
 
         vars(run)["__wrapped__"] = self._fn  # JAX's errors then name the user's function, and not this one
         placement = placing.place(declared[0])
-        operands = [arrays.settle(x, placement, rows=False) for x in itertools.compress(leaves, is_traced)]
+        operands = [arrays.settle(x, placement, rows=False) for x in pytrees.taken(leaves, is_traced)]
         return pytrees.opened(_evaluated(run, operands))
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -112,8 +111,8 @@ def _evaluated(fn: Callable[..., Any], operands: Sequence[Any]) -> Any:
         return fn(*operands)
     operands = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in operands]
     closed, out_tree = jax_api.trace(fn, [jax_api.struct(x) for x in operands], {})
-    closed, consts = jax_api.without_constants(closed)
-    closed, everything = jax_api.dce(closed)[0], [*consts, *operands]
+    closed, consts = jax_api.without_constants(jax_api.dce(closed)[0])
+    everything = [*consts, *operands]
     is_ruled = jax_api.holds(closed.jaxpr, "custom_jvp_call", "custom_vjp_call")
     run = jax_api.jaxpr_as_fun(closed) if is_ruled and arrays.is_traced(everything) else compiled(closed)
     return jax.tree.unflatten(out_tree, run(*everything))
@@ -124,22 +123,22 @@ def share_out(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     free = len(axes) > 1 and all(axis.mesh is None and axis.over is None for axis in axes)
     if not free or jax.device_count() == 1 or current().mapped or not jax.sharding.get_abstract_mesh().empty:
         return axes
-    mesh = _shared_mesh(tuple((axis.name, axis.size) for axis in axes), tuple(jax.devices()))
+    mesh = _shared_mesh(axes, tuple(jax.devices()))
     return tuple(dataclasses.replace(axis, mesh=mesh) for axis in axes)
 
 
 @functools.lru_cache(maxsize=64)
-def _shared_mesh(axes: tuple[tuple[str, int], ...], devices: tuple[Any, ...]) -> Mesh:
+def _shared_mesh(axes: tuple[Axis, ...], devices: tuple[Any, ...]) -> Mesh:
     """Share devices out as :func:`program` says."""
 
-    def busiest(split: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        elements = math.prod(-(-size // part) for (_, size), part in zip(axes, split, strict=True))
-        return elements, tuple(-part for part in split)
+    def busiest(split: tuple[int, ...]) -> tuple[int, list[int]]:
+        elements = math.prod(-(-axis.size // part) for axis, part in zip(axes, split, strict=True))
+        return elements, [-part for part in split]
 
     divisors = [d for d in range(1, len(devices) + 1) if len(devices) % d == 0]
     splits = itertools.product(divisors, repeat=len(axes))
     split = min((s for s in splits if math.prod(s) == len(devices)), key=busiest)
-    return Mesh(np.array(devices).reshape(split), tuple(name for name, _ in axes))
+    return Mesh(np.array(devices).reshape(split), tuple(axis.name for axis in axes))
 
 
 # --- compiled programs, found by structure -----------------------------------------------------------------------
@@ -149,18 +148,18 @@ def _shared_mesh(axes: tuple[tuple[str, int], ...], devices: tuple[Any, ...]) ->
 # that a compiled program that is found by it may be run, and not differentiated. A function that a program calls back
 # is equal to itself alone.
 
-_MOST = 512
-_programs: dict[Hashable, Any] = {}
-
 
 def kept(structure: Hashable, make: Callable[[], Any]) -> Any:
     """Return what was made for a program of this structure, or make it; it must hold what the key was taken of."""
-    found = _programs.get(structure)
-    if found is None:
-        if len(_programs) >= _MOST:
-            _programs.pop(next(iter(_programs)), None)
-        found = _programs.setdefault(structure, make())
-    return found
+    slot = _slot(structure)
+    if not slot:
+        slot.append(make())
+    return slot[0]
+
+
+@functools.lru_cache(maxsize=512)
+def _slot(structure: Hashable) -> list[Any]:
+    return []
 
 
 def compiled(closed: ClosedJaxpr) -> Callable[..., Any]:
