@@ -19,7 +19,7 @@ import paraxis as px
 from tests._support import assert_close
 from tests.streaming._programs import AXIS, PROGRAMS, N, W, X, Y, bits, mean
 
-CLIENTS = 200
+CLIENTS = 60
 
 
 class Rows(list[int]):
@@ -37,7 +37,7 @@ class Deadly(Rows):
         self.mark, self.here = mark, os.getpid()
 
     def __getitem__(self, index: Any) -> Any:
-        if index == 150 and not self.mark.exists() and os.getpid() != self.here:
+        if index == 45 and not self.mark.exists() and os.getpid() != self.here:
             self.mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(index)

@@ -53,7 +53,7 @@ def run(folder: Path | None, x=X, w=W, at_once=1, fn=FN, **options):
     return px.Stream(at_once=at_once, folder=folder, **options).run(fn, w, px.Groups.of_arrays(x))
 
 
-@pytest.mark.parametrize("options", [{}, {"map": map}], ids=["here", "map"])
+@pytest.mark.parametrize("options", [{}, {"map": map, "at_once": 8}], ids=["here", "map"])
 def test_a_run_goes_on_from_where_it_was_stopped(tmp_path, options):
     whole, seen, notes = [], [], []
     expected = run(None, verbose=stopped_after(10**9, whole), **options)
