@@ -44,14 +44,16 @@ DERIVED: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "Hessian-vector product": lambda f: lambda w, x, y: jax.jvp(lambda w: jax.grad(f)(w, x, y), (w,), (w,)),
     "vmap": lambda f: lambda w, x, y: jax.vmap(jax.grad(f), (0, None, None))(jnp.stack([w, 2 * w]), x, y),
     "of the data": lambda f: jax.grad(f, argnums=1),
+    "jit": lambda f: jax.grad(jax.jit(f)),
+    "checkpoint": lambda f: jax.grad(jax.checkpoint(f)),
 }
 
 
 @pytest.mark.parametrize("how", [pytest.param(h, marks=pytest.mark.slow) if h == "hessian" else h for h in DERIVED])
 def test_whatever_jax_makes_of_a_program_can_be_streamed(how):
     fn = DERIVED[how](PROGRAMS["mean"])
-    actual, expected = streamed(fn, W), jax.jit(fn)(W, X, Y)
-    jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-6), actual, expected)
+    expected = jax.jit(fn)(W, X, Y)  # what JAX keeps of it is not for chunks
+    jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-6), streamed(fn, W), expected)
 
 
 def other_results(x: Any, y: Any) -> Any:
@@ -63,7 +65,6 @@ def other_results(x: Any, y: Any) -> Any:
         "integers": px.reduce_sum((losses * 10).astype("int32")),
         "half": px.reduce_sum(losses.astype("bfloat16")).astype("float32"),
         "rows": losses / px.reduce_sum(losses),
-        "given": x,
         "again": x,
         "constant": px.broadcast(2.0),
         "draws": jax.random.normal(jax.random.key(1), (x.shape[0],)) * losses,
@@ -82,7 +83,6 @@ def of_each_row(x: Any, y: Any) -> Any:
         "window": jax.lax.reduce_window(x, 0.0, jax.lax.add, (1, 2, 1), (1, 1, 1), "VALID"),
         "scan": jax.lax.scan(lambda h, t: (jnp.tanh(h + t @ W), h), jnp.zeros(n), jnp.moveaxis(x, 1, 0))[1].T,
         "key": jax.vmap(lambda key: jax.random.normal(key, (3,)))(jax.random.split(jax.random.key(0), n)),
-        "integers": (at * 7) % 5 + (at << 2),
     }
 
 

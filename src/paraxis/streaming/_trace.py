@@ -16,7 +16,7 @@ import numpy as np
 
 from paraxis._core import jax_api, maps
 from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
-from paraxis._core.placing import Axis, entered
+from paraxis._core.placing import Axis, current, entered
 from paraxis.errors import AxisError
 
 Atom = int | Literal  # an operand: the number of a value, or a literal
@@ -86,6 +86,7 @@ rows_p.def_abstract_eval(lambda x, *, size: x.update(shape=(size, *x.shape[1:]))
 jax_api.define_lowering(rows_p, lambda x, *, size: x[:size])
 jax_api.ad.deflinear2(rows_p, lambda ct, x, *, size: [rows_p.bind(ct, size=x.aval.shape[0])])
 jax_api.batching.primitive_batchers[rows_p] = lambda x, at, **to: (rows_p.bind(jnp.moveaxis(x[0], at[0], 1), **to), 1)
+_traced_for = jax.make_user_context()  # what jax.jit and jax.checkpoint have traced is not used for other elements
 
 
 @contextlib.contextmanager
@@ -101,13 +102,12 @@ def sized(name: str | None, whole: int, size: int) -> Iterator[None]:
         sizes = (whole, size) if found.name == name else (found.size,)
 
         def rows(x: Any) -> Any:
-            if np.ndim(x) == 0 or x.shape[0] not in sizes or maps.recall(x) is not None:
-                return x
-            return rows_p.bind(x, size=found.size)
+            is_rows = np.ndim(x) > 0 and x.shape[0] in sizes and maps.recall(x) is None
+            return rows_p.bind(x, size=found.size) if is_rows else x
 
         return found, jax.tree.map(rows, tree)
 
-    with entered(chunk=chunk):
+    with _traced_for((name, whole, size, current().alone)), entered(chunk=chunk):
         yield
 
 
