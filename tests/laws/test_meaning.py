@@ -292,22 +292,6 @@ def test_callbacks_that_compare_equal_are_told_apart() -> None:
         assert_close(px.map_fn(body, x, axis), x * factor)
 
 
-@pytest.mark.parametrize(("devices", "size"), [(8, 8), (1, 3)])
-def test_a_masked_mean_of_products_has_a_gradient(devices: int, size: int) -> None:
-    """The mask is a nested call in what is transposed; it was traced on the mesh outside the devices' program."""
-    axis, x, y, w = axis_on(devices, size), values(size, 4, 3), values(size, 4, 2), values(3, 2)
-
-    def program(w: jax.Array, x: jax.Array) -> jax.Array:
-        slopes = px.map_fn(lambda w, x, y: x.T @ (x @ w - y), (px.broadcast(w, axis), x, y), axis)
-        return px.reduce_mean(slopes, axis, where=np.arange(size) > 0).sum()
-
-    def oracle(w: jax.Array, x: jax.Array) -> jax.Array:
-        return jax.vmap(lambda x, y: x.T @ (x @ w - y))(x, y)[1:].mean(0).sum()
-
-    expected = jax.grad(oracle, argnums=(0, 1))(w, x)
-    assert_close(jax.jit(jax.grad(program, argnums=(0, 1)))(w, x), expected, rtol=1e-4)
-
-
 @pytest.mark.parametrize("at_once", [None, 1, 2])
 def test_a_second_derivative_through_a_rule_of_the_users(at_once: int | None) -> None:
     """A rule that is not the derivative: of what its forward pass returns, the next derivative is the true one."""

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, check, placing, pytrees, reductions, verbs
+from paraxis._core import arrays, placing, pytrees, reductions, verbs
 from paraxis._core.placing import Axis, Placement, current, mapped_axis
 from paraxis.errors import DataError
 
@@ -88,7 +88,7 @@ def pmap(
         ]
 
         def element(own: dict[int, Any], named: dict[str, Any]) -> Any:
-            return fn(*(own.get(i, arg) for i, arg in enumerate(args)), **named)
+            return fn(*(own.get(i, pytrees.opened(arg)) for i, arg in enumerate(args)), **named)
 
         result = verbs.map_sealed(pytrees.of_opened(element), structure.unflatten(leading), axis)
         returns_models |= pytrees.is_sealed(result)
@@ -112,24 +112,22 @@ def pmap(
         is_cut = placement.is_padded and not placement.is_explicit and out_axes == 0 and not donated
         return is_cut and arrays.sharding(placement) is not None and jax.default_backend() == "cpu"
 
-    def prepared(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any], Placement]:
-        """Seal models, refuse integers that JAX would cut, and move arrays that are bound to other devices."""
-        args, kwargs = (
-            tuple(x if i in static else pytrees.sealed(x) for i, x in enumerate(args)),
-            pytrees.sealed(kwargs),
-        )
-        check.no_cut("pmap", "args", args)
-        check.no_cut("pmap", "kwargs", kwargs)
+    def prepared(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any], Placement | None]:
+        """Seal models, refuse integers that JAX would cut, and move arrays that are bound to other devices.
+
+        Also return where padded rows come from, if there are any.
+        """
+        args, kwargs = pytrees.given("pmap", args, kwargs)
         leaves, structure, axes, axis = split(args, kwargs)
         placement = placing.place(axis)
-        leaves = [
-            arrays.settle(x, placement, rows=at == 0)
-            if not arrays.is_traced(x) and getattr(x, "committed", False)
-            else x
-            for x, at in zip(leaves, axes, strict=True)
-        ]
-        dynamic, kwargs = structure.unflatten(leaves)
-        return tuple(dynamic.get(i, arg) for i, arg in enumerate(args)), kwargs, placement
+
+        def moved(x: Any, at: int | None) -> Any:
+            is_bound = not arrays.is_traced(x) and getattr(x, "committed", False)
+            return arrays.settle(x, placement, rows=at == 0) if is_bound else x
+
+        dynamic, kwargs = structure.unflatten(map(moved, leaves, axes))
+        args = tuple(dynamic.get(i, arg) for i, arg in enumerate(args))
+        return args, kwargs, placement if has_blocks(placement) else None
 
     compiled = jax.jit(in_blocks, static_argnums=static, donate_argnums=donated)
 
@@ -142,14 +140,13 @@ def pmap(
         except (AttributeError, TypeError):  # of NumPy's arrays, tracers and static arguments, which have no such key
             key, is_known = None, False
         if is_known:
-            cut = known[key]
+            placement = known[key]
         else:
             args, kwargs, placement = prepared(args, kwargs)
-            cut = placement if has_blocks(placement) else None
             if key is not None and all(map(operator.is_, leaves, jax.tree.leaves((args, kwargs)))):
-                known[key] = cut
+                known[key] = placement
         result = compiled(*args, **kwargs)
-        result = result if cut is None else _unpadded(jax.block_until_ready(result), cut)
+        result = _unpadded(jax.block_until_ready(result), placement) if placement is not None else result
         return pytrees.opened(result) if returns_models else result
 
     def trace(*args: Any, **kwargs: Any) -> Any:
