@@ -26,7 +26,7 @@ CEILINGS = {
     "_host": Size(544, 362, 9),
     "_tables": Size(437, 261, 4),
     "cli": Size(417, 247, 6),
-    "ensembles": Size(901, 543, 6),
+    "ensembles": Size(900, 542, 6),
     "launch": Size(400, 238, 4),
     "reports": Size(2_496, 1_516, 16),
     "solve": Size(3_731, 2_178, 19),
@@ -35,9 +35,9 @@ CEILINGS = {
     "train": Size(3_293, 1_909, 18),
     "transforms": Size(1_293, 729, 10),
     "the root": Size(279, 97, 4),
-    "all rooms": Size(18_853, 11_095, 123),
+    "all rooms": Size(18_852, 11_094, 123),
 }
-TESTS = 17_669
+TESTS = 17_670
 
 
 def size(paths: Iterable[Path]) -> Size:

@@ -60,7 +60,9 @@ def tried(name: str, kills: int, seed: int, folder: str) -> tuple[int, int]:
         number = max(1, round(kills * fault[2]))
         command = "tests.train._fit_killer", folder, number, seed, *fault[:2]
         done = ran(*command, timeout=PATIENCE * (number + 2))
-        return number, number if done.returncode else len(json.loads(done.stdout.splitlines()[-1])["wrong"])
+        found = ["it failed"] * number if done.returncode else json.loads(done.stdout.splitlines()[-1])["wrong"]
+        print(*found, file=sys.stderr)
+        return number, len(found)
     for test in fault:
         (file, words), report = test.split(" ", 1), Path(folder, f"report-{number}.xml")
         ran("pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", file, "-k", words)

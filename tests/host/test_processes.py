@@ -55,15 +55,6 @@ def test_a_second_ctrl_c_interrupts_at_once() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_what_is_ignored_stays_ignored() -> None:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        assert fit(signal.SIGINT).state == 10
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def test_a_deferred_interrupt_takes_effect_at_the_end() -> None:
     reached = []
 

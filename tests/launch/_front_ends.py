@@ -58,11 +58,9 @@ def solvers() -> Results:
     data, regression = px.solve.rows(X, Y), px.solve.rows(X, Z)
     options: dict[str, Any] = {"tol": 1e-6, "maxiter": 1000}
     softmax = px.solve.LBFGS(objective.l2_multiclass_logreg, **options)
-    own = px.solve.LBFGS(lambda w, data: jnp.sum(data.weight * (data.X @ w - data.y) ** 2) / 203, **options)
     lasso = px.solve.ProximalGradient(objective.least_squares, prox.l1, **options)
     return {
         "LBFGS": softmax.run(jnp.zeros((7, 3)), 0.1, data)[0],
-        "LBFGS of one's own objective": own.run(jnp.zeros(7), regression)[0],
         "ProximalGradient": lasso.run(jnp.zeros(7), 0.05, regression)[0],
         "slope": jax.grad(lambda l2: softmax.run(jnp.zeros((7, 3)), l2, data)[0][0, 0])(0.1),
     }

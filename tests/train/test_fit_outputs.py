@@ -49,6 +49,15 @@ class Steps(NamedTuple):
     step: int
 
 
+def test_tensorboard_shows_the_later_of_two_runs_in_one_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 1e9)
+    for number, loss in ((9999, 0.5), (10000, 0.25)):
+        monkeypatch.setattr("os.getpid", lambda number=number: number)
+        step = lambda s, batch, loss=loss: (Steps(s.step + 1), {"loss": loss})  # noqa: E731
+        px.fit(Steps(0), step, [0], steps=2, tensorboard=tmp_path, progress=False)
+    assert fits.points(tmp_path)["train/loss"] == {1: 0.25, 2: 0.25}
+
+
 def test_a_log_is_cut_after_the_step_and_where_a_line_is_not_whole(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
 

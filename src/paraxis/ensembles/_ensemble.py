@@ -205,8 +205,7 @@ class Ensemble:
         history, best, scanned = _fit.History(len(self), epochs, count // batch_size, stop_early), None, None
         in_axes = None, 0, None if rows is None else 0, 0
         prepared = functools.partial(self._prepared, "epoch", step, _fit.steps, in_axes=in_axes)
-        target = arrays.sharding(self._placement, ())
-        data, held_out = arrays.put(jax.tree.map(jnp.asarray, (data, held_out)), target)
+        data, held_out = arrays.put(jax.tree.map(jnp.asarray, (data, held_out)), arrays.sharding(self._placement, ()))
         with checkpoint or contextlib.nullcontext(), contextlib.closing(Display()) as display:
             if checkpoint is not None and checkpoint.latest is not None:
                 names = ["members"] if stop_early is None else ["members", "best"]

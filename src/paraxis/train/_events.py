@@ -174,7 +174,7 @@ class TensorBoard(_Written):
         with needed("px.fit: tensorboard=", "train"):
             from tensorboardX import SummaryWriter
         # TensorBoard reads files in the order of their names, and a run may be started again within a second.
-        suffix = f".{start:012d}.{os.getpid()}"
+        suffix = f".{time.time_ns()}"
         self._writer = SummaryWriter(str(self._path), purge_step=start + 1, filename_suffix=suffix)
 
     def __call__(self, event: Event) -> None:
