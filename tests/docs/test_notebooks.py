@@ -81,21 +81,16 @@ def test_a_cell_that_fails_fails_the_build(tmp_path: Path) -> None:
 
 
 def test_outputs_become_markdown() -> None:
-    notebook = notebook_of("print(1)", "form", "figure", "2 + 2", "s = '```'")
+    notebook = notebook_of("print(1)", "form", "figure", "s = '```'")
     form = {"text/html": "<p>form</p>", "text/plain": "Form"}
     figure = {"image/png": base64.b64encode(b"a picture").decode(), "text/plain": "<Figure>"}
-    outputs = [
-        nbformat.v4.new_output("stream", text="\x1b[31m1\x1b[0m\n"),
-        *(nbformat.v4.new_output("display_data", data=data) for data in (form, figure, {"text/plain": "4"})),
-    ]
-    for cell, output in zip(notebook.cells[1:5], outputs, strict=True):
+    shown = [nbformat.v4.new_output("display_data", data=data) for data in (form, figure)]
+    outputs = [nbformat.v4.new_output("stream", text="\x1b[31m1\x1b[0m\n"), *shown]
+    for cell, output in zip(notebook.cells[1:4], outputs, strict=True):
         cell.outputs = [output]
     pictures: dict[str, bytes] = {}
     page = pages.page(notebook, "some", pictures.__setitem__)
-    assert page.startswith("# Title\n\n[Download this notebook](some.ipynb)")
-    assert '```python\nprint(1)\n```\n\n<div class="px-output" markdown>\n\n```text\n1\n```\n\n</div>\n' in page
-    assert '```python\nform\n```\n\n<div class="px-output"><p>form</p></div>\n' in page
     ((name, content),) = pictures.items()
     assert content == b"a picture"
-    assert f"```python\nfigure\n```\n\n![What the code above draws]({name})" in page
-    assert "````python\ns = '```'\n````" in page
+    for text in ("(some.ipynb)", "```text\n1\n```", "<p>form</p>", f"]({name})", "````python\ns = '```'\n````"):
+        assert text in page
