@@ -113,7 +113,7 @@ def of_linen() -> Model:
 
 def of_params(step_loss: Any = plain_loss, loss: Any = plain_loss) -> Model:
     """Parameters wide enough to be divided; their mean loss by hand is that of ``loss``."""
-    params = plain_params(1024)
+    params = plain_params(1536)  # which 3 and 8 divide
     return Model(params, step_loss, params, None, lambda p, rest, batch, number: (jnp.mean(loss(p, batch)), None))
 
 
