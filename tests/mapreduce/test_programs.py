@@ -223,3 +223,20 @@ def test_differentiation_traces_a_body_once_each_time_and_compiles_it_once():
             jax.grad(fn)(1.5, X)
         assert len(calls) == number
         assert number == 1 or not compiled
+
+
+def test_what_is_kept_has_numbers_of_its_own():
+    """A NumPy array that an inner ``jit`` closes over may be written to, and another one have its old numbers."""
+    axis, x = px.Axis("rows", 8), np.ones((8, 3), np.float32)
+
+    def run(x, times):
+        inner = jax.jit(lambda x: x * times)
+        by_program = px.program(rows=axis)(lambda x: px.reduce_sum(px.map_fn(inner, x)))(x)
+        return px.map_fn(inner, x, axis)[0], by_program / 8
+
+    first = np.arange(3, dtype=np.float32)
+    np.testing.assert_array_equal(run(x, first), [[0, 1, 2]] * 2)
+    first[:] = 7
+    for rows in (px.scatter(x, axis), jax.device_put(x, jax.devices()[1]), jnp.asarray(x)):
+        np.testing.assert_array_equal(run(rows, np.arange(3, dtype=np.float32)), [[0, 1, 2]] * 2)
+    np.testing.assert_array_equal(run(x, first), [[7, 7, 7]] * 2)

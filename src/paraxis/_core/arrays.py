@@ -39,7 +39,7 @@ def tells_in_type(x: jax.Array) -> bool:
 def typed_beside(x: jax.Array, other: jax.Array) -> jax.Array:
     """Return the same value; if ``other`` lies on an Explicit mesh, whole on each device, with a type that says so."""
     mesh = jax.typeof(other).sharding.mesh
-    if not tells_in_type(other) or jax.typeof(x).sharding.mesh == mesh:
+    if not mesh.explicit_axes or jax.typeof(x).sharding.mesh == mesh:
         return x
     target = mesh if isinstance(x, jax_api.Tracer) else getattr(other.sharding, "mesh", mesh)
     return jax.reshard(x, NamedSharding(target, P(*(None,) * x.ndim)))
@@ -231,11 +231,10 @@ def put(tree: Any, target: Sharding | None) -> Any:
 def whole(values: Any) -> Any:
     """Values on the devices of several processes, whole on each: every process must call this for what is split."""
 
-    def one(x: Any) -> Any:
-        is_whole = _is_local(x) or x.is_fully_replicated
-        return x if is_whole else jax.device_put(x, NamedSharding(x.sharding.mesh, P()))
+    def is_whole(x: Any) -> bool:
+        return _is_local(x) or x.is_fully_replicated
 
-    return jax.tree.map(one, values)
+    return jax.tree.map(lambda x: x if is_whole(x) else jax.device_put(x, NamedSharding(x.sharding.mesh, P())), values)
 
 
 def local(values: Any) -> Any:

@@ -238,15 +238,24 @@ def has_effects(program: Jaxpr | JaxprEqn) -> bool:
     return any(not isinstance(effect, core.NamedAxisEffect) for effect in program.effects)
 
 
-def map_jaxprs(params: Mapping[str, Any], change: Callable[[Jaxpr], Jaxpr]) -> dict[str, Any]:
-    """Return an equation's parameters with each jaxpr among them replaced by one of the same signature."""
+def map_jaxprs(tree: Any, change: Callable[[Jaxpr], Jaxpr], constant: Callable[[Any], Any] = lambda x: x) -> Any:
+    """Return a tree, such as an equation's parameters, with its jaxprs and their constants replaced by others."""
 
     def value(item: Any) -> Any:
         if isinstance(item, ClosedJaxpr):
-            return ClosedJaxpr(change(item.jaxpr), item.consts)
+            return ClosedJaxpr(change(item.jaxpr), [*map(constant, item.consts)])
         return change(item) if isinstance(item, Jaxpr) else item
 
-    return jax.tree.map(value, dict(params))
+    return jax.tree.map(value, tree)
+
+
+def to_keep(tree: Any) -> Any:
+    """Return a tree with copies of NumPy's arrays in its jaxprs: an inner ``jit`` closes over those of the user."""
+
+    def copied(jaxpr: Jaxpr) -> Jaxpr:
+        return jaxpr.replace(eqns=[eqn.replace(params=to_keep(eqn.params)) for eqn in jaxpr.eqns])
+
+    return map_jaxprs(tree, copied, lambda x: x.copy() if isinstance(x, np.ndarray) else x)
 
 
 def entered_devices() -> int:
@@ -297,14 +306,11 @@ def collect_at(address: str) -> None:
     """
 
     def make() -> Any:
-        client = distributed.global_state.client
-        kind = jax.config.jax_cpu_collectives_implementation  # pyright: ignore[reportAttributeAccessIssue]
-        if client is None or kind != "gloo":
-            return xla_bridge.make_cpu_client()
-        make_gloo = xla_bridge._jax.make_gloo_tcp_collectives  # pyright: ignore[reportPrivateImportUsage]
-        return xla_bridge.make_cpu_client(make_gloo(distributed_client=client, hostname=address))
+        client, gloo = distributed.global_state.client, xla_bridge._jax.make_gloo_tcp_collectives  # pyright: ignore
+        return xla_bridge.make_cpu_client(gloo(distributed_client=client, hostname=address))
 
-    if not xla_bridge.backends_are_initialized():
+    kind = jax.config.jax_cpu_collectives_implementation  # pyright: ignore[reportAttributeAccessIssue]
+    if kind == "gloo" and not xla_bridge.backends_are_initialized():
         xla_bridge.register_backend_factory("cpu", make, fail_quietly=False)
 
 

@@ -107,7 +107,7 @@ def _computed(*operands: jax.Array, how: How, **params: Any) -> list[jax.Array]:
 
 def _evaluated(*operands: Any, devices: Any, **params: Any) -> list[jax.Array]:
     """On concrete arrays: by a program that is found by its structure, and compiled if there is none."""
-    run = kept(structure_of(params), lambda: jax.jit(functools.partial(_computed, **params)))
+    run = kept(structure_of(params), lambda: jax.jit(functools.partial(_computed, **jax_api.to_keep(params))))
     sides = zip(operands, params["shared"], strict=True)
     return run(*(arrays.settle(x, params["how"].placement, rows=not s) for x, s in sides))
 

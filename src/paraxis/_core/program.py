@@ -165,7 +165,9 @@ def _slot(structure: Hashable) -> list[Any]:
 def compiled(closed: ClosedJaxpr) -> Callable[..., Any]:
     """Return the compiled program of a trace, of flat arguments and results, made once for each structure."""
     closed, consts = jax_api.without_constants(closed)
-    return functools.partial(kept(structure_of(closed), lambda: jax.jit(jax_api.jaxpr_as_fun(closed))), *consts)
+    return functools.partial(
+        kept(structure_of(closed), lambda: jax.jit(jax_api.jaxpr_as_fun(jax_api.to_keep(closed)))), *consts
+    )
 
 
 def structure_of(value: Any) -> Hashable:
