@@ -22,7 +22,7 @@ class Size(NamedTuple):
 
 
 CEILINGS = {
-    "_core": Size(3_177, 1_853, 13),
+    "_core": Size(3_183, 1_853, 13),
     "_host": Size(544, 362, 9),
     "_tables": Size(437, 261, 4),
     "cli": Size(417, 247, 6),
@@ -35,9 +35,9 @@ CEILINGS = {
     "train": Size(3_293, 1_909, 18),
     "transforms": Size(1_293, 729, 10),
     "the root": Size(279, 97, 4),
-    "all rooms": Size(18_852, 11_094, 123),
+    "all rooms": Size(18_858, 11_094, 123),
 }
-TESTS = 17_655
+TESTS = 17_672
 
 
 def size(paths: Iterable[Path]) -> Size:
