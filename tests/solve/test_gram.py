@@ -53,12 +53,10 @@ def test_it_is_made_where_it_saves_iterations_and_only_there() -> None:
 
 
 def test_inside_jit_it_is_as_outside() -> None:
-    x, y = labelled(500, 20, 3)
+    (x, y), inside = labelled(500, 20, 3), jax.jit(lambda data: _steps(data, "auto", maxiter=9))
     for scales in (np.ones(20), np.logspace(0, 2, 20)):
         data = px.solve.rows((x * scales).astype("float32"), y, axis=axis_on(2, 500))
-        outside = _steps(data, "auto", maxiter=9)
-        inside = jax.jit(lambda data: _steps(data, "auto", maxiter=9))(data)
-        np.testing.assert_allclose(outside.value, inside.value, rtol=1e-3)
+        np.testing.assert_allclose(_steps(data, "auto", maxiter=9).value, inside(data).value, rtol=1e-3)
 
 
 def test_no_program_calls_lapack() -> None:
