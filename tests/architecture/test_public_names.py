@@ -28,7 +28,6 @@ SHOWN_BY_FUNCTION |= {"Fitted", "Loader", "Record", "Restored"}
 SHOWN_BY_FUNCTION |= {"Collective", "Finding", "Layout", "LineWork", "Memory", "Report", "Work"}
 SHOWN_BY_FUNCTION |= {"Arrays", "Comparison", "Leaf", "ModuleRow", "ModuleTable", "Timing"}
 SHOWN_BY_OTHERS = {"none"}  # the operator that leaves all as it is
-NOT_DESCRIBED = {"Prox"}  # a type that Python gives no docstring
 
 
 def documented() -> list[str]:
@@ -57,7 +56,7 @@ def flaws(name: str, doc: str | None) -> list[str]:
 
 
 def test_every_public_name_has_a_docstring_with_an_example():
-    described = {path: path.rpartition(".")[2] for path in PUBLIC if path.rpartition(".")[2] not in NOT_DESCRIBED}
+    described = {path: path.rpartition(".")[2] for path in PUBLIC}
     found = {path: flaws(name, inspect.getdoc(PUBLIC[path])) for path, name in described.items()}
     assert {path: what for path, what in found.items() if what} == {}
 

@@ -120,7 +120,7 @@ def test_a_point_has_value_and_gradient(loss: LossName, case: str) -> None:
 
     @jax.jit
     def look(params: Any) -> Any:
-        point = problem.start(params)
+        point = problem.at(params)
         return (point.value, point.grad), jax.grad(problem.value)(params), jax.value_and_grad(plain)(params)
 
     point, grad, expected = look(params)
@@ -142,14 +142,14 @@ def test_a_line_is_the_function_along_it(loss: LossName, case: str) -> None:
 
     @jax.jit
     def look(stepsize: jax.Array) -> Any:
-        line = problem.line(problem.start(params), direction, problem.matvec(direction))
+        point, product, there = problem.at(params), problem.matvec(direction), along(stepsize)
+        line = problem.line(point, direction, product)
         trial = line.at(stepsize)
-        end = problem.end(line, stepsize, trial)
-        found = line.origin[:2], trial[:3], end.params, (end.value, end.grad), problem.matvec(end.params)
+        end = problem.end(there, point.cache.along(stepsize, product), trial)
+        found = line.origin[:2], trial[:3], (end.value, end.grad), end.cache.z
         at_zero = value(jnp.array(0.0)), jax.grad(value)(0.0)
         derivatives = value(stepsize), jax.grad(value)(stepsize), jax.grad(jax.grad(value))(stepsize)
-        there = along(stepsize)
-        return found, (at_zero, derivatives, there, jax.value_and_grad(plain)(there), end.cache.z)
+        return found, (at_zero, derivatives, jax.value_and_grad(plain)(there), problem.matvec(there))
 
     for stepsize in map(jnp.asarray, (0.0, 0.25, -1.0)):
         _close(*look(stepsize))

@@ -16,7 +16,7 @@ def _group_norms(z: np.ndarray) -> float:
     return float(np.linalg.norm(z.reshape(len(z), -1), axis=1).sum()) if z.ndim > 1 else float(np.linalg.norm(z))
 
 
-PENALTIES: dict[str, tuple[prox.Prox, Any, Callable[[np.ndarray], float]]] = {
+PENALTIES: dict[str, tuple[Callable[..., Any], Any, Callable[[np.ndarray], float]]] = {
     "l1": (prox.l1, 0.7, lambda z: 0.7 * np.abs(z).sum()),
     "elastic net": (prox.elastic_net, (0.4, 1.3), lambda z: 0.4 * np.abs(z).sum() + 0.65 * (z**2).sum()),
     "group": (prox.group, 0.8, lambda z: 0.8 * _group_norms(z)),

@@ -146,7 +146,7 @@ def test_what_cannot_be_is_said():
         (lambda: ridge.fit(rows), TypeError, r"Ridge: a table is read in parts.*=px\.Stream\(memory='2GB'\)"),
         (lambda: ridge.fit(rows, Z, engine=STREAM), TypeError, "y must be left out, as the table has it"),
         (lambda: ridge.fit(table(Z[:0], X[:0])[0], engine=STREAM), px.DataError, "must have at least one row"),
-        (lambda: fun(fun.init(D), rows), TypeError, r"data is a table; write px\.solve\.rows\(table, engine="),
+        (lambda: fun(fun.init(D), rows), TypeError, r"of a table, write px\.solve\.rows\(table, engine="),
     ):
         with pytest.raises(error, match=text):
             call()

@@ -20,19 +20,23 @@ import numpy as np
 class Loss:
     """A row's loss and its curvature."""
 
-    name: str
     rows: Callable[[jax.Array, jax.Array], jax.Array]  # predictions (n,) or (k, n), targets → costs (n,)
     curvature: Callable[[jax.Array], jax.Array]  # predictions → about the mean second derivative by the outputs, (n,)
-    # Predictions, weights (n,) → the weighted sum of a row's second derivatives by two outputs, (k, k)
-    coupling: Callable[[jax.Array, jax.Array], jax.Array] | None = None
-    # Predictions, targets → derivatives of the costs, as the predictions; None: JAX's
-    slope: Callable[[jax.Array, jax.Array], jax.Array] | None = None
-    classes: bool = False  # whether targets are class numbers (n,) and there is an output for each
-    single: bool = False  # whether there is one output only
-    flat: bool = False  # whether the curvature is the same wherever predictions are
-    # Targets (n,) and the number of outputs → which targets have a cost that makes sense; and these in words
-    accepts: Callable[[np.ndarray, int], np.ndarray] = lambda y, k: np.isfinite(y)
     targets: str = "finite numbers"
+    bounds: tuple[float, float] = (-np.inf, np.inf)  # of targets
+    # Of classes, whose targets are their numbers (n,), predictions, weights (n,) → the weighted sum of a row's second
+    # derivatives by two outputs, (k, k); and predictions, targets → derivatives of the costs, as the predictions
+    coupling: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+    slope: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+
+    @property
+    def is_of_classes(self) -> bool:
+        return self.coupling is not None
+
+    def accepts(self, y: np.ndarray, num_outputs: int) -> np.ndarray:
+        """Return which targets have a cost that makes sense."""
+        least, most = (0, num_outputs - 1) if self.is_of_classes else self.bounds
+        return (y >= least) & (y <= most) & np.isfinite(y) & ((y == np.floor(y)) | (not self.is_of_classes))
 
 
 _FEW = 20  # outputs over which a reduction is written out; with more, XLA computes parts of it many times over
@@ -80,67 +84,40 @@ def _softmax_coupling(z: jax.Array, weight: jax.Array) -> jax.Array:
     return jnp.diag(jnp.sum(weight * p, 1)) - jnp.matmul(weight * p, p.T, precision=jax.lax.Precision.HIGHEST)
 
 
-def _logistic_rows(z: jax.Array, labels: jax.Array) -> jax.Array:
-    y = labels.astype(z.dtype)  # softplus(z) - y * z is the same, but loses what is left where z is large
+def _mean_of_outputs(x: jax.Array) -> jax.Array:
+    return x if x.ndim == 1 else _over_outputs(operator.add, lambda i, x: x, x) / x.shape[0]
+
+
+def _by_output(cost: Callable[[Any, Any], jax.Array], curvature: Callable[[Any], jax.Array], *options: Any) -> Loss:
+    """Return the loss of rows that cost the mean of what their outputs cost."""
+
+    def rows(z: jax.Array, y: jax.Array) -> jax.Array:
+        return _mean_of_outputs(cost(z, (y if y.ndim == 1 else y.T).astype(z.dtype)))
+
+    def mean_curvature(z: jax.Array) -> jax.Array:
+        return _mean_of_outputs(curvature(z)) / (1 if z.ndim == 1 else z.shape[0])
+
+    return Loss(rows, mean_curvature, *options)
+
+
+def _logistic(z: jax.Array, y: jax.Array) -> jax.Array:
+    # softplus(z) - y * z is the same, but loses what is left where z is large
     return y * jax.nn.softplus(-z) + (1 - y) * jax.nn.softplus(z)
 
 
-def _logistic_curvature(z: jax.Array) -> jax.Array:
-    return jax.nn.sigmoid(z) * jax.nn.sigmoid(-z)
-
-
-def _by_row(costs: jax.Array) -> jax.Array:
-    """Return the mean over a row's outputs."""
-    return costs if costs.ndim == 1 else _over_outputs(operator.add, lambda i, x: x, costs) / costs.shape[0]
-
-
-def _residual(z: jax.Array, y: jax.Array) -> jax.Array:
-    return z - (y if y.ndim == 1 else y.T).astype(z.dtype)
-
-
-def _squared_rows(z: jax.Array, y: jax.Array) -> jax.Array:
-    return _by_row(0.5 * _residual(z, y) ** 2)
-
-
-def _flat_curvature(z: jax.Array) -> jax.Array:
-    return jnp.full(z.shape[-1:], 1 if z.ndim == 1 else 1 / z.shape[0], z.dtype)
-
-
-def _poisson_rows(z: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.exp(z) - y.astype(z.dtype) * z
-
-
-def _huber_rows(z: jax.Array, y: jax.Array) -> jax.Array:
-    r = jnp.abs(_residual(z, y))
+def _huber(z: jax.Array, y: jax.Array) -> jax.Array:
+    r = jnp.abs(z - y)
     inner = jnp.minimum(r, 1)
-    return _by_row(0.5 * inner**2 + (r - inner))
+    return 0.5 * inner**2 + (r - inner)
 
 
-SOFTMAX = Loss(
-    "softmax",
-    _softmax_rows,
-    _softmax_curvature,
-    _softmax_coupling,
-    _softmax_slope,
-    classes=True,
-    accepts=lambda y, k: (y >= 0) & (y < k) & (y == np.floor(y)),
-    targets="class numbers from 0 to k - 1; write y = np.unique(labels, return_inverse=True)[1]",
-)
-LOGISTIC = Loss(
-    "logistic",
-    _logistic_rows,
-    _logistic_curvature,
-    single=True,
-    accepts=lambda y, k: (y >= 0) & (y <= 1),
-    targets="0 and 1, or between; write y = labels == labels.max()",
-)
-SQUARED = Loss("squared", _squared_rows, _flat_curvature, flat=True)
-POISSON = Loss(
-    "poisson",
-    _poisson_rows,
-    jnp.exp,
-    single=True,
-    accepts=lambda y, k: (y >= 0) & (y < np.inf),
-    targets="counts, not negative",
-)
-HUBER = Loss("huber", _huber_rows, _flat_curvature)
+_CLASSES = "class numbers from 0 to k - 1; write y = np.unique(labels, return_inverse=True)[1]"
+_SHARES = "0 and 1, or between; write y = labels == labels.max()"
+
+LOSSES = {
+    "softmax": Loss(_softmax_rows, _softmax_curvature, _CLASSES, coupling=_softmax_coupling, slope=_softmax_slope),
+    "logistic": _by_output(_logistic, lambda z: jax.nn.sigmoid(z) * jax.nn.sigmoid(-z), _SHARES, (0, 1)),
+    "squared": _by_output(lambda z, y: 0.5 * (z - y) ** 2, jnp.ones_like),
+    "poisson": _by_output(lambda z, y: jnp.exp(z) - y * z, jnp.exp, "counts, not negative", (0, np.inf)),
+    "huber": _by_output(_huber, jnp.ones_like),
+}

@@ -1,9 +1,5 @@
 """A function as a solver asks about it: its value and gradient at a point, and its course along a line.
 
-A trial on a line gives value, slope and, where it costs nothing, curvature. What a trial computes and the next point
-needs, it keeps: for most functions the gradient (:class:`Function`), for a generalised linear model its predictions
-(:class:`Linear`).
-
 An objective of ``X @ W`` never reads X to try a step. Along a direction D, the predictions are ``Z + stepsize * (X @
 D)``. With both parts at hand, a trial costs as much as its rows have outputs, and X is read twice per step, for ``X @
 D`` and for the gradient, however many steps are tried (as LIBLINEAR does: Fan et al. 2008). Rows may lie over any
@@ -25,14 +21,25 @@ from paraxis.solve._streaming import TableRows
 _PIECE = 1 << 21  # bytes of rows
 
 
+class Cache(NamedTuple):
+    """The products with the rows that a point of a linear problem keeps; of other functions, nothing."""
+
+    z: Any = ()  # predictions, (n,) or (k, n)
+    shares: Any = None  # each row's part of the mean, (n,); None: equal. Kept, since a sum of weights is an exchange
+
+    def along(self, stepsize: Any, product: Any) -> "Cache":
+        """Return what the point keeps to which a step leads along a direction, of which ``product`` is the product."""
+        return self._replace(z=trees.along(self.z, stepsize, product))
+
+
 class Point(NamedTuple):
-    """Parameters, and what the function is there. ``cache`` is the problem's own."""
+    """Parameters, and what the function is there."""
 
     params: Any
     value: jax.Array
     grad: Any
     aux: Any
-    cache: Any
+    cache: Cache
 
 
 class Trial(NamedTuple):
@@ -41,27 +48,14 @@ class Trial(NamedTuple):
     value: jax.Array
     slope: jax.Array
     curvature: jax.Array  # NaN: not known
-    kept: Any  # of which the point there is made
+    kept: Any = ()  # gradient and ``aux``, of which the point there is made
 
 
-class FunctionLine(NamedTuple):
-    """Any function along a direction."""
+class Line(NamedTuple):
+    """A function along a direction."""
 
-    value_and_grad: Callable[[Any], tuple[tuple[jax.Array, Any], Any]]
-    point: Point
-    direction: Any
-
-    @property
-    def origin(self) -> Trial:
-        return self._trial(self.point.value, self.point.grad, self.point.aux)
-
-    def at(self, stepsize: jax.Array) -> Trial:
-        (value, aux), grad = self.value_and_grad(trees.along(self.point.params, stepsize, self.direction))
-        return self._trial(value, grad, aux)
-
-    def _trial(self, value: jax.Array, grad: Any, aux: Any) -> Trial:
-        slope = trees.dot(grad, self.direction)
-        return Trial(value, slope, jnp.full_like(slope, jnp.nan), (grad, aux))
+    origin: Trial
+    at: Callable[[jax.Array], Trial]  # of a step size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,60 +66,28 @@ class Function:
     is_linear = False  # whether trials read no data, and what a point keeps is added up from step to step
     is_table = False  # whether loops around it are Python's
 
-    def start(self, params: Any) -> Point:
-        """Return the point at these parameters."""
+    def at(self, params: Any, cache: Cache | None = None) -> Point:
+        """Return the point at these parameters, for a linear problem of what it keeps there."""
         (value, aux), grad = self.value_and_grad(params)
-        return Point(params, value, grad, aux, ())
+        return Point(params, value, grad, aux, Cache())
 
     def matvec(self, direction: Any) -> Any:
         """Return what a line along this direction uses instead of the data; linear in the direction."""
         return ()
 
-    def line(self, point: Point, direction: Any, product: Any) -> FunctionLine:
+    def line(self, point: Point, direction: Any, product: Any) -> Line:
         """Return the line from a point; ``product`` is the direction's :meth:`matvec`."""
-        return FunctionLine(self.value_and_grad, point, direction)
 
-    def end(self, line: Any, stepsize: jax.Array, trial: Trial) -> Point:
-        """Return the point at a step size, of which ``trial`` is the trial."""
+        def trial(at: Point) -> Trial:
+            slope = trees.dot(at.grad, direction)
+            return Trial(at.value, slope, jnp.full_like(slope, jnp.nan), (at.grad, at.aux))
+
+        return Line(trial(point), lambda step: trial(self.at(trees.along(point.params, step, direction))))
+
+    def end(self, params: Any, cache: Cache, trial: Trial) -> Point:
+        """Return the point to which a step leads, of which ``trial`` is the trial."""
         grad, aux = trial.kept
-        return Point(trees.along(line.point.params, stepsize, line.direction), trial.value, grad, aux, ())
-
-
-class Cache(NamedTuple):
-    """The products with the rows that a point of a linear problem keeps."""
-
-    z: jax.Array  # predictions, (n,) or (k, n)
-    shares: Any  # each row's part of the mean, (n,); None: equal. Kept, since a sum of weights is an exchange
-
-
-class LinearLine(NamedTuple):
-    """A linear model along a direction, without its rows."""
-
-    loss: Loss
-    point: Point
-    direction: Any
-    dz: jax.Array
-    targets: jax.Array
-    l2: jax.Array
-    penalty: tuple[jax.Array, jax.Array, jax.Array]  # products of coefficients and direction
-    slope: jax.Array
-
-    @property
-    def origin(self) -> Trial:
-        return Trial(self.point.value, self.slope, jnp.full_like(self.slope, jnp.nan), ())
-
-    def at(self, stepsize: jax.Array) -> Trial:
-        z, shares = self.point.cache
-        one = jnp.ones_like(stepsize)
-
-        def along(stepsize: jax.Array) -> jax.Array:
-            return self.loss.rows(z + stepsize * self.dz, self.targets)
-
-        (value, slope), (_, curvature) = jax.jvp(lambda a: jax.jvp(along, (a,), (one,)), (stepsize,), (one,))
-        value, slope, curvature = _mean(jnp.stack([value, slope, curvature]), shares)  # one sum: one exchange
-        zero, half, whole = self.penalty
-        value = value + 0.5 * self.l2 * (zero + 2 * stepsize * half + stepsize**2 * whole)
-        return Trial(value, slope + self.l2 * (half + stepsize * whole), curvature + self.l2 * whole, ())
+        return Point(params, trial.value, grad, aux, cache)
 
 
 @jax.tree_util.register_dataclass
@@ -150,29 +112,40 @@ class Linear:
 
     def value(self, params: Any) -> jax.Array:
         """Return the objective, as a plain function that JAX can differentiate in whatever way."""
-        return self.read(_cost, params, self.shares(params))[1] + self._penalty(params)
+        return self.cost(self.matvec(params), self.shares(params)) + self._penalty(params)
 
-    def start(self, params: Any) -> Point:
-        shares = self.shares(params)
-        z, (cost, grad) = self.read(_cost_and_grad, params, shares)
-        return Point(params, cost + self._penalty(params), self._with_penalty(grad, params), None, Cache(z, shares))
+    def at(self, params: Any, cache: Cache | None = None) -> Point:
+        cache = Cache(None, self.shares(params)) if cache is None else cache
+        z, (cost, grad) = self.read(_cost_and_grad, params, cache)
+        if self.l2 is not None:
+            coef = trees.along(self.coef(grad), self.l2, self.coef(params))
+            grad = (coef, grad[1]) if self.intercept else coef
+        cache = cache._replace(z=z) if cache.z is None else cache
+        return Point(params, cost + self._penalty(params), grad, None, cache)
 
     def matvec(self, direction: Any) -> jax.Array:
         return self.read(_predictions, direction, ())[0]
 
-    def line(self, point: Point, direction: Any, product: Any) -> LinearLine:
+    def line(self, point: Point, direction: Any, product: Any) -> Line:
         l2 = jnp.asarray(0 if self.l2 is None else self.l2, product.dtype)
         own, step = self.coef(point.params), self.coef(direction)
-        penalty = trees.dot(own, own), trees.dot(own, step), trees.dot(step, step)
-        slope = trees.dot(point.grad, direction)
-        return LinearLine(self.loss, point, direction, product, self.targets, l2, penalty, slope)
+        zero, half, whole = trees.dot(own, own), trees.dot(own, step), trees.dot(step, step)
 
-    def end(self, line: Any, stepsize: jax.Array, trial: Trial) -> Point:
-        params = trees.along(line.point.params, stepsize, line.direction)
-        z, shares = line.point.cache
-        z = z + stepsize * line.dz
-        grad = self.read(_grad, params, (z, shares))[1]
-        return Point(params, trial.value, self._with_penalty(grad, params), None, Cache(z, shares))
+        def at(stepsize: jax.Array) -> Trial:
+            def along(stepsize: jax.Array) -> jax.Array:
+                return self.loss.rows(point.cache.z + stepsize * product, self.targets)
+
+            one = jnp.ones_like(stepsize)
+            (value, slope), (_, curvature) = jax.jvp(lambda a: jax.jvp(along, (a,), (one,)), (stepsize,), (one,))
+            sums = _mean(jnp.stack([value, slope, curvature]), point.cache.shares)  # one sum: one exchange
+            penalty = 0.5 * zero + stepsize * half + 0.5 * stepsize**2 * whole, half + stepsize * whole, whole
+            return Trial(*sums + l2 * jnp.stack(penalty))
+
+        slope = trees.dot(point.grad, direction)
+        return Line(Trial(point.value, slope, jnp.full_like(slope, jnp.nan)), at)
+
+    def end(self, params: Any, cache: Cache, trial: Trial) -> Point:
+        return self.at(params, cache)._replace(value=trial.value)
 
     def shares(self, params: Any) -> jax.Array | None:
         """Return each row's part of the mean; ``None``: the same for all."""
@@ -199,15 +172,12 @@ class Linear:
     def predict(self, params: Any) -> jax.Array:
         """``(d, k)`` coefficients → ``(k, n)``; ``(d,)`` → ``(n,)``. Linear in them. Reads the rows once."""
         coef, bias = params if self.intercept else (params, None)
-        if coef.ndim == 1:
-            z = jnp.einsum("d,nd->n", coef, self.design, precision=trees.EXACT)
-            return z if bias is None else z + bias
         # XLA's CPU products are fastest where rows of both operands lie in one piece, but it moves transpositions into
         # them unless it is kept from that: forwards and backwards take half the time.
-        outputs_first = jax.lax.optimization_barrier(coef.T)
+        outputs_first = jax.lax.optimization_barrier(coef.reshape(len(coef), -1).T)
         z = jnp.einsum("kd,nd->nk", outputs_first, self.design, precision=trees.EXACT)
-        z = jax.lax.optimization_barrier(z).T
-        return z if bias is None else z + bias[:, None]
+        z = jax.lax.optimization_barrier(z).T.reshape(*coef.shape[1:], -1)
+        return z if bias is None else z + bias[..., None]
 
     def cost(self, z: jax.Array, shares: Any) -> jax.Array:
         """Return the rows' part of the mean of the losses."""
@@ -232,12 +202,6 @@ class Linear:
         squares = jnp.sum(self.coef(params) ** 2)
         return jnp.asarray(0.5 * self.l2, squares.dtype) * squares
 
-    def _with_penalty(self, grad: Any, params: Any) -> Any:
-        if self.l2 is None:
-            return grad
-        coef = trees.along(self.coef(grad), self.l2, self.coef(params))
-        return (coef, grad[1]) if self.intercept else coef
-
 
 def _mean(costs: jax.Array, shares: Any) -> jax.Array:
     """Return the weighted mean of costs ``(..., n)``; ``None``: all shares are equal."""
@@ -259,21 +223,14 @@ def _num_pieces(design: jax.Array) -> int:
     return next((pieces for pieces in range(least, 4 * wanted + 1, over) if len(design) % pieces == 0), 1)
 
 
-def _cost(rows: Linear, params: Any, shares: Any) -> Any:
-    return (), rows.cost(rows.predict(params), shares)
-
-
 def _predictions(rows: Linear, params: Any, _: Any) -> Any:
     return rows.predict(params), ()
 
 
-def _cost_and_grad(rows: Linear, params: Any, shares: Any) -> Any:
-    z = rows.predict(params)
-    return z, (rows.cost(z, shares), rows.grad(z, shares, params))
-
-
-def _grad(rows: Linear, params: Any, cache: tuple[Any, Any]) -> Any:
-    return (), rows.grad(*cache, params)
+def _cost_and_grad(rows: Linear, params: Any, cache: Cache) -> Any:
+    z = rows.predict(params) if cache.z is None else cache.z
+    kept = z if cache.z is None else ()
+    return kept, (rows.cost(z, cache.shares), rows.grad(z, cache.shares, params))
 
 
 def _of_chunk(fn: Any, loss: Loss, intercept: bool, design: Any, targets: Any, shared: Any, rows: Any) -> Any:

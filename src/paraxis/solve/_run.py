@@ -2,17 +2,18 @@
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arrays
 from paraxis.solve import _trees as trees
 from paraxis.solve._problem import Point
 from paraxis.solve._search import noise
 
+_PLACE = "value", "grad", "error", "cache", "best_value", "best_error", "num_stalled"  # what a state at a place has
 _CONFIRMATIONS = 3  # of a solution, that may fail
 
 
@@ -52,11 +53,9 @@ class Status(enum.IntEnum):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised when Ctrl-C has ended a run after an iteration; it holds the result so far.
+    """Raised when Ctrl-C has ended a run after an iteration; ``params`` and ``state`` are the result so far.
 
-    Attributes:
-        params: the parameters after the last iteration.
-        state: the solver's state, whose ``status`` is ``INTERRUPTED`` unless the run was over.
+    The state's ``status`` is ``INTERRUPTED`` unless the run was over.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -77,13 +76,6 @@ class Interrupted(KeyboardInterrupt):
 class Iteration(NamedTuple):
     """One iteration, in Python numbers, as passed to the function that you give as ``verbose``.
 
-    Args:
-        iter_num: iterations so far, this one included.
-        value: what is minimised; with an operator of your own, ``ProximalGradient`` does not know its penalty.
-        error: the error that is compared with ``tol``.
-        stepsize: the step size.
-        data_passes: how often all data were read so far.
-
     Example:
         >>> import jax.numpy as jnp, paraxis as px
         >>> seen = []
@@ -93,11 +85,11 @@ class Iteration(NamedTuple):
         (2, 0.0)
     """
 
-    iter_num: int
-    value: float
-    error: float
+    iter_num: int  # so far, this one included
+    value: float  # what is minimised; with an operator of your own, ProximalGradient does not know its penalty
+    error: float  # which is compared with tol
     stepsize: float
-    data_passes: int
+    data_passes: int  # how often all data were read so far
 
 
 Watch = Callable[[Iteration], Any]
@@ -106,44 +98,31 @@ Watch = Callable[[Iteration], Any]
 def tell(verbose: Any, iter_num: Any, value: Any, error: Any, stepsize: Any, data_passes: Any) -> None:
     """Print a line about an iteration; or call the function that is to know of it."""
     seen = Iteration(int(iter_num), float(value), float(error), float(stepsize), int(data_passes))
-    if callable(verbose):
-        verbose(seen)
-        return
-    print(  # noqa: T201
-        f"iteration {seen.iter_num}: value {seen.value:.8g}, error {seen.error:.3g}, step {seen.stepsize:.3g}, "
-        f"{seen.data_passes} passes over the data",
-        flush=True,
-    )
-
-
-class Progress(NamedTuple):
-    """The best so far, by which it is told that rounding allows no more."""
-
-    best_value: jax.Array
-    best_error: jax.Array
-    num_stalled: jax.Array
-    first_value: jax.Array
-    num_refuted: jax.Array  # solutions that were none when predictions were computed anew
+    (verbose if callable(verbose) else functools.partial(print, flush=True))(seen)
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class State:
     """What the states of all solvers have; they are pytrees."""
 
-    iter_num: jax.Array
-    value: jax.Array
-    grad: Any
+    iter_num: jax.Array  # iterations so far, int32
+    value: jax.Array  # what is minimised, at the parameters
+    grad: Any  # the gradient of ``fun``
     stepsize: jax.Array
-    error: jax.Array
-    aux: Any
-    failed_linesearch: jax.Array
+    error: jax.Array  # which is compared with tol
+    aux: Any  # what ``fun`` returned besides the value
+    failed_linesearch: jax.Array  # whether the last search found nothing better
     num_fun_eval: jax.Array
     num_grad_eval: jax.Array
-    num_linesearch_iter: jax.Array
-    status: jax.Array
-    data_passes: jax.Array
-    progress: Progress
-    cache: Any
+    num_linesearch_iter: jax.Array  # trials of all searches
+    status: jax.Array  # a :class:`Status`, int32
+    data_passes: jax.Array  # how often all data were read; or would be, once forwards and once backwards
+    cache: Any  # a linear model's predictions, where the gradient is
+    best_value: jax.Array
+    best_error: jax.Array
+    num_stalled: jax.Array  # iterations without progress beyond these
+    first_value: jax.Array
+    num_refuted: jax.Array  # solutions that were none when predictions were computed anew
 
     _replace = dataclasses.replace
 
@@ -154,16 +133,14 @@ class State:
 
     def __repr__(self) -> str:
         """Return what one looks for in a state, on one line."""
-        if arrays.is_traced(self.status) or jnp.ndim(self.status):
-            return f"{type(self).__name__}(… {jnp.shape(self.status)})"
-        numbers = (f"{name}={getattr(self, name):.8g}" for name in Iteration._fields)
-        return f"{type(self).__name__}({Status(int(self.status)).name}, {', '.join(numbers)}, …)"
+        shown = ("status", *Iteration._fields)
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)}' for name in shown)}, …)"
 
 
-def begun(problem: Any, point: Point, error: jax.Array, tol: float) -> dict[str, Any]:
+def begun(solver: Any, problem: Any, point: Point, error: jax.Array) -> dict[str, Any]:
     """Return the fields that the states of all solvers begin with."""
-    status = jnp.where(error <= tol, Status.CONVERGED, Status.RUNNING)
-    finite = jnp.isfinite(point.value) & trees.all_finite(point.grad)
+    status = jnp.where(error <= solver.tol, Status.CONVERGED, Status.RUNNING)
+    finite = jnp.isfinite(point.value) & jnp.isfinite(trees.norm(point.grad))
     zero, one = jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32)
     return {
         "value": point.value,
@@ -178,66 +155,72 @@ def begun(problem: Any, point: Point, error: jax.Array, tol: float) -> dict[str,
         "num_linesearch_iter": zero,
         "status": jnp.where(finite, status, Status.NOT_FINITE).astype(jnp.int32),
         "data_passes": one if problem.is_table else 2 * one,
-        "progress": Progress(point.value, error, zero, point.value, zero),
+        "best_value": point.value,
+        "best_error": error,
+        "num_stalled": zero,
+        "first_value": point.value,
+        "num_refuted": zero,
     }
 
 
-def recheck(state: Any, problem: Any, point: Point, error: jax.Array, options: Any) -> Any:
-    """Return a state at a point that was computed anew, with its status by the error there.
+def recheck(solver: Any, state: Any, new: Any) -> Any:
+    """Return a state at the same place as one that was computed anew there, with its status by the error there.
 
     If a solution is none after all, the run goes on; if that does not help, rounding allows none. Where no step helped
-    any more, the status says so still, unless this is a solution. ``options`` are the solver's ``tol`` and ``maxiter``.
+    any more, the status says so still, unless this is a solution.
     """
-    new = begun(problem, point, error, options.tol)
-    before, status, progress = state.status, new["status"], new["progress"]
-    refuted = (before == Status.CONVERGED) & (status == Status.RUNNING) & (state.iter_num < options.maxiter)
-    num_refuted = state.progress.num_refuted + refuted
-    is_stuck = (before == Status.PRECISION) | (before == Status.LINE_SEARCH_FAILED)
-    still = jnp.where(state.iter_num >= options.maxiter, Status.ITERATION_LIMIT, Status.RUNNING)
+    before, is_over = state.status, state.iter_num >= solver.maxiter
+    refuted = (before == Status.CONVERGED) & (new.status == Status.RUNNING) & ~is_over
+    num_refuted = state.num_refuted + refuted
+    still = jnp.where(is_over, Status.ITERATION_LIMIT, Status.RUNNING)
     still = jnp.where(refuted & (num_refuted > _CONFIRMATIONS), Status.PRECISION, still)
-    still = jnp.where(is_stuck, before, still)
+    still = jnp.where((before == Status.PRECISION) | (before == Status.LINE_SEARCH_FAILED), before, still)
     return state._replace(
-        value=point.value,
-        grad=point.grad,
-        error=error,
-        cache=point.cache,
-        status=jnp.where(status == Status.RUNNING, still, status).astype(jnp.int32),
-        progress=progress._replace(first_value=state.progress.first_value, num_refuted=num_refuted),
-        data_passes=state.data_passes + new["data_passes"],
+        **{name: getattr(new, name) for name in (*_PLACE, *solver._place)},
+        status=jnp.where(new.status == Status.RUNNING, still, new.status).astype(jnp.int32),
+        num_refuted=num_refuted,
+        data_passes=state.data_passes + new.data_passes,
     )
 
 
 def advance(
+    solver: Any,
     state: Any,
-    value: jax.Array,
+    point: Point,
     error: jax.Array,
-    options: Any,
     *,
-    patience: int,
-    counts: Any,
+    spent: tuple[Any, Any, Any, Any],
+    stalls: Any,
     promised: jax.Array,
     hopeless: jax.Array,
     finite: jax.Array,
-) -> tuple[Progress, jax.Array]:
-    """After an iteration from a state to a value and an error, and the status; ``options`` are the solver's.
+    **fields: Any,
+) -> Any:
+    """Return the state after an iteration to a point, with its error and status; ``fields`` are others that change.
 
-    Args:
-        patience: iterations without progress, or a quarter of all if that is more, before rounding is blamed.
-        counts: whether an iteration without progress counts as one.
-        promised: whether the step promised more than rounding can hide: then it is not to blame.
-        hopeless: whether no step was found, and there is no other direction to try.
-        finite: whether everything is.
+    ``spent`` are evaluations, gradients, trials and passes over the data. Of iterations without progress that count,
+    ``stalls``, so many as the solver has patience for, or a quarter of all if that is more, stop it: there is no digit
+    left; unless the step ``promised`` more than rounding can hide. ``hopeless``: no step was found, and there is no
+    other direction to try.
     """
-    progress, iter_num = state.progress, state.iter_num + 1
-    lower = value < progress.best_value - noise(progress.best_value) / 8
-    flatter = error < 0.9 * progress.best_error
-    num_stalled = jnp.where(lower | flatter, 0, progress.num_stalled + counts).astype(jnp.int32)
-    stuck = hopeless | (num_stalled >= jnp.maximum(patience, iter_num // 4))
-    status = jnp.where(iter_num >= options.maxiter, Status.ITERATION_LIMIT, Status.RUNNING)
+    iter_num, value = state.iter_num + 1, point.value
+    lower = value < state.best_value - noise(state.best_value) / 8
+    flatter = error < 0.9 * state.best_error
+    num_stalled = jnp.where(lower | flatter, 0, state.num_stalled + stalls).astype(jnp.int32)
+    stuck = hopeless | (num_stalled >= jnp.maximum(solver._patience, iter_num // 4))
+    status = jnp.where(iter_num >= solver.maxiter, Status.ITERATION_LIMIT, Status.RUNNING)
     status = jnp.where(stuck, jnp.where(promised, Status.LINE_SEARCH_FAILED, Status.PRECISION), status)
-    status = jnp.where(error <= options.tol, Status.CONVERGED, status)
-    status = jnp.where(finite, status, Status.NOT_FINITE).astype(jnp.int32)
-    # Only what counts as progress is the new best: many small steps must add up.
-    best_value = jnp.where(lower, value, progress.best_value)
-    best_error = jnp.where(flatter, error, progress.best_error)
-    return progress._replace(best_value=best_value, best_error=best_error, num_stalled=num_stalled), status
+    status = jnp.where(error <= solver.tol, Status.CONVERGED, status)
+    names = "num_fun_eval", "num_grad_eval", "num_linesearch_iter", "data_passes"
+    counts = {name: getattr(state, name) + count for name, count in zip(names, spent, strict=True)}
+    return state._replace(
+        iter_num=iter_num,
+        **{name: getattr(point, name) for name in ("value", "grad", "aux", "cache")},
+        error=error,
+        status=jnp.where(finite, status, Status.NOT_FINITE).astype(jnp.int32),
+        best_value=jnp.where(lower, value, state.best_value),  # of what counts as progress: small steps must add up
+        best_error=jnp.where(flatter, error, state.best_error),
+        num_stalled=num_stalled,
+        **counts,
+        **fields,
+    )

@@ -7,13 +7,13 @@ Near a minimum the difference of two values is rounding. What is as good as roun
 its slope alone (the approximate Wolfe test of Hager and Zhang 2005).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from paraxis.solve import _trees as trees
-from paraxis.solve._problem import FunctionLine, LinearLine, Trial
+from paraxis.solve._problem import Line, Trial
 
 _DECREASE = 1e-4  # of what the first slope promises: c1 of the Wolfe conditions
 _MAX_TRIALS = 30
@@ -32,18 +32,10 @@ class Found(NamedTuple):
     num_trials: jax.Array
 
 
-class _End(NamedTuple):
-    """An end of the bracket."""
-
-    stepsize: jax.Array
-    value: jax.Array
-    slope: jax.Array
-
-
 class _Bracket(NamedTuple):
     stepsize: jax.Array  # to try next
-    low: _End
-    high: _End
+    low: jax.Array  # an end's step size, value and slope
+    high: jax.Array
     kept: Trial  # at low, or what was accepted
     accepted: jax.Array
     num_trials: jax.Array
@@ -54,7 +46,7 @@ def noise(value: jax.Array) -> jax.Array:
     return _NOISE * jnp.finfo(value.dtype).eps * jnp.abs(value)
 
 
-def search(line: FunctionLine | LinearLine, first: jax.Array, slope_left: float) -> Found:
+def search(line: Line, first: jax.Array, slope_left: float) -> Found:
     """Search for a step, ``first`` being tried first; of the first slope, it may leave a part (c2)."""
     origin = line.origin
     dtype = origin.value.dtype
@@ -66,48 +58,45 @@ def search(line: FunctionLine | LinearLine, first: jax.Array, slope_left: float)
     def body(state: _Bracket) -> _Bracket:
         trial = line.at(state.stepsize)
         finite = jnp.isfinite(trial.value)  # what is not has no slope that one could follow
-        here = _End(state.stepsize, trial.value, jnp.where(finite, trial.slope, jnp.nan))
+        here = jnp.stack([state.stepsize, trial.value, jnp.where(finite, trial.slope, jnp.nan)])
         # The difference is exact where it is small; adding what was promised to the value would round it away.
-        change = here.value - origin.value
-        lower = (change <= _DECREASE * here.stepsize * origin.slope) | (jnp.abs(change) <= noise(origin.value))
-        lower &= finite & jnp.isfinite(here.slope)
-        accepted = lower & (jnp.abs(here.slope) <= -slope_left * origin.slope)
-        goes_up = ~lower | (here.slope > 0)
-        low = trees.choose(goes_up, state.low, here)
-        high = trees.choose(goes_up, here, state.high)
+        change = trial.value - origin.value
+        lower = (change <= _DECREASE * state.stepsize * origin.slope) | (jnp.abs(change) <= noise(origin.value))
+        lower &= finite & jnp.isfinite(trial.slope)
+        accepted = lower & (jnp.abs(trial.slope) <= -slope_left * origin.slope)
+        goes_up = ~lower | (trial.slope > 0)
+        low, high = jnp.where(goes_up, state.low, here), jnp.where(goes_up, here, state.high)
         following = _next(low, high, trial, state.stepsize, state.num_trials, noise(origin.value))
         return _Bracket(
             jnp.where(accepted, state.stepsize, following).astype(dtype),
-            trees.choose(accepted, here, low),
+            jnp.where(accepted, here, low),
             high,
             trees.choose(accepted | ~goes_up, trial, state.kept),
             accepted,
             state.num_trials + 1,
         )
 
-    zero, infinite = jnp.zeros((), dtype), jnp.full((), jnp.inf, dtype)
-    begin, nowhere = _End(zero, origin.value, origin.slope), _End(infinite, infinite, infinite)
+    begin, nowhere = jnp.stack([0 * origin.value, origin.value, origin.slope]), jnp.full(3, jnp.inf, dtype)
     bracket = _Bracket(jnp.asarray(first, dtype), begin, nowhere, origin, jnp.array(False), jnp.zeros((), jnp.int32))
     last = jax.lax.while_loop(go_on, body, bracket)
-    failed = ~last.accepted & ~(last.low.value < origin.value)
-    stepsize = jnp.where(failed, zero, last.low.stepsize)
+    failed = ~last.accepted & ~(last.low[1] < origin.value)
+    stepsize = jnp.where(failed, 0, last.low[0])
     return Found(stepsize, trees.choose(failed, origin, last.kept), failed, last.num_trials)
 
 
-def _next(low: _End, high: _End, trial: Trial, at: jax.Array, count: jax.Array, rounding: jax.Array) -> jax.Array:
+def _next(low: Any, high: Any, trial: Trial, at: jax.Array, count: jax.Array, rounding: jax.Array) -> jax.Array:
     """Return where to look next, after a trial at ``at``."""
-    width, curvature = high.stepsize - low.stepsize, trial.curvature
-    is_known = (curvature > 0) & jnp.isfinite(trial.value)
+    (start, value, slope), (stop, value_high, slope_high), curvature = low, high, trial.curvature
+    width, is_known = stop - start, (curvature > 0) & jnp.isfinite(trial.value)
     newton = at - trial.slope / jnp.where(is_known, curvature, 1)  # to where the slope would vanish
     # Else: the minimum of the cubic through both ends (Nocedal and Wright 2006, equation 3.59), or by slopes alone.
-    d1 = low.slope + high.slope - 3 * (high.value - low.value) / width
-    d2 = jnp.sqrt(jnp.maximum(d1**2 - low.slope * high.slope, 0))
-    cubic = high.stepsize - width * (high.slope + d2 - d1) / (high.slope - low.slope + 2 * d2)
-    secant = low.stepsize - low.slope * width / (high.slope - low.slope)
-    inside = jnp.where(jnp.abs(high.value - low.value) > rounding, cubic, secant)
+    d1 = slope + slope_high - 3 * (value_high - value) / width
+    d2 = jnp.sqrt(jnp.maximum(d1**2 - slope * slope_high, 0))
+    cubic = stop - width * (slope_high + d2 - d1) / (slope_high - slope + 2 * d2)
+    secant = start - slope * width / (slope_high - slope)
+    inside = jnp.where(jnp.abs(value_high - value) > rounding, cubic, secant)
     inside, margin = jnp.where(is_known, newton, inside), _MARGIN * width
     usable = jnp.isfinite(inside) & (count % 3 != 2)
-    inside = jnp.clip(inside, low.stepsize + margin, high.stepsize - margin)
-    inside = jnp.where(usable, inside, low.stepsize + 0.5 * width)
+    inside = jnp.where(usable, jnp.clip(inside, start + margin, stop - margin), start + 0.5 * width)
     further = jnp.clip(jnp.where(is_known, newton, 2 * at), _GROWTH[0] * at, _GROWTH[1] * at)
-    return jnp.where(jnp.isfinite(high.stepsize), inside, further)
+    return jnp.where(jnp.isfinite(stop), inside, further)

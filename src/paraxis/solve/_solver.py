@@ -1,7 +1,7 @@
 """What all solvers have in common: one compiled function that iterates, and a loop in Python around it.
 
-The compiled function makes as many iterations as take a moment. Between two calls, Python may be interrupted, tell of
-the iteration, or save the run. Inside ``jit``, ``vmap`` and ``grad``, the same function makes all iterations.
+The function makes as many iterations as take a moment. Between two calls, Python may be interrupted, tell of the
+iteration, or save the run. Inside ``jit``, ``vmap`` and ``grad``, the same function makes all iterations.
 
 A solution is differentiated as what it is, the place where an optimality condition is zero, and not through the steps
 that led there (Blondel et al., "Efficient and modular implicit differentiation", 2022). So the derivative does not
@@ -15,7 +15,7 @@ import functools
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.flatten_util
@@ -26,7 +26,7 @@ from paraxis._core import arrays, check, jax_api
 from paraxis.errors import DataError
 from paraxis.solve import _trees as trees
 from paraxis.solve._problem import Function, Linear
-from paraxis.solve._run import Interrupted, Iteration, OptStep, Status, Watch, tell
+from paraxis.solve._run import Interrupted, Iteration, OptStep, Status, Watch, recheck, tell
 from paraxis.solve._streaming import TableRows, saved, while_loop
 from paraxis.solve.objective import LinearObjective
 
@@ -34,16 +34,21 @@ _PART = 0.5  # seconds that Ctrl-C waits, about; and at least an iteration
 _RENEWAL = 16  # iterations after which a preconditioner is computed anew
 
 
+@dataclasses.dataclass(frozen=True)
 class Solver(abc.ABC):
-    """The fields of a solver are its options; ``arguments`` are those of a run but the first, ``(args, kwargs)``."""
+    """The fields of a solver are its options. The ``arguments`` of a run are ``(hyperparams_prox, args, kwargs)``."""
 
     fun: Callable[..., Any]
-    value_and_grad: bool
-    has_aux: bool
-    maxiter: int
-    tol: float
-    stepsize: float | Callable[[Any], Any]
-    verbose: bool | Watch
+    _: dataclasses.KW_ONLY
+    value_and_grad: bool = False
+    has_aux: bool = False
+    maxiter: int = 500
+    tol: float = 1e-5
+    stepsize: float | Callable[[Any], Any] = 0.0
+    verbose: bool | Watch = False
+
+    _patience: ClassVar[int]  # iterations without progress
+    _place: ClassVar[tuple[str, ...]] = ()  # fields of its own that tell where a state is
 
     def __post_init__(self) -> None:
         who = type(self).__name__
@@ -52,169 +57,68 @@ class Solver(abc.ABC):
             check.number(who, name, getattr(self, name), least=0)
 
     def init_state(self, init_params: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the state before the first iteration, with value and gradient at ``init_params``.
-
-        Args:
-            init_params: where to start.
-            args, kwargs: further arguments, as of :meth:`run`.
-        """
+        """Return the state before the first iteration, by the arguments of :meth:`run`."""
         return self._begun(*self._given("init_state", init_params, args, kwargs)).state
 
     def update(self, params: Any, state: Any, *args: Any, **kwargs: Any) -> OptStep:
-        """Make one iteration, of which ``verbose`` tells nothing.
+        """Make one iteration, of which ``verbose`` tells nothing, and return ``(params, state)``.
 
-        Args:
-            params, state: from ``init_state`` or the last update; they belong together.
-            args, kwargs: further arguments, the same as before.
-
-        Returns:
-            ``(params, state)``. If nothing better is found, ``params`` do not change.
+        ``params`` and ``state`` are those of ``init_state`` or the last update, and the rest is the same as before. If
+        nothing better is found, ``params`` do not change.
         """
         step, arguments = OptStep(params, state), self._in_order(args, kwargs)
-        in_parts = _is_traced((step, arguments)) or _tables(arguments)
-        return (self._iteration if in_parts else self._compiled.iteration)(step, arguments)
+        return self._program("_iteration", step, arguments)(step, arguments)
 
     def run(self, init_params: Any, *args: Any, **kwargs: Any) -> OptStep:
-        """Iterate until the error is small.
+        """Iterate until the error is small, and return ``(params, state)``; ``state.status`` says whether it is.
 
-        The returned parameters can be differentiated with respect to ``args``, ``kwargs`` and values that the solver's
-        functions close over, and ``jax.vmap`` can map over the run.
+        The parameters can be differentiated with respect to ``args``, ``kwargs`` and values that the solver's functions
+        close over, and ``jax.vmap`` can map over the run.
 
         Args:
             init_params: where to start; it need not be allowed by a constraint.
             args, kwargs: further arguments of ``fun``; of :class:`ProximalGradient`, after ``hyperparams_prox``.
 
-        Returns:
-            ``(params, state)``; ``state.status`` says whether this is a solution.
-
         Raises:
             Interrupted: after Ctrl-C, with the result so far.
         """
-        solver, params, arguments = self._without_closures(*self._given("run", init_params, args, kwargs))
+        operands = self._given("run", init_params, args, kwargs)
         # Where nothing is traced, nobody differentiates: what JAX does to find that out takes as long as a small fit.
-        if _is_traced((params, arguments)):
-            return _solution(solver, params, arguments)
-        return arrays.on_auto_mesh(solver._solved_by_host, params, arguments)
+        if _is_traced(operands):
+            return self._compiled._solved(*operands)
+        return arrays.on_auto_mesh(self._solved_by_host, *operands)
 
     def optimality_fun(self, params: Any, *args: Any, **kwargs: Any) -> Any:
         """Return what is zero at a solution: the gradient, or ``params - prox(params - gradient)``."""
-        return self._residual(jax.tree.map(jnp.asarray, params), self._in_order(args, kwargs))
+        params, arguments = jax.tree.map(jnp.asarray, params), self._in_order(args, kwargs)
+        return self._residual(params, self._grad(params, arguments), arguments)
 
     def _given_stepsize(self, iter_num: Any) -> Any:
         return self.stepsize(iter_num) if callable(self.stepsize) else self.stepsize
 
-    def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        return args, kwargs
-
     def _given(self, call: str, init_params: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Return a call's parameters as arrays, on the data's mesh if their types say it, and its arguments.
-
-        Raises:
-            DataError: if there are no parameters, or one is not of real numbers.
-            DataError: if a linear model's targets make no sense, or JAX would cut integers.
-        """
+        """Return a call's parameters as arrays, on the data's mesh if their types say it, and its arguments."""
         who = f"{type(self).__name__}.{call}"
         if getattr(type(init_params), "_fields", None) == OptStep._fields:  # also JAXopt's
             init_params = init_params.params
         params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), init_params)  # of no weak type
-        dtypes = {x.dtype for x in jax.tree.leaves(params)}
-        if not dtypes or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
-            raise DataError(f"{who}: params must be arrays of floats, at least one, got {dtypes or params}")
         check.no_cut(who, "the arguments of fun", (args, kwargs))
+        hyper, args, kwargs = self._in_order(args, kwargs)
+        hyper = jax.tree.map(jnp.asarray, hyper)
         if isinstance(self.fun, LinearObjective):
             problem = self.fun.check_targets(params, *args, **kwargs)
-            if len(dtypes) > 1 or jnp.result_type(*dtypes, problem.design.dtype) not in dtypes:
+            dtypes = {x.dtype.name for x in jax.tree.leaves(params)}
+            if dtypes != {jnp.result_type(*dtypes, problem.design.dtype).name}:
                 raise DataError(
-                    f"{who}: init_params are {', '.join(sorted(d.name for d in dtypes))}, and X is "
-                    f"{problem.design.dtype}: write fun.init(…, dtype=X.dtype), or X.astype(…)"
+                    f"{who}: init_params are {', '.join(sorted(dtypes))}, and X is {problem.design.dtype}: write "
+                    f"fun.init(…, dtype=X.dtype), or X.astype(…)"
                 )
-            params = jax.tree.map(lambda x: arrays.typed_beside(x, problem.targets), params)
-        return params, (args, kwargs)
-
-    def _without_closures(self, params: Any, arguments: Any) -> tuple["Solver", Any, Any]:
-        """Move traced values that the function closes over to the arguments, by which JAX differentiates."""
-        fun, (args, kwargs) = self.fun, arguments
-        if isinstance(fun, LinearObjective) or not jax_api.is_tracing():
-            return self, params, arguments
-        pure, closed = jax.closure_convert(lambda p, args, kwargs: fun(p, *args, **kwargs), params, args, kwargs)
-        if not closed:
-            return self, params, arguments
-        own: Any = self
-        solver = dataclasses.replace(own, fun=lambda params, arguments, closed: pure(params, *arguments, *closed))
-        return solver, params, ((arguments, closed), {})
-
-    @abc.abstractmethod
-    def _residual(self, params: Any, arguments: Any) -> Any:
-        """Return what is zero at a solution."""
-
-    @abc.abstractmethod
-    def _start(self, params: Any, arguments: Any, preconditioner: Any) -> OptStep:
-        """Return the parameters, and the state before the first iteration."""
-
-    @abc.abstractmethod
-    def _iteration(self, before: OptStep, arguments: Any) -> OptStep:
-        """Make one iteration."""
-
-    @abc.abstractmethod
-    def _rechecked(self, step: OptStep, arguments: Any) -> OptStep:
-        """Return a step at which a run of a linear model may end, with value, gradient and status computed anew."""
-
-    @abc.abstractmethod
-    def _inverse(self, params: Any, arguments: Any, right: Any) -> Any:
-        """Return what the residual's derivative by the parameters takes to ``right``."""
-
-    def _preconditioner(self, params: Any, arguments: Any) -> Any:
-        """Return what is computed once, before the first iteration."""
-        return None
-
-    def _renewed(self, step: OptStep, arguments: Any) -> OptStep:
-        """Return the same place, with the preconditioner that is right there."""
-        return step
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_compiled"}
-
-    @functools.cached_property
-    def _compiled(self) -> Any:
-        """Return the solver's programs, which go when it goes."""
-        methods = self._start, self._iteration, self._steps, self._tangent
-        return SimpleNamespace(**{method.__name__[1:]: jax.jit(method) for method in methods})
-
-    def _begun(self, params: Any, arguments: Any) -> OptStep:
-        """Return where a run begins."""
-        preconditioner = self._preconditioner(params, arguments)
-        if _is_traced((params, arguments)):
-            return self._start(params, arguments, preconditioner)
-        start = self._start if _tables(arguments) else self._compiled.start
-        params, state = start(params, arguments, preconditioner)
-        # Later parameters lie where the state does: with others, iterations would be compiled once more.
-        return OptStep(jax.tree.map(lambda x: arrays.whole_beside(x, state.error), params), state)
-
-    def _steps(self, step: OptStep, arguments: Any, until: Any) -> OptStep:
-        """Iterate until the solver stops, or has made so many iterations in all.
-
-        Where it would stop, a linear model's predictions are computed anew; if it is no solution, the run goes on.
-        """
-        problem = self._problem(step.params, arguments)
-
-        def go_on(step: OptStep) -> jax.Array:
-            return (step.state.status == Status.RUNNING) & (step.state.iter_num < until)
-
-        def iterate(step: OptStep) -> OptStep:
-            return while_loop(problem.is_table, go_on, lambda step: self._iteration(step, arguments), step)
-
-        def iterate_and_recheck(step: OptStep) -> OptStep:
-            step = iterate(step)
-            may_end = (step.state.status != Status.RUNNING) & (step.state.status != Status.NOT_FINITE)
-            if problem.is_table:
-                return self._rechecked(step, arguments) if may_end else step
-            return jax.lax.cond(may_end, lambda step: self._rechecked(step, arguments), lambda step: step, step)
-
-        return while_loop(problem.is_table, go_on, iterate_and_recheck, step) if problem.is_linear else iterate(step)
+            params, hyper = jax.tree.map(lambda x: arrays.typed_beside(x, problem.targets), (params, hyper))
+        return params, (hyper, args, kwargs)
 
     def _problem(self, params: Any, arguments: Any) -> Linear | Function:
         """Return the problem that the function poses with its arguments."""
-        args, kwargs = arguments
+        _, args, kwargs = arguments
         if isinstance(self.fun, LinearObjective):
             return self.fun.problem(params, *args, **kwargs)
 
@@ -228,25 +132,93 @@ class Solver(abc.ABC):
 
         return Function(evaluate)
 
+    def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+        """Return ``(hyperparams_prox, args, kwargs)``."""
+        return None, args, kwargs
+
+    def _residual(self, params: Any, grad: Any, arguments: Any) -> Any:
+        """Return what is zero at a solution, by the gradient there."""
+        return grad
+
+    @abc.abstractmethod
+    def _start(self, params: Any, arguments: Any) -> OptStep:
+        """Return the parameters, and the state before the first iteration."""
+
+    @abc.abstractmethod
+    def _iteration(self, before: OptStep, arguments: Any) -> OptStep:
+        """Make one iteration."""
+
+    def _prepared(self, step: OptStep, arguments: Any, again: bool) -> OptStep:
+        """Return the same place, with what is computed before the first iteration, and once again."""
+        return step
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_compiled"}
+
+    @functools.cached_property
+    def _compiled(self) -> Any:
+        """Return the solver's programs, which go when it goes."""
+        methods = self._start, self._iteration, self._steps, self._solved
+        return SimpleNamespace(**{method.__name__: jax.jit(method) for method in methods})
+
+    def _program(self, name: str, *operands: Any) -> Callable[..., Any]:
+        """Return a method, compiled, unless it is part of another program or its passes are Python's."""
+        return getattr(self if _is_traced(operands) or _tables(operands) else self._compiled, name)
+
+    def _grad(self, params: Any, arguments: Any) -> Any:
+        return self._problem(params, arguments).at(params).grad
+
+    def _begun(self, params: Any, arguments: Any) -> OptStep:
+        """Return where a run begins."""
+        step = self._prepared(self._program("_start", params, arguments)(params, arguments), arguments, again=False)
+        if _is_traced(step):
+            return step
+        # Later parameters lie where the state does: with others, iterations would be compiled once more.
+        return step._replace(params=jax.tree.map(lambda x: arrays.whole_beside(x, step.state.error), step.params))
+
+    def _steps(self, step: OptStep, arguments: Any, until: Any) -> OptStep:
+        """Iterate until the solver stops, or has made so many iterations in all.
+
+        Where it would stop, a linear model's predictions are computed anew; if it is no solution, the run goes on.
+        """
+        problem = self._problem(step.params, arguments)
+
+        def rechecked(step: OptStep) -> OptStep:
+            return step._replace(state=recheck(self, step.state, self._start(step.params, arguments).state))
+
+        def go_on(step: OptStep) -> jax.Array:
+            return (step.state.status == Status.RUNNING) & (step.state.iter_num < until)
+
+        def iterate(step: OptStep) -> OptStep:
+            return while_loop(problem.is_table, go_on, lambda step: self._iteration(step, arguments), step)
+
+        def iterate_and_recheck(step: OptStep) -> OptStep:
+            step = iterate(step)
+            may_end = (step.state.status != Status.RUNNING) & (step.state.status != Status.NOT_FINITE)
+            if problem.is_table:
+                return rechecked(step) if may_end else step
+            return jax.lax.cond(may_end, rechecked, lambda step: step, step)
+
+        return while_loop(problem.is_table, go_on, iterate_and_recheck, step) if problem.is_linear else iterate(step)
+
     def _solved_by_host(self, params: Any, arguments: Any) -> OptStep:
         tables, is_alone = _tables(arguments), jax.process_count() == 1
-        steps, at_once = self._steps if tables else self._compiled.steps, 1 if is_alone else self.maxiter
+        at_once = 1 if tables or self.verbose or is_alone else self.maxiter
         with contextlib.ExitStack() as stack:
             for table in tables:
                 stack.enter_context(table.shown())
-            options = {name: value for name, value in self.__getstate__().items() if name != "verbose"}
             step = self._begun(params, arguments)
-            step, save = stack.enter_context(saved(f"{type(self).__name__}({options})", step, arguments))
+            step, save = stack.enter_context(saved(f"{dataclasses.replace(self, verbose=False)}", step, arguments))
+            steps = self._program("_steps", arguments)
             try:
                 while int(step.state.status) == Status.RUNNING:
                     before, began = int(step.state.iter_num), time.perf_counter()
-                    if before == _RENEWAL:
-                        step = self._renewed(step, arguments)
-                    until = min(before + (1 if tables or self.verbose else at_once), self.maxiter)
-                    until = min(until, _RENEWAL) if before < _RENEWAL else until
-                    step = jax.block_until_ready(steps(step, arguments, np.int32(until)))
-                    each = (time.perf_counter() - began) / max(1, int(step.state.iter_num) - before)
-                    at_once = max(1, int(_PART / each)) if is_alone else at_once
+                    step = self._prepared(step, arguments, again=True) if before == _RENEWAL else step
+                    most = min(_RENEWAL, self.maxiter) if before < _RENEWAL else self.maxiter
+                    step = jax.block_until_ready(steps(step, arguments, np.int32(min(before + at_once, most))))
+                    if is_alone and not (tables or self.verbose):
+                        done = int(step.state.iter_num) - before
+                        at_once = max(1, int(_PART * done / (time.perf_counter() - began)))
                     save(step)
                     if self.verbose:
                         tell(self.verbose, *(getattr(step.state, name) for name in Iteration._fields))
@@ -256,34 +228,76 @@ class Solver(abc.ABC):
                 raise Interrupted(step.params, step.state._replace(status=status.astype(jnp.int32))) from error
             return step
 
-    def _solved_in_program(self, params: Any, arguments: Any) -> OptStep:
-        step = self._begun(params, arguments)
-        if getattr(step.state, "preconditioner", None) is not None and self.maxiter > _RENEWAL:
-            step = self._steps(step, arguments, _RENEWAL)
-            is_running = step.state.status == Status.RUNNING
-            step = jax.lax.cond(is_running, lambda step: self._renewed(step, arguments), lambda step: step, step)
-        return self._steps(step, arguments, self.maxiter)
+    def _solved(self, params: Any, arguments: Any) -> OptStep:
+        """Return the end of a run in a program, which JAX differentiates as the root of two functions.
 
-    def _tangent(self, params: Any, arguments: Any, moved: Any) -> Any:
-        """Return the tangent of a solution by those of the arguments."""
-        change = jax.jvp(lambda a: self._residual(params, a), (arguments,), (moved,))[1]
-        return self._inverse(params, arguments, trees.scaled(-1, change))
+        Of parameters and their gradient, these are the true gradient less the second, and the residual by both. Their
+        derivatives tell those of gradient and operator apart.
+        """
+        dtypes: list[Any] = []
+
+        def functions(unknowns: tuple[Any, Any]) -> tuple[Any, Any]:
+            params, grad = unknowns
+            return trees.minus(self._grad(params, arguments), grad), self._residual(params, grad, arguments)
+
+        def solve(_: Any, unknowns: tuple[Any, Any]) -> tuple[Any, Any]:
+            step = self._begun(unknowns[0], arguments)
+            if getattr(step.state, "preconditioner", None) is not None and self.maxiter > _RENEWAL:
+                step = self._steps(step, arguments, _RENEWAL)
+                renewed = functools.partial(self._prepared, arguments=arguments, again=True)
+                step = jax.lax.cond(step.state.status == Status.RUNNING, renewed, lambda step: step, step)
+            params, state = self._steps(step, arguments, self.maxiter)
+            dtypes.append(jax.tree.map(jnp.result_type, state))
+            return (params, self._grad(params, arguments)), jax.tree.map(_as_float, state)
+
+        guess = params, trees.zeros(params)
+        (params, _), state = jax.lax.custom_root(functions, guess, solve, _inverse, has_aux=True)
+        return OptStep(params, jax.tree.map(_as_was, state, dtypes[0]))
 
 
-def conjugate_gradients(operator: Callable[[Any], Any], right: Any) -> Any:
-    """``operator(x) = right`` for a symmetric operator.
+def _as_float(x: jax.Array) -> jax.Array:
+    """Return integers as floats of the same bits, as ``custom_root`` gives a tangent to all that it returns."""
+    is_float = jnp.issubdtype(x.dtype, jnp.inexact)
+    return x if is_float else jax.lax.bitcast_convert_type(x.astype(int), jnp.result_type(float))
 
-    On one vector: of a tree, some leaves might not depend on what is differentiated, which JAX cannot transpose.
+
+def _as_was(x: jax.Array, dtype: Any) -> jax.Array:
+    return x if x.dtype == dtype else jax.lax.bitcast_convert_type(x, jnp.result_type(int)).astype(dtype)
+
+
+def _inverse(derivative: Callable[[Any], Any], right: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Return what the derivative of a solution's two functions takes to ``right``.
+
+    With M the derivative of ``prox`` and H that of the gradient, that is ``A x = right[1] + M right[0] = b`` for the
+    parameters, where ``A = I - M + M H``. A is not symmetric, but both M and H are, and M lies between 0 and I. Let
+    ``rest = b - M b``. If ``S w = M (b + rest - H rest)`` with ``S = M - M M + M H M``, then ``x = rest + M w``; and S
+    is symmetric, and no less definite than H where M is not zero. (Of a projection, what it holds fast is eliminated.)
     """
-    vector, unravel = jax.flatten_util.ravel_pytree(right)
+    zero = trees.zeros(right[0])
 
-    def product(x: jax.Array) -> jax.Array:
-        return jax.flatten_util.ravel_pytree(operator(unravel(x)))[0]
+    def hessian(x: Any) -> Any:
+        return derivative((x, zero))[0]
 
-    def conjugate(product: Any, b: jax.Array) -> Any:
-        return jax.scipy.sparse.linalg.cg(product, b, tol=10 * float(jnp.finfo(b.dtype).eps))[0]
+    def prox(x: Any) -> Any:
+        return derivative((zero, x))[1]
 
-    return unravel(jax.lax.custom_linear_solve(product, vector, conjugate, symmetric=True))
+    whole = trees.along(right[1], 1, prox(right[0]))
+    rest = trees.minus(whole, prox(whole))
+    free = prox(trees.minus(trees.along(whole, 1, rest), hessian(rest)))
+    # On one vector: of a tree, some leaves might not depend on what is differentiated, which JAX cannot transpose.
+    vector, unravel = jax.flatten_util.ravel_pytree(free)
+
+    def operator(vector: jax.Array) -> jax.Array:
+        w = unravel(vector)
+        kept = prox(w)
+        return jax.flatten_util.ravel_pytree(prox(trees.along(trees.minus(w, kept), 1, hessian(kept))))[0]
+
+    def conjugate(operator: Any, b: jax.Array) -> jax.Array:
+        return jax.scipy.sparse.linalg.cg(operator, b, tol=10 * float(jnp.finfo(b.dtype).eps))[0]
+
+    w = unravel(jax.lax.custom_linear_solve(operator, vector, conjugate, symmetric=True))
+    params = trees.along(rest, 1, prox(w))
+    return params, trees.minus(hessian(params), right[0])
 
 
 def _tables(arguments: Any) -> list[TableRows]:
@@ -292,22 +306,3 @@ def _tables(arguments: Any) -> list[TableRows]:
 
 def _is_traced(operands: Any) -> bool:
     return jax_api.is_tracing() or arrays.is_traced(operands)
-
-
-# One function for all solvers: a derivative that closes over the function it is of, JAX would never let go.
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _solution(solver: Solver, params: Any, arguments: Any) -> OptStep:
-    if not _is_traced((params, arguments)):
-        return arrays.on_auto_mesh(solver._solved_by_host, params, arguments)
-    return solver._solved_in_program(params, arguments)
-
-
-@_solution.defjvp
-def _derivative(solver: Solver, primals: Any, tangents: Any) -> Any:
-    step = _solution(solver, *primals)
-    moved = solver._compiled.tangent(step.params, primals[1], tangents[1])
-    return step, OptStep(moved, jax.tree.map(_no_tangent, step.state))
-
-
-def _no_tangent(x: jax.Array) -> Any:
-    return jnp.zeros_like(x) if jnp.issubdtype(x.dtype, jnp.inexact) else np.zeros(x.shape, jax.dtypes.float0)

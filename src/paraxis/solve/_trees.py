@@ -45,8 +45,3 @@ def choose(which: Any, a: Any, b: Any) -> Any:
 def zeros(a: Any, *lead: int) -> Any:
     """Zeros ``(*lead, ...)`` like the leaves of ``a``."""
     return jax.tree.map(lambda x: jnp.zeros((*lead, *jnp.shape(x)), jnp.result_type(x)), a)
-
-
-def all_finite(a: Any) -> jax.Array:
-    """Return whether no leaf has an infinity or a NaN, a scalar."""
-    return functools.reduce(operator.and_, (jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(a)), jnp.array(True))

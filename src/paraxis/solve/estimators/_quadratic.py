@@ -71,7 +71,7 @@ class Quadratic:
 
     def __init__(self, loss: LossName, data: Any, intercept: bool) -> None:
         self._objective, self._data = glm(loss, intercept=intercept), data
-        self._is_flat = self._objective.loss.flat
+        self._is_flat = loss == "squared"
         self._reads = 2 if isinstance(data.X, jax.Array) else 1  # of all rows in a pass
         self._constant: Any = None  # the Hessian of a squared loss, which has one only
 
