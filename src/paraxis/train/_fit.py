@@ -60,7 +60,7 @@ class TrainingStopped(SystemExit):
         ...     px.fit(0, count, [jnp.ones(8)], steps=1000, callbacks=stop, progress=False)
         ... except px.TrainingStopped as stopped:
         ...     print(stopped.state)
-        1
+        0
     """
 
     __module__ = "paraxis"  # as a traceback names it
