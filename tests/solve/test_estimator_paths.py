@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.model_selection import GridSearchCV, KFold
 
@@ -31,7 +32,8 @@ def test_folds_in_one_program_are_fits_fold_by_fold(case: str, devices: int) -> 
 def test_folds_have_weights_and_a_splitter_of_ones_own() -> None:
     ours, theirs, y = CASES["two classes, balanced"]
     splitter = KFold(3, shuffle=True, random_state=0)
-    found = solve.cross_validate_path(on(1, ours), X, y, GRID, splitter, sample_weight=WEIGHT)
+    named = pd.DataFrame(X, columns=list("abcd"))  # without a warning of names
+    found = solve.cross_validate_path(on(1, ours), named, y, GRID, splitter, sample_weight=WEIGHT)
     for row, strength in enumerate(GRID):
         for fold, (train, test) in enumerate(splitter.split(X)):
             model = new(theirs, **{ours.strength_name: strength}).fit(X[train], y[train], WEIGHT[train])

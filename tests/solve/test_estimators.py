@@ -157,6 +157,7 @@ def test_a_warm_start_begins_at_the_end() -> None:
         model.fit(X, y, WEIGHT)
         assert np.max(model.n_iter_) <= first / 2, case
         np.testing.assert_allclose(model.coef_, coef, rtol=0, atol=1e-7)
+        assert not np.any(model.set_params(fit_intercept=False).fit(X, y, WEIGHT).intercept_), case
 
 
 @pytest.mark.slow

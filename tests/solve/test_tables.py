@@ -45,7 +45,7 @@ def test_an_estimator_finds_what_scikit_learn_finds_in_memory_in_few_passes(name
     theirs.fit(X, y)
     np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-5, atol=1e-8)
     np.testing.assert_allclose(ours.intercept_, theirs.intercept_, rtol=1e-5)
-    np.testing.assert_array_equal(ours.predict(X), theirs.predict(X)) if name == "two classes" else None
+    np.testing.assert_allclose(ours.score(px.Table.of_arrays(X, y)), theirs.score(X, y), rtol=1e-6)
     assert ours.status_ == Status.CONVERGED.words
     assert ours.data_passes_ == len(source.passes)
     assert len(source.passes) <= 2 * int(np.max(ours.n_iter_)) + 4
@@ -116,7 +116,6 @@ def test_columns_are_those_of_the_fit_by_name_and_in_order(tmp_path):
             model.score(tables[kind])
     chosen = px.Table.csv(tmp_path / "turned.csv", target="y", columns=list(model.feature_names_in_))
     assert model.score(chosen) == score
-    assert model.score(double, double[:, 0] > 0) == score  # without names, and without a warning, as blocks are
     assert model.score(px.Table.of_arrays(double, double[:, 0] > 0)) == score
 
 

@@ -151,6 +151,7 @@ def test_columns_that_do_not_fit_are_refused(tmp_path):
         (None, None, {}, r"must have \.parquet files, or be one, got '.*', which has none"),
         (columns(0, 9, city=["a"] * 9), None, {}, r"columns must hold numbers, got 'city' \(string\)"),
         (columns(0, 9), None, {"target": "z"}, "must have 'z' once, got it 0 times"),
+        (columns(0, 9, none=pa.nulls(9)), None, {}, "got nan in '.*', row 0, column 'none'"),
         (columns(0, 9), None, {"columns": ["x0", "x0"]}, "each once and not the target 'y'"),
         (columns(0, 9), columns(9, 23).drop_columns("x1"), {}, r"b\.parquet' must have 'x1' once, got it 0 times"),
     )
@@ -160,7 +161,7 @@ def test_columns_that_do_not_fit_are_refused(tmp_path):
             if table is not None:
                 pq.write_table(table, tmp_path / f"{name}.parquet")
         with pytest.raises(px.DataError, match=text):
-            px.Table.parquet(tmp_path, **{"target": "y", **chosen})
+            list(px.Table.parquet(tmp_path, **{"target": "y", **chosen}).blocks(9))
 
 
 def test_table_parquet_holds_the_rows_that_are_asked_for_and_not_a_row_group(tmp_path):

@@ -17,9 +17,8 @@ _ALIGNED = 64  # bytes
 class Table:
     """Rows with a target each, larger than memory, that are read in blocks when they are needed.
 
-    Estimators and solvers take one in place of ``X`` and ``y``, and an engine that says how many rows to read at once:
-    ``px.solve.Ridge().fit(table, engine=px.Stream(memory="2GB"))``, or ``px.solve.rows(table, engine=…)``.
-    Rows are in the order of the files' names. Files must stay as they are for as long as the table is used.
+    Estimators and :func:`px.solve.rows` take one in place of ``X`` and ``y``, and an engine that says how many rows to
+    read at once. Rows are in the order of the files' names, which must stay as they are while the table is used.
 
     Args:
         source: anything that has a length; ``columns``, the names of those to predict from; ``target``, the name of
@@ -57,8 +56,7 @@ class Table:
         Args:
             folder: a folder of ``.parquet`` files, or one such file.
             target: the column to predict; it may hold text, for classes.
-            columns: those to predict from, which must hold numbers; default: all others, but for an index that pandas
-                wrote, such as ``__index_level_0__``: it names rows.
+            columns: those to predict from, which must hold numbers; default: all others but an index of pandas.
             dtype: of the numbers: float32 or float64; default: float32 if that holds the files' types, else float64.
 
         Raises:
@@ -82,14 +80,13 @@ class Table:
     ) -> "Table":
         """Return the rows of CSV files, each with a header. To count them, they are read once.
 
-        Targets are numbers if all of them are: ``1``, ``+1``, ``1.0`` and ``1e0`` are one class. If all are whole
-        and one has zeros in front, ``007``, all are text, and those written alike are one class.
+        Targets are numbers if all of them are: ``1``, ``+1``, ``1.0`` and ``1e0`` are one class. If all are whole and
+        one is a code, ``007`` or of more than 15 digits, all are text.
 
         Args:
             folder: a folder of ``.csv`` files, or one such file.
             target, columns, dtype: as for :meth:`parquet`; the default is float64.
-            delimiter: between values.
-            decimal: the decimal point, of files with commas ``","``.
+            delimiter, decimal: what is between values; the decimal point, of files with commas ``","``.
 
         Raises: as :meth:`parquet`.
         """
@@ -125,8 +122,6 @@ class Table:
 
     def blocks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the rows in order as pairs ``X (size, d)`` and ``y (size,)``; only the last may be shorter.
-
-        Memory is bounded by the block, and by what the file's format makes a reader hold.
 
         Raises:
             DataError: if a number is missing, NaN or infinite, a file cannot be read, or changed since the table was
@@ -164,17 +159,13 @@ class Table:
 
     def _require_finite(self, X: np.ndarray, y: np.ndarray, start: int) -> None:
         """Check that there are numbers everywhere."""
-        infinite = np.argwhere(~np.isfinite(X))
-        is_text = y.dtype.kind == "O"
-        missing: Any = [v is None or v != v for v in y] if is_text else y.dtype.kind == "f" and ~np.isfinite(y)
-        if len(infinite):
-            row, column = infinite[0].tolist()
-            name, value = self.columns[column], X[row, column]
-        elif np.any(missing):
-            row = int(np.argmax(missing))
-            name, value = self.target, y[row]
-        else:
+        kind = y.dtype.kind
+        missing: Any = [v is None or v != v for v in y] if kind == "O" else kind == "f" and ~np.isfinite(y)
+        wrong = [(row, self.columns[at], X[row, at]) for row, at in np.argwhere(~np.isfinite(X))[:1].tolist()]
+        wrong += [(row, self.target, y[row]) for row in np.flatnonzero(missing)[:1].tolist()]
+        if not wrong:
             return
+        row, name, value = wrong[0]
         row, place = row + start, ""
         for file, size in getattr(self._source, "parts", ()):
             if row < size:

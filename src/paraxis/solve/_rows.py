@@ -27,9 +27,7 @@ class Rows(NamedTuple):
 
 
 def rows(X: Any, y: Any = None, sample_weight: Any = None, *, axis: Axis | None = None, engine: Any = None) -> Rows:
-    """Distribute rows over devices, as the data of an objective.
-
-    If their number does not divide, rows of weight zero are added, which do not change the objective.
+    """Distribute rows over devices, as the data of an objective; if they do not divide, with others of weight zero.
 
     Args:
         X: ``(n, d)``, floating; or a :class:`px.Table`, whose rows stay on disk, and are read in each pass.
@@ -39,7 +37,7 @@ def rows(X: Any, y: Any = None, sample_weight: Any = None, *, axis: Axis | None 
         engine: for a table, what says how many rows are read at once: ``px.Stream(memory="2GB")``.
 
     Returns:
-        A tuple ``(X, y, weight)`` of arrays ``(num_padded, ...)``; of a table, ``X`` stands for rows on disk.
+        ``(X, y, weight)`` of arrays ``(num_padded, ...)``; of a table, ``X`` stands for rows on disk.
 
     Raises:
         DataError: if the numbers of rows differ, or the axis has another size; if there is no row, or no weight is

@@ -1,20 +1,19 @@
 """Rows of a table: read a chunk at a time, in passes that Python makes, with one compiled function for each chunk.
 
-Only ``X`` stays on disk. What has a few numbers for each row (targets, weights, predictions) lies on the devices in
-whole, so a line search reads nothing. The rows of a chunk are laid over all devices; a device has its rows of all
-chunks, one after the other. That is the order of all arrays by row.
+Only ``X`` stays on disk. What has a few numbers for each row (targets, weights, predictions) lies on the devices, so a
+line search reads nothing; each device has its rows of all chunks, one after the other.
 """
 
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, check, jax_api, placing
+from paraxis._core import arrays, jax_api, placing
 from paraxis._core.placing import Axis
 from paraxis._host import reading
 from paraxis._tables import Table
@@ -23,7 +22,6 @@ from paraxis.errors import AxisError, DataError, DeviceError
 _T = TypeVar("_T")
 
 _AHEAD = 1  # chunks that wait, read
-_TOGETHER = 16  # of so many rows, large blocks are multiples: so each begins where a CPU may use it without a copy
 _KEPT = 8  # numbers by row that a solver holds beside X: targets, weights, predictions, steps of these
 _ROWS_PER_FEATURE = 6
 
@@ -91,37 +89,33 @@ class TableRows:
     Attributes:
         shape, dtype: those of ``X`` on the devices, with padding; float32 unless JAX has float64.
         num_rows, num_passes: of the table; how often it was read so far.
-        y, means: the table's targets ``(n,)`` in its order, and its columns' means ``(d,)``.
-        shift: what is subtracted from each column, ``(d,)``; or ``None``, at first.
+        y, means, shift: targets ``(n,)`` in the table's order; of each column, ``(d,)``, and what is subtracted.
         sampled, some: numbers of some rows, and these, ``(num, d)``.
     """
 
-    ndim, shift = 2, cast(Any, None)
+    shift: Any = None
+    ndim = 2
 
     def __init__(self, who: str, table: Table, engine: Any, axis: Axis | None) -> None:
         if isinstance(engine, type) or not hasattr(engine, "rows_at_once"):
-            raise TypeError(
-                f"{who}: a table is read in parts, and engine must say how large, got {check.described(engine)}; write "
-                f"engine=px.Stream(memory='2GB')"
-            )
+            raise TypeError(f"{who}: a table is read in parts; write engine=px.Stream(memory='2GB'), not {engine!r}")
         self.table, self.engine = table, engine
         self.num_rows, num_features = table.shape
         if not self.num_rows:
             raise DataError(f"{who}: the table must have at least one row, got {table!r}")
         self.dtype = np.dtype(jax.dtypes.canonicalize_dtype(table.dtype))
         self.sampled = sample_of(self.num_rows, num_features if num_features <= MAX_FEATURES else 0)
-        self.placement = placing.place(Axis("rows", self.num_rows) if axis is None else axis)
-        if self.placement.spans_processes:
+        placement = placing.place(Axis("rows", self.num_rows) if axis is None else axis)
+        if placement.spans_processes:
             raise DeviceError(f"{who}: a table is read by one process; write it without px.initialize()")
-        if self.placement.is_explicit:
+        if placement.is_explicit:
             raise AxisError(f"{who}: a table's rows are laid over Auto mesh axes; leave out jax.set_mesh(…)")
-        self.blocks = self.placement.holding(self.placement.num_devices)
+        self.blocks = placement.holding(placement.num_devices)
         kept = self.dtype.itemsize * (_KEPT * self.num_rows + len(self.sampled) * num_features)
         row_bytes, devices = self.dtype.itemsize * num_features, self.blocks.size
         most = engine.rows_at_once(row_bytes=row_bytes, kept_bytes=kept, num_devices=devices)
-        length = -(-self.num_rows // (-(-self.num_rows // most) * devices))
-        length += -length % _TOGETHER if length >= 64 * _TOGETHER else 0
-        self.length, self.at_once = length, length * devices
+        self.length = -(-self.num_rows // (-(-self.num_rows // most) * devices))
+        self.at_once = self.length * devices
         self.count = -(-self.num_rows // self.at_once)
         self.shape = self.count * self.at_once, num_features
         self.num_passes = 0
@@ -198,9 +192,6 @@ class TableRows:
         chunk, rest = np.divmod(numbers, self.at_once)
         block, within = np.divmod(rest, self.length)
         return (block * self.count + chunk) * self.length + within
-
-    def __repr__(self) -> str:
-        return f"<rows of {self.table!r}: {self.dtype} {self.shape}>"
 
 
 def _of_chunk(

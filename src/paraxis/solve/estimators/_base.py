@@ -22,13 +22,14 @@ from paraxis._tables import Table
 from paraxis.errors import DataError
 from paraxis.solve._rows import require_sum
 from paraxis.solve._run import Status, Watch
-from paraxis.solve._streaming import TableRows
+from paraxis.solve._streaming import MAX_FEATURES, TableRows
 from paraxis.solve.estimators import _fitting as fitting
 from paraxis.solve.estimators._fitting import Posed
-from paraxis.solve.estimators._quadratic import Penalty
+from paraxis.solve.estimators._quadratic import Penalty, Quadratic
 
 _GOOD_ENOUGH = 1e-4  # an error at which rounding may stop a solver without a warning; scikit-learn's usual tolerance
 _BLOCK = 1 << 26  # bytes of a table that are predicted from at once
+_FEW = 1024  # columns of which a matrix is no work, however few rows there are
 _FLOATS: Any = [np.float64, np.float32]
 _Model = TypeVar("_Model", bound="LinearModel")
 
@@ -59,9 +60,9 @@ class LinearModel(BaseEstimator, abc.ABC):
     def _checked_targets(self, y: np.ndarray) -> np.ndarray:
         """Targets in the form that :meth:`_posed` takes; sets what describes them."""
 
-    @abc.abstractmethod
     def _predicted(self, z: np.ndarray) -> np.ndarray:
         """Return predictions by those of the linear model, ``(n,)`` or ``(n, k)``."""
+        return z
 
     def _weighted(self, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """Weights of rows with those of their classes, where there are such."""
@@ -78,8 +79,7 @@ class LinearModel(BaseEstimator, abc.ABC):
             engine: for a table, what says how many rows are read at once: ``px.Stream(memory="2GB")``.
 
         Raises:
-            ValueError: if the data or an option cannot be used; the message says why.
-            KeyboardInterrupt: after Ctrl-C. The estimator does not change.
+            ValueError: if the data or an option cannot be used. After any error, the estimator is as it was.
 
         Communicates, if there are several devices: sends each its rows; then whatever the solver does.
         """
@@ -110,7 +110,7 @@ class LinearModel(BaseEstimator, abc.ABC):
             X, y, sample_weight: as for :meth:`fit`; a table is read once.
         """
         z, y = self._linear(X, y)
-        return float(type(self).metric(y, self._predicted(z), sample_weight=sample_weight))
+        return float(self.metric(y, self._predicted(z), sample_weight=sample_weight))
 
     def _linear(self, X: Any, y: Any = None) -> tuple[np.ndarray, Any]:
         """Return ``X @ coef + intercept``, ``(n,)`` or ``(n, k)``; and the targets, which a table has."""
@@ -128,10 +128,7 @@ class LinearModel(BaseEstimator, abc.ABC):
             blocks = X.blocks(max(1, _BLOCK // (len(X.columns) * X.dtype.itemsize)))
             z, y = zip(*((rows @ self.coef_.T + self.intercept_, y) for rows, y in blocks), strict=True)
             return np.concatenate(z), np.concatenate(y)
-        with warnings.catch_warnings():
-            if getattr(self, "_is_of_table", False) and not hasattr(X, "columns"):  # as the table's blocks are
-                warnings.filterwarnings("ignore", "X does not have valid feature names")
-            return validate_data(self, X, reset=False, dtype=_FLOATS) @ self.coef_.T + self.intercept_, y
+        return validate_data(self, X, reset=False, dtype=_FLOATS) @ self.coef_.T + self.intercept_, y
 
     def _require_no_targets(self, y: Any) -> None:
         if y is not None:
@@ -143,7 +140,6 @@ class LinearModel(BaseEstimator, abc.ABC):
         check.number(self._who, "l1_ratio", getattr(self, "l1_ratio", 0), least=0, most=1)
         check.number(self._who, "tol", self.tol, above=0)
         check.count(self._who, "max_iter", self.max_iter)
-        self._is_of_table = isinstance(X, Table)
         rows: Any
         if isinstance(X, Table):
             self._require_no_targets(y)
@@ -164,33 +160,40 @@ class LinearModel(BaseEstimator, abc.ABC):
         return rows, targets, weight
 
     def _placed(self, X: Any, y: np.ndarray, weight: np.ndarray) -> Posed:
-        """Return what to solve, with the rows on the devices."""
-        posed = self._posed(y, self._weighted(y, weight), X.dtype)
-        posed.place(X, self.devices)
-        return posed
+        return self._posed(y, self._weighted(y, weight), X.dtype).placed(X, self.devices)
 
     def _solve(self, strength: float, posed: Posed) -> Any:
         """Set the solution, and return the solver's state. A warm start is where the last solution is."""
+        (coef, intercept), data, penalty = self._start(posed), posed.data, self._penalty(strength, posed)
+        has_intercept, has_l1, (num_rows, num_features) = bool(self.fit_intercept), penalty.l1 > 0, data.X.shape
+        options: Any = {"tol": float(self.tol), "maxiter": int(self.max_iter)}
         verbose = self.verbose if callable(self.verbose) else bool(self.verbose)
-        options: Any = {"tol": float(self.tol), "maxiter": int(self.max_iter), "verbose": verbose}
-        (coef, intercept), has_intercept = self._start(posed), bool(self.fit_intercept)
-        start, penalty = (coef, intercept * has_intercept), self._penalty(strength, posed)
-        params, state = posed.solve(start, penalty, intercept=has_intercept, **options)
-        self.coef_, self.intercept_ = self._described(params, posed)
+        is_small = num_features <= min(MAX_FEATURES, max(num_rows, _FEW))
+        if is_small and (posed.loss == "squared" or (has_l1 and posed.loss == "logistic")):
+            posed.quadratic = posed.quadratic or Quadratic(posed.loss, data, has_intercept)
+            (coef, intercept), state = posed.quadratic.solve((coef, intercept), penalty, **options, verbose=verbose)
+        else:
+            solver = fitting.solver(posed.loss, has_intercept, has_l1, **options)
+            solver = dataclasses.replace(solver, verbose=verbose) if verbose else solver
+            strengths = [np.asarray(one, data.X.dtype) for one in (penalty if has_l1 else penalty[1:])]
+            found, state = solver.run((coef, intercept) if has_intercept else coef, *strengths, data)
+            coef, intercept = map(np.asarray, found if has_intercept else (found, intercept))
+        self.coef_, self.intercept_ = self._described(coef, intercept, posed)
         return state
 
     def _start(self, posed: Posed) -> tuple[np.ndarray, np.ndarray]:
         zeros = np.zeros((*posed.means.shape, *posed.outputs), posed.means.dtype)
-        if not self.warm_start or np.size(getattr(self, "coef_", ())) != zeros.size:
-            return zeros, np.broadcast_to(posed.intercept, posed.outputs).astype(zeros.dtype)
-        coef = self.coef_.T.reshape(zeros.shape)
-        intercept = np.reshape(self.intercept_, posed.outputs) + posed.means @ coef - posed.origin
-        return (coef / posed.scale).astype(zeros.dtype), (intercept / posed.scale).astype(zeros.dtype)
+        coef, intercept = zeros, np.broadcast_to(posed.intercept, posed.outputs)
+        if self.warm_start and np.size(getattr(self, "coef_", ())) == zeros.size:
+            coef = self.coef_.T.reshape(zeros.shape)
+            intercept = np.reshape(self.intercept_, posed.outputs) + posed.means @ coef - posed.origin
+            coef, intercept = coef / posed.scale, intercept / posed.scale
+        return coef.astype(zeros.dtype), (intercept * bool(self.fit_intercept)).astype(zeros.dtype)
 
-    def _described(self, params: tuple[np.ndarray, np.ndarray], posed: Posed) -> tuple[np.ndarray, Any]:
+    def _described(self, coef: np.ndarray, intercept: np.ndarray, posed: Posed) -> tuple[np.ndarray, Any]:
         """Return what a solver found as ``coef_`` and ``intercept_``."""
-        coef = (params[0] * posed.scale).astype(params[0].dtype)
-        return coef.T, (posed.origin + posed.scale * params[1] - posed.means @ coef).astype(coef.dtype)[()]
+        coef = (coef * posed.scale).astype(coef.dtype)
+        return coef.T, (posed.origin + posed.scale * intercept - posed.means @ coef).astype(coef.dtype)[()]
 
     def _warn(self, *states: Any) -> None:
         """Warn of the first of several runs that ended without a solution."""
@@ -233,13 +236,11 @@ def cross_validate_path(
         folds: the number of folds, stratified for classes, or a splitter of scikit-learn.
 
     Returns:
-        Scores ``(len(grid), folds)``, by the estimator's own ``score``; the best strength, or the first in the grid of
-        several equally good ones; and an estimator fitted to all rows with that strength.
+        Scores ``(len(grid), folds)`` by the estimator's ``score``; the best strength, the first in the grid of several
+        equally good ones; and an estimator fitted to all rows with it.
 
     Raises:
         DataError: if a fold cannot be scored.
-
-    Communicates: the same as the fits of all folds.
 
     Example:
         >>> import numpy as np, paraxis as px
@@ -250,8 +251,8 @@ def cross_validate_path(
     """
     if not isinstance(estimator, LinearModel) or isinstance(X, Table):
         raise TypeError(
-            f"cross_validate_path: estimator must be one of px.solve, and X an array in memory, got {estimator!r} and "
-            f"{check.described(X)}; use sklearn.model_selection.GridSearchCV for a pipeline"
+            f"cross_validate_path: estimator must be one of px.solve, and X an array, got {estimator!r} and "
+            f"{check.described(X)}; use scikit-learn's GridSearchCV for a pipeline"
         )
     model, strengths = cast(_Model, clone(estimator)).set_params(warm_start=True), np.asarray(grid, np.float64)
     for strength in strengths.tolist():
@@ -269,13 +270,11 @@ def cross_validate_path(
             posed, states = whole.weighted(kept), []
             for index in order:
                 states.append(model._solve(float(strengths[index]), posed))
-                scores[index, fold] = model.score(rows[test], targets[test], weight[test])
+                predicted = model._predicted(rows[test] @ model.coef_.T + model.intercept_)
+                scores[index, fold] = model.metric(targets[test], predicted, sample_weight=weight[test])
             model._warn(*states)
     if not np.all(np.isfinite(scores)):
-        raise DataError(
-            f"cross_validate_path: fold {int(np.argwhere(~np.isfinite(scores))[0, 1])} has no finite score; each fold "
-            "must hold out at least two rows that count; write folds=5"
-        )
+        raise DataError("cross_validate_path: a fold has no finite score: each must hold out two rows that count")
     best = float(strengths[scores.mean(1).argmax()])
     chosen = cast(_Model, clone(estimator)).set_params(**{model.strength_name: best})
     return CrossValidated(strengths, scores, best, chosen.fit(X, y, sample_weight))

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -16,12 +16,10 @@ from paraxis.solve import prox
 from paraxis.solve._lbfgs import LBFGS
 from paraxis.solve._proximal import ProximalGradient
 from paraxis.solve._rows import lay
-from paraxis.solve._run import Watch
-from paraxis.solve._streaming import MAX_FEATURES, TableRows
-from paraxis.solve.estimators._quadratic import Penalty, Quadratic
+from paraxis.solve._streaming import TableRows
+from paraxis.solve.estimators._quadratic import Quadratic
 from paraxis.solve.objective import LossName, glm
 
-_FEW = 1024  # columns of which a matrix is no work, however few rows there are
 _LARGE = 100_000  # rows, from which on compiling is the smaller part
 
 
@@ -37,13 +35,12 @@ class Posed:
     scale: Any = 1.0
     intercept: Any = 0.0  # where the solver's own begins
     centre: bool = False  # whether columns have their means subtracted, which changes the intercept only
-    # Once the rows are on devices: they, what was subtracted from each column, the sum of the weights.
-    data: Any = None
-    means: Any = None
-    total: float = 0.0
+    data: Any = None  # the rows, once they are on devices
+    means: Any = None  # what was subtracted from each column
+    total: float = 0.0  # of the weights
     quadratic: Quadratic | None = None
 
-    def place(self, X: Any, devices: int | None) -> None:
+    def placed(self, X: Any, devices: int | None) -> Self:
         """Lay the rows out over the devices."""
         self.total = float(self.weight.sum(dtype=np.float64))
         self.means = np.zeros(X.shape[1], X.dtype)
@@ -51,7 +48,7 @@ class Posed:
             if self.centre:
                 self.means = X.shift = X.means
             self.data = lay(X, self.targets, self.weight, None, copied=False)
-            return
+            return self
         if self.centre:
             self.means = np.einsum("n,nd->d", (self.weight / self.total).astype(X.dtype), X)
         # With rows of weight zero, few sizes are compiled for, as of folds outside.
@@ -65,6 +62,7 @@ class Posed:
         y, weight = arrays.repeat_last(self.targets, padded), np.pad(self.weight, (0, padded - size))
         # Not copied: a fit lets its rows go before it returns.
         self.data = jax.block_until_ready(lay(X, y, weight, axis_of(padded, devices), copied=False))
+        return self
 
     def weighted(self, weight: np.ndarray) -> "Posed":
         """Return the same rows with other weights ``(n,)``."""
@@ -73,37 +71,20 @@ class Posed:
         data = self.data._replace(weight=jax.device_put(padded, own.sharding))
         return dataclasses.replace(self, data=data, total=total, quadratic=None)
 
-    def solve(
-        self, params: Any, penalty: Penalty, *, intercept: bool, tol: float, maxiter: int, verbose: bool | Watch
-    ) -> tuple[Any, Any]:
-        """Return coefficients and an intercept, and the solver's state: an L1 penalty and squares have their own."""
-        num_rows, num_features = self.data.X.shape
-        is_small, has_l1 = num_features <= min(MAX_FEATURES, max(num_rows, _FEW)), penalty.l1 > 0
-        if is_small and (self.loss == "squared" or (has_l1 and self.loss == "logistic")):
-            self.quadratic = self.quadratic or Quadratic(self.loss, self.data, intercept)
-            return self.quadratic.solve(params, penalty, tol=tol, maxiter=maxiter, verbose=verbose)
-        solver = _solver(self.loss, intercept, has_l1, tol, maxiter)
-        solver = dataclasses.replace(solver, verbose=verbose) if verbose else solver
-        strengths = [np.asarray(strength, self.data.X.dtype) for strength in (penalty if has_l1 else penalty[1:])]
-        found, state = solver.run(params if intercept else params[0], *strengths, self.data)
-        found = jax.tree.map(np.asarray, found)
-        return (found if intercept else (found, params[1])), state
-
 
 @contextlib.contextmanager
 def surroundings(dtype: Any, devices: int | None) -> Iterator[None]:
     """Within, arrays of this dtype keep it; and if devices are chosen by number, no mesh that is set chooses others."""
     own = placing.without_context() if devices is not None else contextlib.nullcontext()
-    with jax.enable_x64(np.dtype(dtype) == np.float64), own:
+    with jax.enable_x64(dtype == np.float64), own:
         yield
 
 
 @functools.lru_cache(maxsize=128)
-def _solver(loss: LossName, intercept: bool, has_l1: bool, tol: float, maxiter: int) -> LBFGS | ProximalGradient:
+def solver(loss: LossName, intercept: bool, has_l1: bool, tol: float, maxiter: int) -> LBFGS | ProximalGradient:
     """Return one object for the same options, so that what JAX compiled for it is found again. It holds no data."""
-    objective = glm(loss, intercept=intercept, l2=True)
+    objective, operator = glm(loss, intercept=intercept, l2=True), prox.first(prox.l1) if intercept else prox.l1
     if has_l1:
-        operator = prox.first(prox.l1) if intercept else prox.l1
         return ProximalGradient(objective, operator, tol=tol, maxiter=maxiter)
     return LBFGS(objective, tol=tol, maxiter=maxiter)
 
@@ -113,7 +94,6 @@ def axis_of(size: int, devices: int | None) -> Axis:
     if devices is None:
         names = jax.sharding.get_abstract_mesh().axis_names
         return Axis("rows", size, over=None if {"rows", placing.DEVICES} & {*names} else names or None)
-    there = jax.devices()
-    if not 1 <= devices <= len(there):
-        raise DeviceError(f"devices must be from 1 to {len(there)}, as many as there are, got {devices!r}")
-    return Axis("rows", size, mesh=placing.mesh_of(tuple(there[:devices])), over=placing.DEVICES)
+    if not 1 <= devices <= jax.device_count():
+        raise DeviceError(f"devices must be from 1 to {jax.device_count()}, as many as there are, got {devices!r}")
+    return Axis("rows", size, mesh=placing.mesh_of(tuple(jax.devices()[:devices])), over=placing.DEVICES)

@@ -27,8 +27,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
     It minimises ``C * sum(weight * loss) + l1_ratio * |coef|₁ + (1 - l1_ratio) * |coef|² / 2``.
 
     Args:
-        C: the inverse of the penalty's strength, positive; ``inf`` for no penalty. Without a penalty, there is no
-            finite solution if some classes can be separated without a mistake.
+        C: the inverse of the penalty's strength, positive; ``inf`` for none: then separable classes have no solution.
         l1_ratio: from 0 to 1; if it is more than 0, some coefficients become zero.
         class_weight: a factor for each class, or ``"balanced"``: inversely proportional to the classes' frequencies.
         tol: stop when the norm of the mean loss's gradient is at most this, or when rounding allows no more.
@@ -45,8 +44,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
 
     Example:
         >>> import numpy as np, paraxis as px
-        >>> X = np.array([[0.0], [1.0], [2.0], [3.0]])
-        >>> model = px.solve.LogisticRegression(C=1.0).fit(X, ["low", "low", "high", "high"])
+        >>> model = px.solve.LogisticRegression(C=1.0).fit([[0.0], [1.0], [2.0], [3.0]], ["low", "low", "high", "high"])
         >>> model.predict([[0.5], [2.5]])
         array(['low', 'high'], dtype='<U4')
     """
@@ -108,8 +106,8 @@ class LogisticRegression(ClassifierMixin, LinearModel):
     def _predicted(self, z: np.ndarray) -> np.ndarray:
         return self.classes_[_by_class(z).argmax(1)]
 
-    def _described(self, params: Any, posed: Posed) -> tuple[np.ndarray, np.ndarray]:
-        coef, intercept = super()._described(params, posed)
+    def _described(self, coef: np.ndarray, intercept: np.ndarray, posed: Posed) -> tuple[np.ndarray, np.ndarray]:
+        coef, intercept = super()._described(coef, intercept, posed)
         if not posed.outputs:
             return coef[None], np.atleast_1d(intercept)
         # The same to every class changes no probability; of all such solutions, this is the one scikit-learn gives.
@@ -117,14 +115,12 @@ class LogisticRegression(ClassifierMixin, LinearModel):
 
 
 def _by_class(z: np.ndarray) -> np.ndarray:
-    """Return predictions of the linear model for each class, of two ``(n, 1)``: the first has 0."""
+    """Return predictions of the linear model for each class; of two, ``(n, 1)``, the first has 0."""
     return np.pad(z, ((0, 0), (1, 0))) if z.shape[1] == 1 else z
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class _Regression(RegressorMixin, LinearModel):
-    """Base of least squares."""
-
     metric: ClassVar[Callable[..., Any]] = staticmethod(r2_score)
     score: ClassVar[Callable[..., float]] = LinearModel.score  # not that of the mixin
 
@@ -148,9 +144,6 @@ class _Regression(RegressorMixin, LinearModel):
         ratio = getattr(self, "l1_ratio", 0.0)
         return Penalty(strength * ratio / posed.scale if ratio else 0.0, strength * (1 - ratio))
 
-    def _predicted(self, z: np.ndarray) -> np.ndarray:
-        return z
-
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Ridge(_Regression):
@@ -169,8 +162,7 @@ class Ridge(_Regression):
 
     Example:
         >>> import numpy as np, paraxis as px
-        >>> X = np.array([[0.0], [1.0], [2.0], [3.0]])
-        >>> px.solve.Ridge(alpha=5.0).fit(X, 2 * X[:, 0]).coef_.round(6)
+        >>> px.solve.Ridge(alpha=2.0).fit(np.array([[0.0], [1.0], [2.0]]), [0.0, 2.0, 4.0]).coef_.round(6)
         array([1.])
     """
 
@@ -193,9 +185,8 @@ class LinearRegression(Ridge):
 
     Example:
         >>> import numpy as np, paraxis as px
-        >>> X = np.array([[0.0], [1.0], [2.0], [3.0]])
-        >>> px.solve.LinearRegression().fit(X, 2 * X[:, 0] + 1).intercept_.round(6)
-        np.float64(1.0)
+        >>> px.solve.LinearRegression().fit(np.array([[0.0], [1.0], [2.0]]), [1.0, 3.0, 5.0]).coef_.round(6)
+        array([2.])
     """
 
     alpha: ClassVar[float] = 0.0  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -211,8 +202,8 @@ class ElasticNet(_Regression):
     Args:
         alpha: the penalty's strength, not negative.
         l1_ratio: from 0 to 1.
-        tol: stop when the duality gap, relative to the targets' variance, is at most this, or when rounding allows no
-            more; of more than 4,096 columns, when the norm of a proximal step is, for targets of variance 1.
+        tol: stop when the duality gap, relative to the targets' variance, is at most this, or rounding allows no more;
+            of more than 4,096 columns, when the norm of a proximal step is, for targets of variance 1.
         fit_intercept, max_iter, warm_start, devices, verbose: as of :class:`Ridge`, and so are the attributes.
 
     Example:
@@ -235,9 +226,8 @@ class Lasso(ElasticNet):
 
     Example:
         >>> import numpy as np, paraxis as px
-        >>> X = np.array([[-1.0, 1.0], [1.0, 1.0], [-1.0, -1.0], [1.0, -1.0]])
-        >>> px.solve.Lasso(alpha=1.0).fit(X, 3 * X[:, 0]).coef_.round(6) + 0
-        array([2., 0.])
+        >>> px.solve.Lasso(alpha=1.0).fit(np.array([[-1.0], [1.0]]), [-3.0, 3.0]).coef_.round(6)
+        array([2.])
     """
 
     l1_ratio: ClassVar[float] = 1.0  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -256,8 +246,7 @@ class PoissonRegressor(_Regression):
 
     Example:
         >>> import numpy as np, paraxis as px
-        >>> X = np.array([[0.0], [1.0], [0.0], [1.0]])
-        >>> px.solve.PoissonRegressor(alpha=0.0).fit(X, [1, 2, 1, 6]).predict([[1.0]]).round(6)
+        >>> px.solve.PoissonRegressor(alpha=0.0).fit([[0.0], [1.0], [1.0]], [1, 2, 6]).predict([[1.0]]).round(6)
         array([4.])
     """
 

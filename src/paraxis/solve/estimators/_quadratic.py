@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import enet_path
+from sklearn.linear_model import lasso_path
 
 from paraxis._core import arrays
 from paraxis.solve import _trees as trees
@@ -76,14 +76,14 @@ class Quadratic:
         self._constant: Any = None  # the Hessian of a squared loss, which has one only
 
     def solve(
-        self, init: tuple[Any, Any], penalty: Penalty, *, tol: float, maxiter: int, verbose: bool | Watch
+        self, start: Any, penalty: Penalty, tol: float, maxiter: int, verbose: bool | Watch
     ) -> tuple[Any, _State]:
         """Minimise from coefficients and an intercept, which stays as it is where the model has none.
 
         The error is the duality gap of squared losses with L1; else the norm of a proximal step of size 1, which
         without L1 is that of the gradient.
         """
-        place = self._at(*init)
+        place = self._at(*start)
         state = _State(place, self._error(place, penalty), self._reads)
         with saved(f"Quadratic({tol}, {maxiter})", state, (self._data, *penalty)) as (state, save):
             while (status := _status(state, tol, maxiter)) == Status.RUNNING:
@@ -168,33 +168,22 @@ def _minimum(place: _Place, penalty: Penalty, enough: float) -> np.ndarray:
     factor, y, smallest = _factored(gram + penalty.l2 * np.eye(len(gram)), target)
     if not penalty.l1 or not len(factor):
         return smallest
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # where that leads, the next pass tells
-        solve: Any = enet_path  # whose stubs know texts only
-        _, found, *_ = solve(
-            np.asfortranarray(factor),
-            y,
-            l1_ratio=1.0,
-            alphas=[penalty.l1 / len(factor)],
-            coef_init=place.coef.copy(),
-            tol=enough / max(float(y @ y), np.finfo(float).tiny),
-            max_iter=_SWEEPS,
-            precompute=False,
-        )
-    return found[:, 0]
+    tol = enough / max(float(y @ y), np.finfo(float).tiny)
+    options: Any = {"alphas": [penalty.l1 / len(factor)], "tol": tol, "max_iter": _SWEEPS, "precompute": False}
+    with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):  # the next pass tells where that leads
+        return lasso_path(np.asfortranarray(factor), y, coef_init=place.coef.copy(), **options)[1][:, 0]
 
 
 def _factored(gram: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return R with ``R.T @ R`` the matrix, y with ``R.T @ y`` the target, and the smallest x with ``R @ x`` this y."""
-    diagonal, eps = np.diagonal(gram), np.finfo(float).eps
-    scale = np.sqrt(np.where(diagonal > 0, diagonal, 1))
+    rounding = len(gram) * np.finfo(float).eps
     with contextlib.suppress(np.linalg.LinAlgError):
-        lower = np.linalg.cholesky(gram / scale[:, None] / scale)
-        if np.diagonal(lower).min() > np.sqrt(8 * len(gram) * eps):
-            factor, y = lower.T * scale, scipy.linalg.solve_triangular(lower, (target.T / scale).T, lower=True)
-            return factor, y, scipy.linalg.solve_triangular(factor, y)
+        lower = np.linalg.cholesky(gram)
+        if np.all(np.diagonal(lower) ** 2 > 8 * rounding * np.diagonal(gram)):
+            y = scipy.linalg.solve_triangular(lower, target, lower=True)
+            return lower.T, y, scipy.linalg.solve_triangular(lower.T, y)
     values, vectors = np.linalg.eigh(gram)  # columns depend on each other
-    seen = values > len(gram) * eps * max(values[-1], np.finfo(float).tiny)  # rounding hides the others
+    seen = values > rounding * max(values[-1], np.finfo(float).tiny)
     roots, vectors = np.sqrt(values[seen]), vectors[:, seen]
     y = ((vectors.T @ target).T / roots).T
     return roots[:, None] * vectors.T, y, vectors @ (y.T / roots).T
