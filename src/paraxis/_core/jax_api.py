@@ -20,12 +20,12 @@ from jax._src import (
     core,  # the one place that says whether a trace is under way, where no argument tells
     distributed as distributed,  # its client is the only barrier that has a timeout
     hardware_utils,  # says whether there are TPUs, without starting them
-    mesh as meshes,  # what `with mesh:` entered
     source_info_util as source,  # says which line an operation that is bound again comes from
     xla_bridge as xla_bridge,  # says whether devices were started; can tell CPU's network its address
 )
 from jax._src.interpreters.partial_eval import lower_jaxpr2  # carries out what stands for other operations
 from jax._src.lax import lax  # the one way to a weak type
+from jax._src.mesh import thread_resources as thread_resources  # what `with mesh:` entered, which JAX has given up
 from jax.core import ShapedArray as ShapedArray, Tracer as Tracer
 from jax.experimental import multihost_utils as multihost_utils, topologies as topologies
 from jax.extend.core import (
@@ -256,12 +256,6 @@ def to_keep(tree: Any) -> Any:
         return jaxpr.replace(eqns=[eqn.replace(params=to_keep(eqn.params)) for eqn in jaxpr.eqns])
 
     return map_jaxprs(tree, copied, lambda x: x.copy() if isinstance(x, np.ndarray) else x)
-
-
-def entered_devices() -> int:
-    """Return the number of devices of the mesh that ``with mesh:`` entered, which JAX has given up; 0: of none."""
-    mesh = meshes.thread_resources.env.physical_mesh
-    return 0 if mesh.empty else mesh.size
 
 
 def has_tpu() -> bool:

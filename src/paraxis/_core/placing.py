@@ -201,10 +201,9 @@ class Placement:
         derived.update(spec=P(names) if names else P(), crossed_axes=tuple([n for n in names if shape[n] > 1]))
 
     def __str__(self) -> str:
-        number, most = self.num_devices, "at most " * self.is_padded
-        turns = f", {self.chunk} at once" if self.num_chunks > 1 else ""
-        each = f"({most}{self.num_local} each{turns})"
-        return f"{self.axis.name}={self.size} on {number} device{'s' * (number > 1)} {each}"
+        number, turns = self.num_devices, f", {self.chunk} at once" * (self.num_chunks > 1)
+        each = f"{'at most ' * self.is_padded}{self.num_local} each{turns}"
+        return f"{self.axis.name}={self.size} on {number} device{'s' * (number > 1)} ({each})"
 
     def holding(self, size: int) -> "Placement":
         """Return the same place for another number of elements."""
@@ -239,11 +238,11 @@ def place(axis: Axis) -> Placement:
     elif axis.mesh is not None:
         mesh = axis.mesh
     elif mesh.empty and axis.over is None:
-        mesh, entered = mesh_of(tuple(jax.devices()), axis.name), jax_api.entered_devices()
-        if entered not in (0, mesh.size):
+        mesh, old = mesh_of(tuple(jax.devices()), axis.name), jax_api.thread_resources.env.physical_mesh
+        if not old.empty and old.size != mesh.size:
             raise AxisError(
-                f"axis {axis.name!r} cannot be placed: `with mesh:` asks for {entered} of {mesh.size} devices, but has "
-                f"no effect on an axis. Write `with jax.set_mesh(mesh): …`, or px.Axis(…, {axis.size}, mesh=mesh)"
+                f"axis {axis.name!r} cannot be placed: `with mesh:` asks for {old.size} of {mesh.size} devices, but "
+                f"has no effect on an axis. Write `with jax.set_mesh(mesh): …`, or px.Axis(…, {axis.size}, mesh=mesh)"
             )
         if mesh.size == 1:
             return Placement(axis, None, ())
