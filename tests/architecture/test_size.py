@@ -22,7 +22,7 @@ class Size(NamedTuple):
 
 
 CEILINGS = {
-    "_core": Size(3_183, 1_853, 13),
+    "_core": Size(3_176, 1_849, 13),
     "_host": Size(544, 362, 9),
     "_tables": Size(428, 258, 4),
     "cli": Size(417, 247, 6),
@@ -35,7 +35,7 @@ CEILINGS = {
     "train": Size(3_293, 1_909, 18),
     "transforms": Size(1_293, 729, 10),
     "the root": Size(279, 97, 4),
-    "all rooms": Size(18_432, 10_913, 123),
+    "all rooms": Size(18_425, 10_909, 123),
 }
 TESTS = 17_686
 
