@@ -38,6 +38,12 @@ def test_the_page_has_the_tables_of_the_results_and_at_most_15_kb():
     assert len(text.encode()) <= 15_000
 
 
+def test_at_most_15_benchmarks_have_at_most_120_lines_each():
+    lines = [len(path.read_text("utf-8").splitlines()) for path in FOLDER.glob("bench_*.py")]
+    assert len(lines) <= 15
+    assert max(lines) <= 120
+
+
 def test_each_result_has_a_benchmark():
     benches = {path.stem.removeprefix("bench_") for path in FOLDER.glob("bench_*.py")}
     assert {path.stem for path in page.RESULTS.glob("*.json")} <= benches
