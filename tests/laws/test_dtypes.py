@@ -49,6 +49,9 @@ def test_half_precision_is_summed_in_single(dtype: str) -> None:
     assert float(px.reduce_sum(jnp.ones(4096, dtype), axis)) == 4096
     assert float(px.reduce_mean(jnp.full(4096, 3, dtype), axis)) == 3
     assert px.reduce_sum(jnp.ones(4096, dtype), axis).dtype == dtype
+    chunked = axis_on(2, 8192, at_once=1)  # what a device adds up, chunk by chunk
+    total = jax.jit(lambda x: px.reduce_sum(px.map_fn(jnp.abs, x, chunked), chunked))
+    assert float(total(jnp.ones(8192, dtype))) == 8192
 
 
 def test_float64() -> None:

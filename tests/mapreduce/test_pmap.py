@@ -61,6 +61,7 @@ def test_axes_of_arguments_and_results(size: int) -> None:
             assert_close(host(here), host(there))
         except AssertionError as error:
             raise AssertionError(f"{name}, {size} elements: {error}") from error
+    assert_close(host(px.pmap(lambda x: x, out_axes=None)(jnp.arange(1.0, size + 1))), 1.0)  # the first, as by jax.pmap
 
 
 def test_keyword_arguments() -> None:

@@ -36,6 +36,7 @@ def test_each_broken_promise_is_named(mesh):
         _shard(mesh, body), _rows(), all_gather=1, all_reduce=1, all_to_all=0, max_bytes=2 * size
     )
     assert (kept.total_count, kept.total_bytes) == (2, 2 * size)
+    assert_communication(_shard(mesh, body), _rows(), all_reduce=1)  # of gathers, nothing was promised
     words = r"all_reduce=0 was promised, found 1; all_to_all=2 was promised, found 0.*has: 1 all_reduce.*1 all_gather"
     with pytest.raises(px.CommunicationError, match=words):
         assert_communication(_shard(mesh, body), _rows(), all_reduce=0, all_gather=1, all_to_all=2)
