@@ -87,9 +87,9 @@ def lay(X: Any, y: Any, sample_weight: Any, axis: Axis | None, *, copied: bool) 
     if axis.at_once is not None:
         raise AxisError(f"rows: axis {axis.name!r} has at_once, but a device takes all of its rows; leave it out")
     placement = placing.place(axis)
-    if placement.spans_processes:
-        given_all = "give each process all rows, the same in each: its devices take theirs"
-        processes.require_same("rows", {"X": X, "y": y, "sample_weight": weight}, given_all)
+    mesh = placement.devices  # what a process alone compares, the others do not hear of
+    if mesh is not None and len({d.process_index for d in mesh.devices.flat}) == jax.process_count() > 1:
+        processes.require_same("rows", {"X": X, "y": y, "sample_weight": weight}, "give each process all rows")
     design, targets = arrays.laid_out((X if X.dtype == dtype else X.astype(dtype), y), placement, copied=copied)
     padded = np.pad(weight, (0, placement.num_padded - len(weight)))
     return Rows(design, targets, arrays.put(padded, arrays.sharding(placement)))
