@@ -143,10 +143,10 @@ def test_a_line_is_the_function_along_it(loss: LossName, case: str) -> None:
     @jax.jit
     def look(stepsize: jax.Array) -> Any:
         point, product, there = problem.at(params), problem.matvec(direction), along(stepsize)
-        line = problem.line(point, direction, product)
-        trial = line.at(stepsize)
+        origin, at = problem.line(point, direction, product)
+        trial = at(stepsize)
         end = problem.end(there, point.cache.along(stepsize, product), trial)
-        found = line.origin[:2], trial[:3], (end.value, end.grad), end.cache.z
+        found = origin[:2], trial[:3], (end.value, end.grad), end.cache.z
         at_zero = value(jnp.array(0.0)), jax.grad(value)(0.0)
         derivatives = value(stepsize), jax.grad(value)(stepsize), jax.grad(jax.grad(value))(stepsize)
         return found, (at_zero, derivatives, jax.value_and_grad(plain)(there), problem.matvec(there))

@@ -91,22 +91,20 @@ class LBFGS(Solver):
         if again and step.state.preconditioner is None:
             return step
         found = gram.prepared(self._problem(step.params, arguments), step.params, asked)
-        if found is None:
-            return step
-        state = step.state._replace(preconditioner=found)
-        return step._replace(state=_forgotten(state, jnp.ones_like(state.gamma)))
+        return step if found is None else step._replace(state=_forgotten(step.state._replace(preconditioner=found)))
 
     def _start(self, params: Any, arguments: Any) -> OptStep:
         problem, size = self._problem(params, arguments), self.history_size
         point = problem.at(params)
         error = trees.norm(point.grad)
+        history = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), params)
         state = LBFGSState(
             **runs.begun(self, problem, point, error),
             stepsize=jnp.zeros_like(point.value),
-            s_history=trees.zeros(params, size),
-            y_history=trees.zeros(params, size),
+            s_history=history,
+            y_history=history,
             rho_history=jnp.zeros((size,), point.value.dtype),
-            gamma=_first_scale(self, None, error),
+            gamma=jnp.ones_like(error),
             num_pairs=jnp.zeros((), jnp.int32),
             preconditioner=None,
         )
@@ -116,7 +114,7 @@ class LBFGS(Solver):
         params, state = before
         problem = self._problem(params, arguments)
         point = Point(params, state.value, state.grad, state.aux, state.cache)
-        direction, gamma = _descent(None, state._replace(cache=Cache(), aux=None))
+        direction, gamma = _descent(self, state._replace(cache=Cache(), aux=None))
         product = problem.matvec(direction)
         rowless = dataclasses.replace(problem, design=None) if problem.is_linear else problem
         last = state.iter_num, state.stepsize
@@ -127,28 +125,23 @@ class LBFGS(Solver):
         return OptStep(params, state)
 
 
-def _first_scale(solver: LBFGS, preconditioner: gram.Inverse | None, error: jax.Array) -> jax.Array:
-    """Return the scale of a first direction: no longer than 1, unless its length is right, or steps are given."""
-    return jnp.ones_like(error) if preconditioner is not None or solver.stepsize else 1 / jnp.maximum(error, 1)
-
-
 @compiled
 def _searched(
     solver: LBFGS, problem: Linear | Function, point: Point, direction: Any, product: Any, iter_num: Any, last: Any
 ) -> tuple[Found, jax.Array, Any, Cache]:
     """Return the step along a direction, the slope where it begins, and the parameters and the cache at its end."""
-    line = problem.line(point, direction, product)
+    origin, at = problem.line(point, direction, product)
     if solver.stepsize:
         stepsize = jnp.asarray(solver._given_stepsize(iter_num), last.dtype)
-        found = Found(stepsize, line.at(stepsize), jnp.array(False), jnp.ones((), jnp.int32))
+        found = Found(stepsize, at(stepsize), jnp.array(False), jnp.ones((), jnp.int32))
     elif problem.is_linear:
         # The initial Hessian is right up to a factor, which is the same for some iterations: searches of a slope that
         # small end at steps like the last one.
-        found = search(line, jnp.clip(last, 1, _LONGEST_FIRST), _SLOPE_OF_LINEAR)
+        found = search(origin, at, jnp.clip(last, 1, _LONGEST_FIRST), _SLOPE_OF_LINEAR)
     else:
-        found = search(line, jnp.ones_like(last), _SLOPE)
+        found = search(origin, at, jnp.ones_like(last), _SLOPE)
     params = trees.along(point.params, found.stepsize, direction)
-    return found, line.origin.slope, params, point.cache.along(found.stepsize, product)
+    return found, origin.slope, params, point.cache.along(found.stepsize, product)
 
 
 @compiled
@@ -160,10 +153,9 @@ def _advanced(
     # Where terms cancel, rounding is that of the terms, which the value at the start tells better than a value of 0.
     rounding = jnp.maximum(noise(new.value), noise(state.first_value))
     remembering = _remembered(state, trees.scaled(found.stepsize, direction), trees.minus(new.grad, state.grad))
-    forgetting = _forgotten(state, _first_scale(solver, state.preconditioner, state.error))
     return runs.advance(
         solver,
-        trees.choose(found.failed, forgetting, remembering),
+        trees.choose(found.failed, _forgotten(state), remembering),
         new,
         error,
         spent=(found.num_trials, num_reads, found.num_trials, 2 * num_reads),
@@ -176,10 +168,10 @@ def _advanced(
     )
 
 
-def _forgotten(state: LBFGSState, gamma: jax.Array) -> LBFGSState:
+def _forgotten(state: LBFGSState) -> LBFGSState:
     """Return the state without its pairs. The arrays stay, with a weight of zero."""
-    nothing = jnp.zeros_like(state.rho_history)
-    return state._replace(rho_history=nothing, gamma=gamma, num_pairs=jnp.zeros_like(state.num_pairs))
+    nothing = jnp.zeros_like(state.rho_history), jnp.zeros_like(state.num_pairs)
+    return state._replace(rho_history=nothing[0], num_pairs=nothing[1])
 
 
 def _remembered(state: LBFGSState, s: Any, y: Any) -> LBFGSState:
@@ -195,7 +187,7 @@ def _remembered(state: LBFGSState, s: Any, y: Any) -> LBFGSState:
 
 
 @compiled
-def _descent(_: None, state: LBFGSState) -> tuple[Any, jax.Array]:
+def _descent(solver: LBFGS, state: LBFGSState) -> tuple[Any, jax.Array]:
     """Minus the inverse Hessian, as far as it is remembered, times the gradient; and the scale where it began.
 
     The two loops are algorithm 7.4 of Nocedal and Wright, "Numerical Optimization", 2006. Pairs lie in a ring; ``rho``
@@ -221,6 +213,9 @@ def _descent(_: None, state: LBFGSState) -> tuple[Any, jax.Array]:
     newest = newest_last[-1]
     s, y = pair(newest)
     r, of_y = (r, y) if state.preconditioner is None else (gram.apply(state.preconditioner, x) for x in (r, y))
+    # Without a pair, a direction is no longer than 1, unless its length is right, or steps are given.
+    is_right = state.preconditioner is not None or solver.stepsize
+    first = jnp.ones_like(state.error) if is_right else 1 / jnp.maximum(state.error, 1)
     scale = jnp.where(rho[newest] > 0, trees.dot(y, of_y), 0)
-    gamma = jnp.where(scale > 0, trees.dot(s, y) / jnp.where(scale > 0, scale, 1), state.gamma)
+    gamma = jnp.where(scale > 0, trees.dot(s, y) / jnp.where(scale > 0, scale, 1), first)
     return jax.lax.scan(forwards, trees.scaled(gamma, r), (newest_last, alphas), unroll=_AT_ONCE)[0], gamma

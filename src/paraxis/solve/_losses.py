@@ -29,14 +29,11 @@ class Loss:
     coupling: Callable[[jax.Array, jax.Array], jax.Array] | None = None
     slope: Callable[[jax.Array, jax.Array], jax.Array] | None = None
 
-    @property
-    def is_of_classes(self) -> bool:
-        return self.coupling is not None
-
     def accepts(self, y: np.ndarray, num_outputs: int) -> np.ndarray:
         """Return which targets have a cost that makes sense."""
-        least, most = (0, num_outputs - 1) if self.is_of_classes else self.bounds
-        return (y >= least) & (y <= most) & np.isfinite(y) & ((y == np.floor(y)) | (not self.is_of_classes))
+        of_classes = self.coupling is not None
+        least, most = (0, num_outputs - 1) if of_classes else self.bounds
+        return (y >= least) & (y <= most) & np.isfinite(y) & ((y == np.floor(y)) | (not of_classes))
 
 
 _FEW = 20  # outputs over which a reduction is written out; with more, XLA computes parts of it many times over

@@ -51,11 +51,7 @@ class Trial(NamedTuple):
     kept: Any = ()  # gradient and ``aux``, of which the point there is made
 
 
-class Line(NamedTuple):
-    """A function along a direction."""
-
-    origin: Trial
-    at: Callable[[jax.Array], Trial]  # of a step size
+Line = tuple[Trial, Callable[[jax.Array], Trial]]  # where it begins, and a function of a step size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +78,7 @@ class Function:
             slope = trees.dot(at.grad, direction)
             return Trial(at.value, slope, jnp.full_like(slope, jnp.nan), (at.grad, at.aux))
 
-        return Line(trial(point), lambda step: trial(self.at(trees.along(point.params, step, direction))))
+        return trial(point), lambda step: trial(self.at(trees.along(point.params, step, direction)))
 
     def end(self, params: Any, cache: Cache, trial: Trial) -> Point:
         """Return the point to which a step leads, of which ``trial`` is the trial."""
@@ -142,7 +138,7 @@ class Linear:
             return Trial(*sums + l2 * jnp.stack(penalty))
 
         slope = trees.dot(point.grad, direction)
-        return Line(Trial(point.value, slope, jnp.full_like(slope, jnp.nan)), at)
+        return Trial(point.value, slope, jnp.full_like(slope, jnp.nan)), at
 
     def end(self, params: Any, cache: Cache, trial: Trial) -> Point:
         return self.at(params, cache)._replace(value=trial.value)
@@ -209,10 +205,10 @@ def _mean(costs: jax.Array, shares: Any) -> jax.Array:
 
 
 def _num_pieces(design: jax.Array) -> int:
-    """Return into how many pieces rows are divided for a product of one vector that adds over them.
+    """Return into how many pieces to divide rows: XLA's CPU adds them to one vector in a third of the time in a cache.
 
-    XLA's CPU products of a vector with rows take half the time if these stay in a cache. The number of pieces divides
-    that of the rows, and is a multiple of that of the devices over which these may lie: else they would be exchanged.
+    The number divides that of the rows, and is a multiple of that of the devices over which these may lie: else they
+    would be exchanged.
     """
     size = design.size * design.dtype.itemsize
     if jax.default_backend() != "cpu" or size < 2 * _PIECE:

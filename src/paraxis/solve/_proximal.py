@@ -113,11 +113,6 @@ class ProximalGradient(Solver):
         one = jnp.ones((), jnp.result_type(*jax.tree.leaves(params)))
         return trees.minus(params, self._moved(params, grad, arguments[0], one))
 
-    def _error(self, point: Point, moved: Any, stepsize: jax.Array, arguments: Any) -> jax.Array:
-        """Return the step divided by its size, or the step of size 1 where that vanishes by rounding."""
-        step = trees.norm(trees.minus(moved, point.params)) / stepsize
-        return jnp.maximum(step, trees.norm(self._residual(point.params, point.grad, arguments)))
-
     def _whole(self, value: jax.Array, params: Any, arguments: Any) -> jax.Array:
         return (value + operators.penalty(self.prox, params, arguments[0])).astype(value.dtype)
 
@@ -149,8 +144,11 @@ class ProximalGradient(Solver):
         t, weight = self._momentum(state, step, stay | uphill)
         velocity, z = trees.along(new, weight, change)
         following = problem.at(velocity, point.cache._replace(z=z))
-        now = self._whole(step.value, new[0], arguments), self._error(point, step.params, step.stepsize, arguments)
-        value, error, aux = trees.choose(stay, (state.value, state.error, state.aux), (*now, step.aux))
+        # The step divided by its size, or the step of size 1 where that vanishes by rounding.
+        residual = trees.norm(self._residual(point.params, point.grad, arguments))
+        error = jnp.maximum(trees.norm(trees.minus(step.params, point.params)) / step.stepsize, residual)
+        now = self._whole(step.value, new[0], arguments), error, step.aux
+        value, error, aux = trees.choose(stay, (state.value, state.error, state.aux), now)
         rounding = error**2 * step.stepsize <= noise(value)  # what the step promised
         stuck = stay & (state.t == 1)
         # A point that was extrapolated is given up; where a step itself leads out of the domain, there is no way on.
@@ -187,21 +185,21 @@ class ProximalGradient(Solver):
             params = self._moved(point.params, point.grad, hyper, stepsize)
             direction = trees.minus(params, point.params)
             product = problem.matvec(direction)
-            line = problem.line(point, direction, product)
+            origin, at = problem.line(point, direction, product)
             square = trees.dot(direction, direction)
             by_slope = 0.5 * square / stepsize <= noise(point.value)
 
             def look() -> Any:
-                trial = line.at(jnp.ones_like(stepsize))
+                trial = at(jnp.ones_like(stepsize))
                 return trial.value, trial.slope, None if problem.is_linear else trial.kept[1]
 
             if problem.is_linear:  # what both need is one exchange between devices, and no reading of the data
                 value, slope, aux = look()
             else:
-                value, slope, aux = jax.lax.cond(by_slope, look, lambda: (look()[0], line.origin.slope, look()[2]))
-            change = value - line.origin.value - line.origin.slope
-            curvature = jnp.where(by_slope, slope - line.origin.slope, 2 * change)
-            of_slope = 8 * jnp.finfo(value.dtype).eps * jnp.abs(line.origin.slope)
+                value, slope, aux = jax.lax.cond(by_slope, look, lambda: (look()[0], origin.slope, look()[2]))
+            change = value - origin.value - origin.slope
+            curvature = jnp.where(by_slope, slope - origin.slope, 2 * change)
+            of_slope = 8 * jnp.finfo(value.dtype).eps * jnp.abs(origin.slope)
             rounding = jnp.where(by_slope, of_slope, noise(value) / 8)
             solved = jnp.sqrt(square) <= self.tol * stepsize  # then its curvature may be rounding
             short_enough = jnp.isfinite(value) & (solved | (curvature <= square / stepsize + rounding))
@@ -214,7 +212,7 @@ class ProximalGradient(Solver):
             counts = before.num_trials + 1, before.num_grads + by_slope
             return _Step(stepsize, following, params, product, value, aux, accepted, *counts)
 
-        zero, nothing = jnp.zeros((), jnp.int32), trees.zeros(point.cache.z)
+        zero, nothing = jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, point.cache.z)
         kept = nothing, point.value, point.aux, jnp.array(False), zero, zero
         begin = _Step(state.stepsize, state.stepsize, point.params, *kept)
 

@@ -13,6 +13,7 @@ from paraxis.solve import _trees as trees
 from paraxis.solve._problem import Point
 from paraxis.solve._search import noise
 
+_POINT = "value", "grad", "aux", "cache"
 _PLACE = "value", "grad", "error", "cache", "best_value", "best_error", "num_stalled"  # what a state at a place has
 _CONFIRMATIONS = 3  # of a solution, that may fail
 
@@ -27,8 +28,8 @@ class OptStep(NamedTuple):
 class Status(enum.IntEnum):
     """The reason why a solver stopped, or that it has not stopped.
 
-    Only ``CONVERGED`` means that the test for a solution was passed. A state holds the number as an array, so that it
-    works under ``jit`` and ``vmap``; ``Status(int(state.status)).words`` is the reason in words.
+    Only ``CONVERGED`` claims a solution. A state holds the number as an array, for ``jit`` and ``vmap``;
+    ``Status(int(state.status)).words`` is the reason in words.
 
     Example:
         >>> import paraxis as px
@@ -69,8 +70,7 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, params: Any, state: Any) -> None:
         super().__init__("the run was interrupted; the exception has its params and state so far")
-        self.params = params
-        self.state = state
+        self.params, self.state = params, state
 
 
 class Iteration(NamedTuple):
@@ -143,23 +143,16 @@ def begun(solver: Any, problem: Any, point: Point, error: jax.Array) -> dict[str
     finite = jnp.isfinite(point.value) & jnp.isfinite(trees.norm(point.grad))
     zero, one = jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32)
     return {
-        "value": point.value,
-        "grad": point.grad,
-        "aux": point.aux,
-        "cache": point.cache,
-        "iter_num": zero,
+        **{name: getattr(point, name) for name in _POINT},
         "error": error,
         "failed_linesearch": jnp.array(False),
-        "num_fun_eval": one,
-        "num_grad_eval": one,
-        "num_linesearch_iter": zero,
         "status": jnp.where(finite, status, Status.NOT_FINITE).astype(jnp.int32),
         "data_passes": one if problem.is_table else 2 * one,
         "best_value": point.value,
         "best_error": error,
-        "num_stalled": zero,
         "first_value": point.value,
-        "num_refuted": zero,
+        **dict.fromkeys(("num_fun_eval", "num_grad_eval"), one),
+        **dict.fromkeys(("iter_num", "num_linesearch_iter", "num_stalled", "num_refuted"), zero),
     }
 
 
@@ -215,7 +208,7 @@ def advance(
     counts = {name: getattr(state, name) + count for name, count in zip(names, spent, strict=True)}
     return state._replace(
         iter_num=iter_num,
-        **{name: getattr(point, name) for name in ("value", "grad", "aux", "cache")},
+        **{name: getattr(point, name) for name in _POINT},
         error=error,
         status=jnp.where(finite, status, Status.NOT_FINITE).astype(jnp.int32),
         best_value=jnp.where(lower, value, state.best_value),  # of what counts as progress: small steps must add up

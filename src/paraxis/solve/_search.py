@@ -7,13 +7,14 @@ Near a minimum the difference of two values is rounding. What is as good as roun
 its slope alone (the approximate Wolfe test of Hager and Zhang 2005).
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from paraxis.solve import _trees as trees
-from paraxis.solve._problem import Line, Trial
+from paraxis.solve._problem import Trial
 
 _DECREASE = 1e-4  # of what the first slope promises: c1 of the Wolfe conditions
 _MAX_TRIALS = 30
@@ -46,9 +47,8 @@ def noise(value: jax.Array) -> jax.Array:
     return _NOISE * jnp.finfo(value.dtype).eps * jnp.abs(value)
 
 
-def search(line: Line, first: jax.Array, slope_left: float) -> Found:
-    """Search for a step, ``first`` being tried first; of the first slope, it may leave a part (c2)."""
-    origin = line.origin
+def search(origin: Trial, at: Callable[[jax.Array], Trial], first: jax.Array, slope_left: float) -> Found:
+    """Search along a line for a step, ``first`` being tried first; of the first slope, it may leave a part (c2)."""
     dtype = origin.value.dtype
     most = jnp.where(jnp.abs(origin.slope) * first < noise(origin.value), _TRIALS_OF_NOISE, _MAX_TRIALS)
 
@@ -56,7 +56,7 @@ def search(line: Line, first: jax.Array, slope_left: float) -> Found:
         return ~state.accepted & (state.num_trials < most)
 
     def body(state: _Bracket) -> _Bracket:
-        trial = line.at(state.stepsize)
+        trial = at(state.stepsize)
         finite = jnp.isfinite(trial.value)  # what is not has no slope that one could follow
         here = jnp.stack([state.stepsize, trial.value, jnp.where(finite, trial.slope, jnp.nan)])
         # The difference is exact where it is small; adding what was promised to the value would round it away.

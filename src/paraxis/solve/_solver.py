@@ -51,8 +51,7 @@ class Solver(abc.ABC):
     _place: ClassVar[tuple[str, ...]] = ()  # fields of its own that tell where a state is
 
     def __post_init__(self) -> None:
-        who = type(self).__name__
-        check.count(who, "maxiter", self.maxiter)
+        check.count(who := type(self).__name__, "maxiter", self.maxiter)
         for name in ("tol", *(() if callable(self.stepsize) else ("stepsize",))):
             check.number(who, name, getattr(self, name), least=0)
 
@@ -61,10 +60,9 @@ class Solver(abc.ABC):
         return self._begun(*self._given("init_state", init_params, args, kwargs)).state
 
     def update(self, params: Any, state: Any, *args: Any, **kwargs: Any) -> OptStep:
-        """Make one iteration, of which ``verbose`` tells nothing, and return ``(params, state)``.
+        """Make one iteration from what ``init_state`` or the last update returned, and return ``(params, state)``.
 
-        ``params`` and ``state`` are those of ``init_state`` or the last update, and the rest is the same as before. If
-        nothing better is found, ``params`` do not change.
+        The other arguments are the same each time. If nothing better is found, ``params`` do not change.
         """
         step, arguments = OptStep(params, state), self._in_order(args, kwargs)
         return self._program("_iteration", step, arguments)(step, arguments)
@@ -189,17 +187,14 @@ class Solver(abc.ABC):
         def go_on(step: OptStep) -> jax.Array:
             return (step.state.status == Status.RUNNING) & (step.state.iter_num < until)
 
-        def iterate(step: OptStep) -> OptStep:
-            return while_loop(problem.is_table, go_on, lambda step: self._iteration(step, arguments), step)
-
         def iterate_and_recheck(step: OptStep) -> OptStep:
-            step = iterate(step)
+            step = while_loop(problem.is_table, go_on, lambda step: self._iteration(step, arguments), step)
             may_end = (step.state.status != Status.RUNNING) & (step.state.status != Status.NOT_FINITE)
             if problem.is_table:
                 return rechecked(step) if may_end else step
-            return jax.lax.cond(may_end, rechecked, lambda step: step, step)
+            return jax.lax.cond(may_end, rechecked, lambda step: step, step) if problem.is_linear else step
 
-        return while_loop(problem.is_table, go_on, iterate_and_recheck, step) if problem.is_linear else iterate(step)
+        return while_loop(problem.is_table, go_on, iterate_and_recheck, step)
 
     def _solved_by_host(self, params: Any, arguments: Any) -> OptStep:
         tables, is_alone = _tables(arguments), jax.process_count() == 1
@@ -234,35 +229,21 @@ class Solver(abc.ABC):
         Of parameters and their gradient, these are the true gradient less the second, and the residual by both. Their
         derivatives tell those of gradient and operator apart.
         """
-        dtypes: list[Any] = []
+        start, held = jax.lax.stop_gradient((params, arguments))
+        step = self._begun(start, held)
+        if getattr(step.state, "preconditioner", None) is not None and self.maxiter > _RENEWAL:
+            step = self._steps(step, held, _RENEWAL)
+            renewed = functools.partial(self._prepared, arguments=held, again=True)
+            step = jax.lax.cond(step.state.status == Status.RUNNING, renewed, lambda step: step, step)
+        step = self._steps(step, held, self.maxiter)
 
         def functions(unknowns: tuple[Any, Any]) -> tuple[Any, Any]:
             params, grad = unknowns
             return trees.minus(self._grad(params, arguments), grad), self._residual(params, grad, arguments)
 
-        def solve(_: Any, unknowns: tuple[Any, Any]) -> tuple[Any, Any]:
-            step = self._begun(unknowns[0], arguments)
-            if getattr(step.state, "preconditioner", None) is not None and self.maxiter > _RENEWAL:
-                step = self._steps(step, arguments, _RENEWAL)
-                renewed = functools.partial(self._prepared, arguments=arguments, again=True)
-                step = jax.lax.cond(step.state.status == Status.RUNNING, renewed, lambda step: step, step)
-            params, state = self._steps(step, arguments, self.maxiter)
-            dtypes.append(jax.tree.map(jnp.result_type, state))
-            return (params, self._grad(params, arguments)), jax.tree.map(_as_float, state)
-
-        guess = params, trees.zeros(params)
-        (params, _), state = jax.lax.custom_root(functions, guess, solve, _inverse, has_aux=True)
-        return OptStep(params, jax.tree.map(_as_was, state, dtypes[0]))
-
-
-def _as_float(x: jax.Array) -> jax.Array:
-    """Return integers as floats of the same bits, as ``custom_root`` gives a tangent to all that it returns."""
-    is_float = jnp.issubdtype(x.dtype, jnp.inexact)
-    return x if is_float else jax.lax.bitcast_convert_type(x.astype(int), jnp.result_type(float))
-
-
-def _as_was(x: jax.Array, dtype: Any) -> jax.Array:
-    return x if x.dtype == dtype else jax.lax.bitcast_convert_type(x, jnp.result_type(int)).astype(dtype)
+        solution = step.params, self._grad(step.params, held)
+        (params, _) = jax.lax.custom_root(functions, solution, lambda _, guess: guess, _inverse)
+        return step._replace(params=params)
 
 
 def _inverse(derivative: Callable[[Any], Any], right: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -273,7 +254,7 @@ def _inverse(derivative: Callable[[Any], Any], right: tuple[Any, Any]) -> tuple[
     ``rest = b - M b``. If ``S w = M (b + rest - H rest)`` with ``S = M - M M + M H M``, then ``x = rest + M w``; and S
     is symmetric, and no less definite than H where M is not zero. (Of a projection, what it holds fast is eliminated.)
     """
-    zero = trees.zeros(right[0])
+    zero = jax.tree.map(jnp.zeros_like, right[0])
 
     def hessian(x: Any) -> Any:
         return derivative((x, zero))[0]

@@ -1,7 +1,5 @@
 """Pytrees of arrays as vectors."""
 
-import functools
-import operator
 from typing import Any
 
 import jax
@@ -11,10 +9,9 @@ EXACT = jax.lax.Precision.HIGHEST
 """Accelerators multiply float32 with fewer bits unless asked not to; a solver would stall on that."""
 
 
-def dot(a: Any, b: Any) -> jax.Array:
+def dot(a: Any, b: Any) -> Any:
     """Inner product over all leaves, a scalar."""
-    products = jax.tree.map(lambda x, y: jnp.vdot(x, y, precision=EXACT), a, b)
-    return functools.reduce(operator.add, jax.tree.leaves(products))
+    return sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.vdot(x, y, precision=EXACT), a, b)))
 
 
 def norm(a: Any) -> jax.Array:
@@ -40,8 +37,3 @@ def minus(a: Any, b: Any) -> Any:
 def choose(which: Any, a: Any, b: Any) -> Any:
     """Return ``a`` where ``which``, a scalar, holds; else ``b``. Neither makes the other NaN."""
     return jax.tree.map(lambda x, y: jnp.where(which, x, y), a, b)
-
-
-def zeros(a: Any, *lead: int) -> Any:
-    """Zeros ``(*lead, ...)`` like the leaves of ``a``."""
-    return jax.tree.map(lambda x: jnp.zeros((*lead, *jnp.shape(x)), jnp.result_type(x)), a)

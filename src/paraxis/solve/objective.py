@@ -126,7 +126,7 @@ class LinearObjective:
                 f"{self}: params must be {'a pair (coef, intercept)' if self.intercept else 'coefficients alone'}; "
                 f"write fun.init(num_features, num_outputs), or glm(…, intercept=True) for a pair"
             )
-        design, weight, of_classes = problem.design, problem.weight, problem.loss.is_of_classes
+        design, weight, of_classes = problem.design, problem.weight, problem.loss.coupling is not None
         coef = jnp.shape(problem.coef(params))
         if not design.shape[0] or len(coef) not in ((2,) if of_classes else (1, 2)) or design.shape[1:] != coef[:1]:
             wanted = "(d, k), an output per class" if of_classes else "(d,), one output, or (d, k)"

@@ -113,8 +113,6 @@ def simplex(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
 def first(operator: Callable[..., Any]) -> Callable[..., Any]:
     """Return an operator on the first of a pair ``(coef, intercept)`` only: the intercept is not penalised.
 
-    The operator gets ``hyperparams`` unchanged. Two results of ``first(l1)`` are equal, and compile programs once.
-
     Example:
         >>> import jax.numpy as jnp, paraxis as px
         >>> px.solve.prox.first(px.solve.prox.l1)((jnp.array([3.0, -0.5]), jnp.array(0.5)), 1.0)
