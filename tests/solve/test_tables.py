@@ -132,7 +132,7 @@ def test_value_and_gradient_do_not_depend_on_chunks_and_devices(devices, at_once
     assert (data.X.num_rows, data.X.dtype) == (N, np.float32)  # as of a float64 array in memory
     here, there = fun(params, 0.1, data), fun(params, 0.1, (x, y, weight.astype("float32")))
     np.testing.assert_allclose(here, there, rtol=1e-6)
-    gradient = px.solve.LBFGS(fun).optimality_fun(params, 0.1, data)
+    gradient = px.solve.LBFGS(fun).init_state(params, 0.1, data).grad
     expected = jax.grad(fun)(params, 0.1, (x, y, weight.astype("float32")))
     for ours, theirs in zip(gradient, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)

@@ -10,7 +10,7 @@ from paraxis._core import check
 from paraxis.solve import _gram as gram, _run as runs, _trees as trees
 from paraxis.solve._problem import Cache, Function, Linear, Point
 from paraxis.solve._run import OptStep
-from paraxis.solve._search import Found, noise, search
+from paraxis.solve._search import noise, search
 from paraxis.solve._solver import Solver
 from paraxis.solve._streaming import compiled
 
@@ -45,8 +45,7 @@ class LBFGS(Solver):
         fun: function ``(params, *args, **kwargs)`` → value, a scalar; ``params`` are any pytree of floats.
         value_and_grad: whether ``fun`` returns a pair of the value and its gradient.
         has_aux: whether ``fun`` returns a pair of the value and something else, which is put into ``state.aux``.
-        maxiter: stop after this many iterations.
-        tol: stop when ``state.error`` is at most this.
+        maxiter, tol: stop after this many iterations, or when ``state.error`` is at most ``tol``.
         stepsize: the step size, or a function of ``iter_num`` that returns it; 0 (the default) means a line search.
         linesearch: ``"zoom"``, for strong Wolfe conditions; there is no other.
         history_size: number of steps to store.
@@ -119,8 +118,8 @@ class LBFGS(Solver):
         rowless = dataclasses.replace(problem, design=None) if problem.is_linear else problem
         last = state.iter_num, state.stepsize
         found, slope, params, cache = _searched(self, rowless, point, direction, product, *last)
-        new = problem.end(params, cache, found.trial)
-        num_reads = 1 if problem.is_linear else found.num_trials  # of rows, forwards and backwards
+        new = problem.end(params, cache, found[1])
+        num_reads = 1 if problem.is_linear else found[3]  # of rows, forwards and backwards
         state = _advanced(self, state._replace(gamma=gamma), found, new, direction, slope, num_reads)
         return OptStep(params, state)
 
@@ -128,43 +127,43 @@ class LBFGS(Solver):
 @compiled
 def _searched(
     solver: LBFGS, problem: Linear | Function, point: Point, direction: Any, product: Any, iter_num: Any, last: Any
-) -> tuple[Found, jax.Array, Any, Cache]:
+) -> tuple[tuple[Any, ...], jax.Array, Any, Cache]:
     """Return the step along a direction, the slope where it begins, and the parameters and the cache at its end."""
     origin, at = problem.line(point, direction, product)
     if solver.stepsize:
         stepsize = jnp.asarray(solver._given_stepsize(iter_num), last.dtype)
-        found = Found(stepsize, at(stepsize), jnp.array(False), jnp.ones((), jnp.int32))
+        found = stepsize, at(stepsize), jnp.array(False), jnp.ones((), jnp.int32)
     elif problem.is_linear:
         # The initial Hessian is right up to a factor, which is the same for some iterations: searches of a slope that
         # small end at steps like the last one.
         found = search(origin, at, jnp.clip(last, 1, _LONGEST_FIRST), _SLOPE_OF_LINEAR)
     else:
         found = search(origin, at, jnp.ones_like(last), _SLOPE)
-    params = trees.along(point.params, found.stepsize, direction)
-    return found, origin.slope, params, point.cache.along(found.stepsize, product)
+    params = trees.along(point.params, found[0], direction)
+    return found, origin.slope, params, point.cache.along(found[0], product)
 
 
 @compiled
 def _advanced(
-    solver: LBFGS, state: LBFGSState, found: Found, new: Point, direction: Any, slope: jax.Array, num_reads: Any
+    solver: LBFGS, state: LBFGSState, found: Any, new: Point, direction: Any, slope: jax.Array, num_reads: Any
 ) -> LBFGSState:
     """Return the state after a step; if no step was found, without what is remembered."""
-    error = trees.norm(new.grad)
+    (stepsize, _, failed, num_trials), error = found, trees.norm(new.grad)
     # Where terms cancel, rounding is that of the terms, which the value at the start tells better than a value of 0.
     rounding = jnp.maximum(noise(new.value), noise(state.first_value))
-    remembering = _remembered(state, trees.scaled(found.stepsize, direction), trees.minus(new.grad, state.grad))
+    remembering = _remembered(state, trees.scaled(stepsize, direction), trees.minus(new.grad, state.grad))
     return runs.advance(
         solver,
-        trees.choose(found.failed, _forgotten(state), remembering),
+        trees.choose(failed, _forgotten(state), remembering),
         new,
         error,
-        spent=(found.num_trials, num_reads, found.num_trials, 2 * num_reads),
+        spent=(num_trials, num_reads, num_trials, 2 * num_reads),
         stalls=1,
         promised=jnp.abs(slope) > _PROMISE * rounding,
-        hopeless=found.failed & (state.num_pairs == 0),
+        hopeless=failed & (state.num_pairs == 0),
         finite=jnp.isfinite(new.value) & jnp.isfinite(error),
-        stepsize=found.stepsize,
-        failed_linesearch=found.failed,
+        stepsize=stepsize,
+        failed_linesearch=failed,
     )
 
 
@@ -188,11 +187,7 @@ def _remembered(state: LBFGSState, s: Any, y: Any) -> LBFGSState:
 
 @compiled
 def _descent(solver: LBFGS, state: LBFGSState) -> tuple[Any, jax.Array]:
-    """Minus the inverse Hessian, as far as it is remembered, times the gradient; and the scale where it began.
-
-    The two loops are algorithm 7.4 of Nocedal and Wright, "Numerical Optimization", 2006. Pairs lie in a ring; ``rho``
-    is 0 where there is none.
-    """
+    """Return minus the inverse Hessian times the gradient, and its first scale (Nocedal and Wright 2006, 7.4)."""
     rho = state.rho_history
     newest_last = (state.num_pairs + jnp.arange(len(rho))) % len(rho)
 

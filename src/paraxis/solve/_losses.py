@@ -42,8 +42,7 @@ _FEW = 20  # outputs over which a reduction is written out; with more, XLA compu
 def _over_outputs(combine: Callable[[Any, Any], Any], terms: Callable[[Any, Any], jax.Array], z: jax.Array) -> Any:
     """Return a reduction of ``terms(number of an output, its predictions)`` over the outputs, ``(n,)``.
 
-    Written out, all of a row is one loop over the rows, with its derivatives; XLA's CPU reductions over the leading
-    dimension take up to five times as long, and the transpose of an index instead of a split even more.
+    Written out, all of a row is one loop; XLA's CPU reductions over the leading dimension take up to five times longer.
     """
     if z.shape[0] <= _FEW:
         outputs = jax.lax.split(z, (1,) * z.shape[0])

@@ -51,9 +51,6 @@ class Trial(NamedTuple):
     kept: Any = ()  # gradient and ``aux``, of which the point there is made
 
 
-Line = tuple[Trial, Callable[[jax.Array], Trial]]  # where it begins, and a function of a step size
-
-
 @dataclasses.dataclass(frozen=True)
 class Function:
     """Any function: each trial computes value and gradient."""
@@ -71,7 +68,7 @@ class Function:
         """Return what a line along this direction uses instead of the data; linear in the direction."""
         return ()
 
-    def line(self, point: Point, direction: Any, product: Any) -> Line:
+    def line(self, point: Point, direction: Any, product: Any) -> tuple[Trial, Callable[[jax.Array], Trial]]:
         """Return the line from a point; ``product`` is the direction's :meth:`matvec`."""
 
         def trial(at: Point) -> Trial:
@@ -98,7 +95,7 @@ class Linear:
     design: Any  # (n, d), also of a table
     targets: jax.Array  # (n,), or (n, k) for several outputs that are no classes
     weight: jax.Array | None  # (n,), over whose sum the mean is; a finite row of weight zero does not count
-    l2: Any  # scalar, or None
+    l2: Any  # scalar
     intercept: bool = dataclasses.field(metadata={"static": True})  # whether parameters are a pair with one
     is_linear = True
 
@@ -107,23 +104,21 @@ class Linear:
         return isinstance(self.design, TableRows)
 
     def value(self, params: Any) -> jax.Array:
-        """Return the objective, as a plain function that JAX can differentiate in whatever way."""
+        """Return the objective."""
         return self.cost(self.matvec(params), self.shares(params)) + self._penalty(params)
 
     def at(self, params: Any, cache: Cache | None = None) -> Point:
         cache = Cache(None, self.shares(params)) if cache is None else cache
         z, (cost, grad) = self.read(_cost_and_grad, params, cache)
-        if self.l2 is not None:
-            coef = trees.along(self.coef(grad), self.l2, self.coef(params))
-            grad = (coef, grad[1]) if self.intercept else coef
+        coef = trees.along(self.coef(grad), self.l2, self.coef(params))
+        grad = (coef, grad[1]) if self.intercept else coef
         cache = cache._replace(z=z) if cache.z is None else cache
         return Point(params, cost + self._penalty(params), grad, None, cache)
 
     def matvec(self, direction: Any) -> jax.Array:
         return self.read(_predictions, direction, ())[0]
 
-    def line(self, point: Point, direction: Any, product: Any) -> Line:
-        l2 = jnp.asarray(0 if self.l2 is None else self.l2, product.dtype)
+    def line(self, point: Point, direction: Any, product: Any) -> tuple[Trial, Callable[[jax.Array], Trial]]:
         own, step = self.coef(point.params), self.coef(direction)
         zero, half, whole = trees.dot(own, own), trees.dot(own, step), trees.dot(step, step)
 
@@ -135,7 +130,7 @@ class Linear:
             (value, slope), (_, curvature) = jax.jvp(lambda a: jax.jvp(along, (a,), (one,)), (stepsize,), (one,))
             sums = _mean(jnp.stack([value, slope, curvature]), point.cache.shares)  # one sum: one exchange
             penalty = 0.5 * zero + stepsize * half + 0.5 * stepsize**2 * whole, half + stepsize * whole, whole
-            return Trial(*sums + l2 * jnp.stack(penalty))
+            return Trial(*sums + jnp.asarray(self.l2, sums.dtype) * jnp.stack(penalty))
 
         slope = trees.dot(point.grad, direction)
         return Trial(point.value, slope, jnp.full_like(slope, jnp.nan)), at
@@ -192,9 +187,7 @@ class Linear:
         pulled = jnp.sum(parts, 0).astype(coef.dtype)
         return (pulled, jnp.sum(r, -1)) if self.intercept else pulled
 
-    def _penalty(self, params: Any) -> Any:
-        if self.l2 is None:
-            return 0
+    def _penalty(self, params: Any) -> jax.Array:
         squares = jnp.sum(self.coef(params) ** 2)
         return jnp.asarray(0.5 * self.l2, squares.dtype) * squares
 
@@ -230,4 +223,4 @@ def _cost_and_grad(rows: Linear, params: Any, cache: Cache) -> Any:
 
 
 def _of_chunk(fn: Any, loss: Loss, intercept: bool, design: Any, targets: Any, shared: Any, rows: Any) -> Any:
-    return fn(Linear(loss, design, targets, None, None, intercept), shared, rows)
+    return fn(Linear(loss, design, targets, None, 0, intercept), shared, rows)

@@ -225,12 +225,11 @@ class ProximalGradient(Solver):
         """Return the next t, and by how much of the last change to extrapolate."""
         if not self.acceleration:
             return state.t, jnp.zeros_like(state.t)
+
+        def root(product: jax.Array) -> jax.Array:  # the t of which t * (t - 1) is this
+            return jnp.where(restart, 1, 0.5 * (1 + jnp.sqrt(1 + 4 * product)))
+
         # Of t, what counts is t * (t - 1) * stepsize: a step shorter or longer than foreseen changes t.
-        t = jnp.where(restart, 1, _root(state.t * (state.t - 1) * state.stepsize / step.stepsize))
-        next_t = jnp.where(restart, 1, _root(t**2 * step.stepsize / step.following))
+        t = root(state.t * (state.t - 1) * state.stepsize / step.stepsize)
+        next_t = root(t**2 * step.stepsize / step.following)
         return next_t, (t - 1) / next_t
-
-
-def _root(product: jax.Array) -> jax.Array:
-    """Return the t of which ``t * (t - 1)`` is this."""
-    return 0.5 * (1 + jnp.sqrt(1 + 4 * product))

@@ -193,8 +193,7 @@ def advance(
 
     ``spent`` are evaluations, gradients, trials and passes over the data. Of iterations without progress that count,
     ``stalls``, so many as the solver has patience for, or a quarter of all if that is more, stop it: there is no digit
-    left; unless the step ``promised`` more than rounding can hide. ``hopeless``: no step was found, and there is no
-    other direction to try.
+    left; unless the step ``promised`` more than rounding can hide. ``hopeless``: no other direction is left to try.
     """
     iter_num, value = state.iter_num + 1, point.value
     lower = value < state.best_value - noise(state.best_value) / 8

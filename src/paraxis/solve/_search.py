@@ -1,10 +1,8 @@
 """The step along a direction: a search on a line for the strong Wolfe conditions, as by zoom, with Newton's trials.
 
 It keeps a bracket, whose lower end is better than where the search began and goes further down, and whose upper end is
-worse, or goes up. Between the two lies a step that will do (Moré and Thuente 1994).
-
-Near a minimum the difference of two values is rounding. What is as good as rounding can tell is therefore judged by
-its slope alone (the approximate Wolfe test of Hager and Zhang 2005).
+worse, or goes up. Between the two lies a step that will do (Moré and Thuente 1994). Near a minimum, where values differ
+by rounding, slopes alone decide (the approximate Wolfe test of Hager and Zhang 2005).
 """
 
 from collections.abc import Callable
@@ -24,15 +22,6 @@ _TRIALS_OF_NOISE = 8  # where even the whole of what a step promises is rounding
 _NOISE = 32  # roundings of the value that count as none
 
 
-class Found(NamedTuple):
-    """The end of a line search; ``stepsize`` 0, at the origin, if it failed."""
-
-    stepsize: jax.Array
-    trial: Trial
-    failed: jax.Array
-    num_trials: jax.Array
-
-
 class _Bracket(NamedTuple):
     stepsize: jax.Array  # to try next
     low: jax.Array  # an end's step size, value and slope
@@ -47,8 +36,11 @@ def noise(value: jax.Array) -> jax.Array:
     return _NOISE * jnp.finfo(value.dtype).eps * jnp.abs(value)
 
 
-def search(origin: Trial, at: Callable[[jax.Array], Trial], first: jax.Array, slope_left: float) -> Found:
-    """Search along a line for a step, ``first`` being tried first; of the first slope, it may leave a part (c2)."""
+def search(origin: Trial, at: Callable[[jax.Array], Trial], first: jax.Array, slope_left: float) -> tuple[Any, ...]:
+    """Search along a line for a step, ``first`` being tried first; of the first slope, it may leave a part (c2).
+
+    Return the step size, 0 if the search failed, the trial there, whether it failed, and the number of trials.
+    """
     dtype = origin.value.dtype
     most = jnp.where(jnp.abs(origin.slope) * first < noise(origin.value), _TRIALS_OF_NOISE, _MAX_TRIALS)
 
@@ -81,7 +73,7 @@ def search(origin: Trial, at: Callable[[jax.Array], Trial], first: jax.Array, sl
     last = jax.lax.while_loop(go_on, body, bracket)
     failed = ~last.accepted & ~(last.low[1] < origin.value)
     stepsize = jnp.where(failed, 0, last.low[0])
-    return Found(stepsize, trees.choose(failed, origin, last.kept), failed, last.num_trials)
+    return stepsize, trees.choose(failed, origin, last.kept), failed, last.num_trials
 
 
 def _next(low: Any, high: Any, trial: Trial, at: jax.Array, count: jax.Array, rounding: jax.Array) -> jax.Array:

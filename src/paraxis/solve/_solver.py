@@ -1,11 +1,9 @@
 """What all solvers have in common: one compiled function that iterates, and a loop in Python around it.
 
 The function makes as many iterations as take a moment. Between two calls, Python may be interrupted, tell of the
-iteration, or save the run. Inside ``jit``, ``vmap`` and ``grad``, the same function makes all iterations.
-
-A solution is differentiated as what it is, the place where an optimality condition is zero, and not through the steps
-that led there (Blondel et al., "Efficient and modular implicit differentiation", 2022). So the derivative does not
-depend on the solver, costs a linear solve, and keeps nothing of the iterations.
+iteration, or save the run. Inside ``jit``, ``vmap`` and ``grad``, the same function makes all iterations. A solution is
+differentiated as the place where an optimality condition is zero, not through the steps that led there (Blondel et al.,
+"Efficient and modular implicit differentiation", 2022): that costs a linear solve, and keeps nothing of the iterations.
 """
 
 import abc
@@ -86,11 +84,6 @@ class Solver(abc.ABC):
             return self._compiled._solved(*operands)
         return arrays.on_auto_mesh(self._solved_by_host, *operands)
 
-    def optimality_fun(self, params: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return what is zero at a solution: the gradient, or ``params - prox(params - gradient)``."""
-        params, arguments = jax.tree.map(jnp.asarray, params), self._in_order(args, kwargs)
-        return self._residual(params, self._grad(params, arguments), arguments)
-
     def _given_stepsize(self, iter_num: Any) -> Any:
         return self.stepsize(iter_num) if callable(self.stepsize) else self.stepsize
 
@@ -150,9 +143,6 @@ class Solver(abc.ABC):
         """Return the same place, with what is computed before the first iteration, and once again."""
         return step
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_compiled"}
-
     @functools.cached_property
     def _compiled(self) -> Any:
         """Return the solver's programs, which go when it goes."""
@@ -175,10 +165,7 @@ class Solver(abc.ABC):
         return step._replace(params=jax.tree.map(lambda x: arrays.whole_beside(x, step.state.error), step.params))
 
     def _steps(self, step: OptStep, arguments: Any, until: Any) -> OptStep:
-        """Iterate until the solver stops, or has made so many iterations in all.
-
-        Where it would stop, a linear model's predictions are computed anew; if it is no solution, the run goes on.
-        """
+        """Iterate until the solver stops, even with a linear model's predictions computed anew; or so often in all."""
         problem = self._problem(step.params, arguments)
 
         def rechecked(step: OptStep) -> OptStep:
@@ -224,10 +211,9 @@ class Solver(abc.ABC):
             return step
 
     def _solved(self, params: Any, arguments: Any) -> OptStep:
-        """Return the end of a run in a program, which JAX differentiates as the root of two functions.
+        """Return the end of a run in a program, differentiated as the root of two functions of parameters and gradient.
 
-        Of parameters and their gradient, these are the true gradient less the second, and the residual by both. Their
-        derivatives tell those of gradient and operator apart.
+        They are the true gradient less that one, and the residual: these tell derivatives of gradient and prox apart.
         """
         start, held = jax.lax.stop_gradient((params, arguments))
         step = self._begun(start, held)

@@ -1,8 +1,6 @@
 """Objectives that solvers know from the inside: means over rows of losses of a linear model.
 
-Each is a plain function, with JAXopt's arguments where it has the same. A solver sees the linear model in it, and reads
-the data less often for it.
-
+Each is a plain function, with JAXopt's arguments where it has the same, in which a solver sees the linear model.
 ``data`` is ``(X, y)`` or ``(X, y, weight)``: rows ``(n, d)``; targets ``(n,)``; weights ``(n,)``, over whose sum the
 mean is taken, so that a row of weight zero does not count. The rows may lie on any devices in any way, and the compiler
 divides the work; :func:`paraxis.solve.rows` spreads any number of them.
@@ -52,9 +50,6 @@ class LinearObjective:
         l2: whether it is called as ``fun(params, l2reg, data)``, which adds ``l2reg / 2`` times the squared norm of
             the coefficients; the intercept is not penalised.
 
-    Raises:
-        ValueError: if there is no such loss.
-
     Example:
         >>> import jax.numpy as jnp, paraxis as px
         >>> fun = px.solve.objective.glm("poisson", intercept=True, l2=True)
@@ -92,7 +87,7 @@ class LinearObjective:
             wanted, got = ", ".join(names), len(args) + len(kwargs)
             raise TypeError(f"{self} takes (params, {wanted}), got {got} after params; update(params, state, {wanted})")
         data: Any = given["data"]
-        l2: Any = given.get("l2reg")
+        l2: Any = given.get("l2reg", 0)
         if not isinstance(data, tuple | list) or len(data) not in (2, 3):
             raise TypeError(
                 f"{self}: data must be (X, y) or (X, y, weight), got {check.described(data)}; of a table, write "

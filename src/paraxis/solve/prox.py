@@ -19,7 +19,7 @@ import numpy as np
 from paraxis._core import jax_api
 from paraxis.errors import DataError
 
-__all__ = ["box", "elastic_net", "first", "group", "l1", "non_negative", "none", "simplex"]
+__all__ = ["box", "elastic_net", "first", "group", "l1", "none", "simplex"]
 
 
 def none(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
@@ -77,17 +77,6 @@ def box(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     return _by_leaf(jnp.minimum, _by_leaf(jnp.maximum, x, lower), upper)
 
 
-def non_negative(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
-    """Replace negative numbers by zero.
-
-    Example:
-        >>> import jax.numpy as jnp, paraxis as px
-        >>> px.solve.prox.non_negative(jnp.array([3.0, -0.5]))
-        Array([3., 0.], dtype=float32)
-    """
-    return box(x, (0.0, jnp.inf))
-
-
 def simplex(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     """Move each vector of leaves ``(..., d)`` to the nearest one without negative numbers, of the sum ``hyperparams``.
 
@@ -110,29 +99,27 @@ def simplex(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     return _by_leaf(leaf, x, hyperparams)
 
 
-def first(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an operator on the first of a pair ``(coef, intercept)`` only: the intercept is not penalised.
+@dataclasses.dataclass(frozen=True)
+class first:  # noqa: N801  # one more operator
+    """Apply an operator to the first of a pair ``(coef, intercept)`` only: the intercept is not penalised.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
         >>> px.solve.prox.first(px.solve.prox.l1)((jnp.array([3.0, -0.5]), jnp.array(0.5)), 1.0)
         (Array([2., 0.], dtype=float32), Array(0.5, dtype=float32, weak_type=True))
     """
-    return _First(operator)
 
-
-@dataclasses.dataclass(frozen=True)
-class _First:
     operator: Callable[..., Any]
 
     def __call__(self, x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
+        """Return the pair, with the first of it moved."""
         coef, intercept = x
         return self.operator(coef, hyperparams, scaling), intercept
 
 
 def penalty(operator: Callable[..., Any], x: Any, hyperparams: Any) -> Any:
     """Return the penalty of an operator of this module, a scalar; of a constraint, and of a function of yours, 0."""
-    if isinstance(operator, _First):
+    if isinstance(operator, first):
         return penalty(operator.operator, x[0], hyperparams)
     if operator is elastic_net:
         strength, shrinkage = hyperparams
@@ -144,7 +131,7 @@ def penalty(operator: Callable[..., Any], x: Any, hyperparams: Any) -> Any:
 
 def require_sensible(who: str, operator: Callable[..., Any], x: Any, hyperparams: Any) -> None:
     """Check the hyperparameters of an operator of this module. With none, a strength of 1 makes most solutions zero."""
-    while isinstance(operator, _First):
+    while isinstance(operator, first):
         operator, x = operator.operator, x[0]
     who = f"{who}: hyperparams_prox of prox.{getattr(operator, '__name__', operator)}"
     if hyperparams is None and operator in (l1, elastic_net, group, box):
