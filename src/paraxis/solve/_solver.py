@@ -190,7 +190,8 @@ class Solver(abc.ABC):
             for table in tables:
                 stack.enter_context(table.shown())
             step = self._begun(params, arguments)
-            step, save = stack.enter_context(saved(f"{dataclasses.replace(self, verbose=False)}", step, arguments))
+            options = f"{dataclasses.replace(self, verbose=False)}" if tables else ""
+            step, save = stack.enter_context(saved(options, step, arguments))
             steps = self._program("_steps", arguments)
             try:
                 while int(step.state.status) == Status.RUNNING:
