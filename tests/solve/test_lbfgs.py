@@ -1,6 +1,7 @@
 """L-BFGS finds the minima that are known, and that SciPy, JAXopt and optax find; and keeps JAXopt's interface."""
 
 import functools
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -106,6 +107,12 @@ def test_a_loop_of_updates_is_a_run() -> None:
         assert float(state.value) <= before
     assert int(state.iter_num) == int(end.iter_num)
     assert_close((params, state.value), (expected, end.value), rtol=1e-6, atol=1e-9)
+
+
+def test_a_solver_that_has_run_can_be_pickled() -> None:
+    solver = px.solve.LBFGS(beale)
+    found = solver.run(jnp.ones(2)).params
+    assert_close(pickle.loads(pickle.dumps(solver)).run(jnp.ones(2)).params, found)
 
 
 def test_a_step_of_negative_curvature_is_not_remembered() -> None:

@@ -90,7 +90,7 @@ def _inverse(sample: Linear, params: Any, is_asked: Any) -> tuple[Inverse, Any]:
     shares = jnp.full(len(x), 1 / len(x), z.dtype) if weight is None else weight.astype(z.dtype) / jnp.sum(weight)
     coupling = None if sample.loss.coupling is None else sample.loss.coupling(z, shares)
     x = x if weight is None else x * (weight > 0)[:, None]
-    l2 = jnp.full(x.shape[1], 0 if sample.l2 is None else sample.l2, z.dtype)
+    l2 = jnp.full(x.shape[1], sample.l2, z.dtype)
     if sample.intercept:
         x, l2 = jnp.concatenate([x, jnp.ones_like(x[:, :1])], 1), jnp.append(l2, jnp.zeros((), l2.dtype))
     weight, size = shares * sample.loss.curvature(z), x.shape[1]

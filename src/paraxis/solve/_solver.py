@@ -29,7 +29,7 @@ from paraxis.solve._streaming import TableRows, saved, while_loop
 from paraxis.solve.objective import LinearObjective
 
 _PART = 0.5  # seconds that Ctrl-C waits, about; and at least an iteration
-_RENEWAL = 16  # iterations after which a preconditioner is computed anew
+_RENEWAL, _FAR = 10, 20  # iterations after which a preconditioner is computed anew, if the error is so many tol
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +149,9 @@ class Solver(abc.ABC):
         methods = self._start, self._iteration, self._steps, self._solved
         return SimpleNamespace(**{method.__name__: jax.jit(method) for method in methods})
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_compiled"}
+
     def _program(self, name: str, *operands: Any) -> Callable[..., Any]:
         """Return a method, compiled, unless it is part of another program or its passes are Python's."""
         return getattr(self if _is_traced(operands) or _tables(operands) else self._compiled, name)
@@ -196,7 +199,8 @@ class Solver(abc.ABC):
             try:
                 while int(step.state.status) == Status.RUNNING:
                     before, began = int(step.state.iter_num), time.perf_counter()
-                    step = self._prepared(step, arguments, again=True) if before == _RENEWAL else step
+                    if before == _RENEWAL and step.state.error > _FAR * self.tol:
+                        step = self._prepared(step, arguments, again=True)
                     most = min(_RENEWAL, self.maxiter) if before < _RENEWAL else self.maxiter
                     step = jax.block_until_ready(steps(step, arguments, np.int32(min(before + at_once, most))))
                     if is_alone and not (tables or self.verbose):
@@ -221,7 +225,8 @@ class Solver(abc.ABC):
         if getattr(step.state, "preconditioner", None) is not None and self.maxiter > _RENEWAL:
             step = self._steps(step, held, _RENEWAL)
             renewed = functools.partial(self._prepared, arguments=held, again=True)
-            step = jax.lax.cond(step.state.status == Status.RUNNING, renewed, lambda step: step, step)
+            is_far = (step.state.status == Status.RUNNING) & (step.state.error > _FAR * self.tol)
+            step = jax.lax.cond(is_far, renewed, lambda step: step, step)
         step = self._steps(step, held, self.maxiter)
 
         def functions(unknowns: tuple[Any, Any]) -> tuple[Any, Any]:
