@@ -248,7 +248,7 @@ def _is_local(x: Any) -> bool:
 
 def on_host(x: jax.Array) -> np.ndarray:
     """Return a concrete array, also one of which other processes hold parts: then all must ask for it."""
-    return np.asarray(local(x))
+    return np.asarray(x if _is_local(x) else local(x))
 
 
 def unbound(tree: Any) -> Any:
