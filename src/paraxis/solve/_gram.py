@@ -184,12 +184,15 @@ def _swept(a: jax.Array, start: Any, width: int) -> jax.Array:
     return jax.lax.dynamic_update_slice(a, inverse, (start, start))
 
 
-def apply(inverse: Inverse, params: Any) -> Any:
-    """Return the inverse times coefficients ``(d,)`` or ``(d, k)``, or a pair of these and an intercept."""
-    intercept, dtype = isinstance(params, tuple), jnp.result_type(*jax.tree.leaves(params))
-    whole = jnp.concatenate([params[0], params[1][None]]) if intercept else params
-    whole = _matmul(inverse.columns, whole)
+def apply(inverse: Inverse, *several: Any) -> list[Any]:
+    """Return the inverse times each of some coefficients ``(d,)`` or ``(d, k)``, or pairs of these and an intercept.
+
+    The matrix is read once for all of them.
+    """
+    intercept, dtype = isinstance(several[0], tuple), jnp.result_type(*jax.tree.leaves(several))
+    wholes = jnp.stack([jnp.concatenate([x[0], x[1][None]]) if intercept else x for x in several], 1)
+    found = _matmul(inverse.columns, wholes.reshape(len(wholes), -1)).reshape(wholes.shape)
     if inverse.outputs is not None:
-        whole = _matmul(whole, inverse.outputs)
-    whole = whole.astype(dtype)
-    return (whole[:-1], whole[-1]) if intercept else whole
+        found = _matmul(found, inverse.outputs)
+    each = (found[:, number].astype(dtype) for number in range(len(several)))
+    return [(whole[:-1], whole[-1]) if intercept else whole for whole in each]

@@ -207,7 +207,7 @@ def _descent(solver: LBFGS, state: LBFGSState) -> tuple[Any, jax.Array]:
     r, alphas = jax.lax.scan(backwards, trees.scaled(-1, state.grad), newest_last, reverse=True, unroll=_AT_ONCE)
     newest = newest_last[-1]
     s, y = pair(newest)
-    r, of_y = (r, y) if state.preconditioner is None else (gram.apply(state.preconditioner, x) for x in (r, y))
+    r, of_y = (r, y) if state.preconditioner is None else gram.apply(state.preconditioner, r, y)
     # Without a pair, a direction is no longer than 1, unless its length is right, or steps are given.
     is_right = state.preconditioner is not None or solver.stepsize
     first = jnp.ones_like(state.error) if is_right else 1 / jnp.maximum(state.error, 1)
