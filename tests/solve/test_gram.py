@@ -1,5 +1,6 @@
 """The initial Hessian of a linear problem, beside NumPy's inverse and JAX's derivatives; and when it is made."""
 
+import functools
 from typing import Any
 
 import jax
@@ -58,6 +59,18 @@ def test_inside_jit_it_is_as_outside() -> None:
     for scales in (np.ones(20), np.logspace(0, 2, 20)):
         data = px.solve.rows((x * scales).astype("float32"), y, axis=axis_on(2, 500))
         np.testing.assert_allclose(_steps(data, "auto", maxiter=9).value, inside(data).value, rtol=1e-3)
+
+
+def test_it_is_made_anew_only_where_the_solution_is_far() -> None:
+    x, y = labelled(500, 20, 3)
+    start, data = jnp.zeros((20, 3)), px.solve.rows((x * np.logspace(0, 2, 20)).astype("float32"), y)
+    solve = functools.partial(LBFGS, objective.l2_multiclass_logreg, precondition="gram")
+    error = float(solve(tol=0, maxiter=10).run(start, 1e-3, data).state.error)
+    for compiled in (lambda fn: fn, jax.jit):
+        first = compiled(solve().init_state)(start, 1e-3, data).preconditioner.columns
+        for tol, is_far in ((error / 1000, True), (error / 5, False)):
+            last = compiled(solve(tol=tol, maxiter=11).run)(start, 1e-3, data).state.preconditioner.columns
+            assert np.allclose(last, first, rtol=1e-3) != is_far
 
 
 def test_no_program_calls_lapack() -> None:

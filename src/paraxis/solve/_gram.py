@@ -66,6 +66,10 @@ def prepared(problem: Linear | Function, params: Any, precondition: str | None) 
     else:
         counted = np.arange(num_rows) if is_traced or weight is None else np.flatnonzero(arrays.on_host(weight))
         numbers = counted[sample_of(len(counted), num_features)]
+        if (
+            is_traced
+        ):  # how many rows are padding is not known: by a whole step, the others are the same with and without
+            numbers = counted[:: max(1, num_rows // max(1, len(numbers)))]
         design = arrays.on_auto_mesh(_rows, design, numbers)
     targets, weight = arrays.on_auto_mesh(_rows, (problem.targets, problem.weight), numbers)
     sample = Linear(problem.loss, design, targets, weight, problem.l2, problem.intercept)

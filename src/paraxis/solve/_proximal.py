@@ -25,7 +25,7 @@ from paraxis.solve._solver import Solver
 from paraxis.solve._streaming import while_loop
 
 _MAX_TRIALS = 30
-_SHORTEST, _LONGEST = 0.5, 0.95  # what is tried after a step that was too long, of it
+_SHORTEST, _LONGEST = 0.5, 0.95  # of a step that was too long: the next one lies between
 _GROWTH = (4.0, 1.1)  # of a step: until the first that was too long, and from then on
 
 
