@@ -17,7 +17,7 @@ from tests import _cpu_time
 # Tests of single devices pass on a GPU, too: CONTRIBUTING.md says how to run them there.
 NUM_DEVICES = int(os.environ.get("TEST_DEVICES", "8"))
 TESTS = Path(__file__).parent
-ON_NEWEST = {"laws", "core", "host", "docs"}  # their tests of every day are marked `newest`
+ON_NEWEST = {"laws", "docs"}  # their tests of every day are marked `newest`
 
 # More than half of the time goes into compiling. The XLA of jax 0.10 compiles twice as fast with the older of its two
 # code generators for CPUs, which is gone from later ones: there the tests see the newer one, as do, everywhere, those

@@ -22,25 +22,25 @@ import jax
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
 PATIENCE = 300  # seconds for a kill, what comes before it and after it included
-TRAIN, LAUNCH = "tests/train/test_", "tests/launch/test_"
+FIT, CHECKPOINTS, PROCESSES = "tests/test_fit", "tests/test_checkpoints", "tests/processes/test_"
 
 # By names in the table: of SIGKILLs of a run, processes, devices, and a share of all; else, tests by words of names.
 FAULTS: dict[str, tuple[int, int, float] | list[str]] = {
     "SIGKILL of a run, 1 × 2 processes × devices": (1, 2, 0.5),
     "SIGKILL of a run, 2 × 1 processes × devices": (2, 1, 0.25),
     "SIGKILL of a run, 2 × 2 processes × devices": (2, 2, 0.25),
-    "SIGKILL inside a save": [f"{TRAIN}checkpoint_damage.py killed"],
-    "files of a checkpoint damaged": [f"{TRAIN}checkpoint_damage.py damaged or flipped"],
-    "a full disk while a checkpoint is written": [f"{TRAIN}checkpoint_damage.py disk or cannot"],
-    "a full disk while a run writes its log and checkpoints": [f"{TRAIN}fit_outputs.py full"],
+    "SIGKILL inside a save": [f"{CHECKPOINTS}_damage.py killed"],
+    "files of a checkpoint damaged": [f"{CHECKPOINTS}_damage.py damaged or flipped"],
+    "a full disk while a checkpoint is written": [f"{CHECKPOINTS}_damage.py disk or cannot"],
+    "a full disk while a run writes its log and checkpoints": [f"{FIT}_outputs.py full"],
     "two runs in one place; a file that is not ours": [
-        *(f"{TRAIN}fit_outputs.py no_log", f"{TRAIN}checkpoint_damage.py another", f"{TRAIN}checkpoints.py somebody")
+        *(f"{FIT}_outputs.py no_log", f"{CHECKPOINTS}_damage.py another", f"{CHECKPOINTS}.py somebody")
     ],
-    "Ctrl-C and SIGTERM while a run trains": [*(f"{TRAIN}fit_resume.py signal", f"{LAUNCH}launch.py signal")],
-    "a loss or gradient that is not finite": [f"{TRAIN}fit_outputs.py finite", f"{TRAIN}processes.py finite"],
-    "one of several processes raises, leaves or is killed": [f"{LAUNCH}launch.py rank"],
-    "one of several processes is stuck": [f"{LAUNCH}initialize.py stuck"],
-    "output of a launch that cannot be written": [f"{LAUNCH}launch.py output_cannot"],
+    "Ctrl-C and SIGTERM while a run trains": [*(f"{FIT}_resume.py signal", f"{PROCESSES}launch.py signal")],
+    "a loss or gradient that is not finite": [f"{FIT}_outputs.py finite", f"{PROCESSES}training.py finite"],
+    "one of several processes raises, leaves or is killed": [f"{PROCESSES}launch.py rank"],
+    "one of several processes is stuck": [f"{PROCESSES}initialize.py stuck"],
+    "output of a launch that cannot be written": [f"{PROCESSES}launch.py output_cannot"],
 }
 
 
@@ -58,7 +58,7 @@ def tried(name: str, kills: int, seed: int, folder: str) -> tuple[int, int]:
     fault, number, wrong = FAULTS[name], 0, 0
     if isinstance(fault, tuple):
         number = max(1, round(kills * fault[2]))
-        command = "tests.train._fit_killer", folder, number, seed, *fault[:2]
+        command = "tests.processes._fit_killer", folder, number, seed, *fault[:2]
         done = ran(*command, timeout=PATIENCE * (number + 2))
         found = ["it failed"] * number if done.returncode else json.loads(done.stdout.splitlines()[-1])["wrong"]
         print(*found, file=sys.stderr)

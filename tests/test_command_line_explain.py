@@ -1,0 +1,123 @@
+"""``paraxis explain``: a report on any number of devices, in a process of its own; one line for each mistake."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from paraxis.cli import main
+from tests.test_command_line import run
+
+MODEL = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+import paraxis as px
+
+NUMBER = 3
+
+def average(w, x):
+    rows = px.Axis("rows", 1024)
+    return px.reduce_mean(px.map_fn(lambda w, x: x @ w, (px.broadcast(w, rows), x), rows), rows)
+
+def total(x):
+    return x.sum()
+
+def split():
+    mesh = Mesh(np.array(jax.devices()), ("all",))
+    return jax.ShapeDtypeStruct((2048, 4), jnp.float32, sharding=NamedSharding(mesh, P("all")))
+
+class Model:
+    @staticmethod
+    def twice(x):
+        return x @ x
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "explained_model.py"
+    path.write_text(MODEL)
+    return path
+
+
+@pytest.mark.newest
+def test_a_function_is_explained_on_512_devices_in_a_process_of_its_own(model: Path) -> None:
+    shapes = "float32[8,4], float32[1024,16,8]"
+    done = run("explain", f"{model}:average", "--shapes", shapes, "--devices", "512", "--html", "report.html")
+    assert done.returncode == 0, done.stderr
+    # A mean of 16 x 4 numbers over all devices, as on 8; two products of 16 x 8 and 8 x 4 on each device.
+    sent = r"\n  256 bytes  all_reduce f32\[16,4\]  along rows  px\.reduce_mean  explained_model\.py:10 "
+    assert re.search(sent, done.stdout)
+    assert f"{2 * 2 * 16 * 8 * 4 / 1000:.3g} kFLOP per device" in done.stdout
+    assert (model.parent / "report.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_other_programs_are_told_of_each_collective(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", f"{model}:average", "--shapes", "float32[8,4], float32[1024,16,8]", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (collective,) = found["collectives"]
+    told = {"kind": "all_reduce", "bytes": 256, "times": 1, "axes": ["rows"], "verb": "px.reduce_mean"}
+    assert collective.items() >= {**told, "line": {"file": str(model), "number": 10}}.items()
+    assert found["total_bytes"] == found["summary"]["all_reduce along rows, bytes"] == 256
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+def test_a_file_with_a_mesh_is_explained_on_a_topology_in_a_process_of_its_own(model: Path) -> None:
+    done = run("explain", f"{model}:total", "--arguments", "split", "--on", "v5e:4x4", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["num_devices"], found["summary"]["all_reduce along all, bytes"]) == (16, 4)
+
+
+@pytest.mark.slow  # each number is a process
+def test_numbers_of_devices_are_compared_in_a_table(model: Path) -> None:
+    devices = ["--devices", "1", "--devices", "4"]
+    done = run("explain", f"{model}:average", "--shapes", "float32[8,4] float32[1024,16,8]", *devices)
+    assert done.returncode == 0, done.stderr
+    rows = [re.split(r"  +", line.strip())[:4] for line in done.stdout.splitlines()]
+    assert rows == [
+        ["devices", "computes", "an equal share", "sends"],
+        ["1", "1.05 MFLOP", "1.05 MFLOP", "0 bytes"],  # 1024 products of 2 * 16 * 8 * 4
+        ["4", "262 kFLOP", "262 kFLOP", "256 bytes"],
+    ]
+    failed = run("explain", f"{model}:none", *devices)
+    assert (failed.returncode, "paraxis: there is no none in explained_model.py" in failed.stderr) == (2, True)
+
+
+def test_arguments_may_be_made_by_a_function_and_a_function_named_by_its_module(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    assert main(["explain", "explained_model:total", "--arguments", "split"]) == 0
+    out = capsys.readouterr().out
+    assert "total on 8 devices" in out
+    assert re.search(r"x +float32 +2048/8 × 4", out)
+    assert main(["explain", f"{model}:Model.twice", "--shapes", "float32[4,4]"]) == 0
+    assert "128 FLOP per device" in capsys.readouterr().out
+
+
+BOTH = "--shapes and --arguments both say what the function is given; write one of them"
+WRONG = {
+    "average": "average names no function; write: paraxis explain model.py:step, or package.model:step",
+    "none.py:f": "there is no file none.py",
+    "{}:agerage": "there is no agerage in explained_model.py",
+    "{}:total --shapes float31[3]": "--shapes: float31 is no dtype; write float32[64,10]",
+    "{}:total --shapes 3x4": "--shapes: 3x4 is no array; write '--shapes float32[64,10] int32[]'",
+    "{}:total --shapes float32[3] --arguments split": BOTH,
+    "{}:total --devices 1 --devices 2 --json": "--html, --json and --on are of one report; write --devices once",
+    "{}:total --shapes float32[3] --html r.png": (
+        "--html r.png: save: path must end in .html, got 'r.png'; write 'r.html'"
+    ),
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG)
+def test_each_mistake_is_told_in_one_line(
+    model: Path, capsys: pytest.CaptureFixture[str], arguments: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    assert main(["explain", *arguments.format(model).split(" ")]) == 2
+    assert capsys.readouterr().err == f"paraxis: {WRONG[arguments].format(model)}\n"

@@ -1,0 +1,200 @@
+"""Each finding has a program that causes it, and one that is alike and does not."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import NamedSharding
+
+import paraxis as px
+from paraxis.reports import Report
+from tests.test_explain import lies, mesh, struct
+
+pytestmark = pytest.mark.newest
+
+MIB = 1024**2
+
+
+def over(*spec: Any) -> NamedSharding:
+    return lies(mesh(d=8), *spec)
+
+
+def compared(x):
+    return x @ x.T  # pairs of rows
+
+
+def many_rows(x, *, size):
+    return px.map_fn(lambda x: x @ x, x, px.Axis("clients", size))  # clients
+
+
+def everywhere(x):
+    return jax.lax.with_sharding_constraint(x @ x, over())  # products
+
+
+def until(x):
+    return jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x * 2, x)  # condition
+
+
+def moved(state, x):
+    return {name: value + x for name, value in state.items()}
+
+
+STATE = {"a": struct(MIB // 8), "b": struct(MIB // 8)}
+TABLE = np.ones(MIB // 4, np.float32)
+ROWS = px.Axis("rows", 64)
+
+# The kind, a program that causes it and one that does not; the marker of its line, and words of its text.
+CASES: dict[str, tuple[Callable[[], Report], Callable[[], Report], str | None, str]] = {
+    "gather": (
+        lambda: px.explain(compared)(struct(256, 128, lies=over("d"))),
+        lambda: px.explain(compared)(struct(256, 128, lies=over())),
+        "pairs of rows",
+        "x, which lies in blocks, is gathered on each device along 'd'",
+    ),
+    "redundant": (
+        lambda: px.explain(everywhere)(struct(64, 64, lies=over())),
+        lambda: px.explain(functools.partial(many_rows, size=64))(struct(64, 8, 8)),
+        "products",
+        "the same work is done 8.0 times: each device computes 524 kFLOP, an equal share is 65.5 kFLOP",
+    ),
+    "condition": (
+        lambda: px.explain(jax.vmap(until))(struct(64, 4, lies=over("d"))),
+        lambda: px.explain(lambda x: px.map_fn(until, x, ROWS))(struct(64, 4)),
+        "condition",
+        "the devices exchange a loop's condition in each turn",
+    ),
+    "padding": (
+        lambda: px.explain(functools.partial(many_rows, size=10))(struct(10, 8, 8)),
+        lambda: px.explain(functools.partial(many_rows, size=15))(struct(15, 8, 8)),
+        "clients",
+        "the 10 elements of 'clients' on 8 devices are padded to 16: 38% of the places are empty",
+    ),
+    "replicated": (
+        lambda: px.explain(lambda x: x.sum())(struct(4 * MIB, lies=over())),
+        lambda: px.explain(lambda x: x.sum())(struct(4 * MIB, lies=over("d"))),
+        None,
+        "x (16 MiB) is whole on each of 8 devices",
+    ),
+    "constant": (
+        lambda: px.explain(lambda x: x + TABLE)(struct(MIB // 4)),
+        lambda: px.explain(lambda x, table: x + table)(struct(MIB // 4), TABLE),
+        None,
+        "an array float32[262144] (1 MiB) is closed over",
+    ),
+    "undonated": (
+        lambda: px.explain(moved)(STATE, struct()),
+        lambda: px.explain(jax.jit(moved, donate_argnums=0))(STATE, struct()),
+        None,
+        "state (1 MiB on each device) is returned changed",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_a_finding_is_told_where_there_is_one_and_only_there(kind: Any) -> None:
+    causes, does_not, marker, words = CASES[kind]
+    (finding,) = causes().found(kind)
+    assert words in finding.text
+    assert (finding.line and finding.line.code.partition("  # ")[2]) == marker
+    assert 0 < finding.weight <= 1
+    assert does_not().found(kind) == []
+
+
+def test_what_does_not_fit_is_told_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = type(jax.devices()[0])
+    monkeypatch.setattr(device, "memory_stats", lambda _: {"bytes_limit": 64 * MIB})
+    report = px.explain(lambda x: (x @ x.T) @ x)(struct(8192, 8))
+    assert report.fits is False
+    assert report.findings[0].kind == "too_large"
+    assert "64 MiB; 256 MiB are temporaries" in report.findings[0].text
+    assert px.explain(jnp.sin)(struct(8)).found("too_large") == []
+
+
+PAIR = {"a": struct(1024, 1024), "b": struct(1024, 1024)}
+NO_STATE: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "other names": (lambda pair, x: {"u": x @ pair["a"], "v": x.T @ pair["b"]}, (PAIR, PAIR["a"])),
+    "another is donated": (jax.jit(lambda g, state: moved(state, g["a"]), donate_argnums=1), (STATE, STATE)),
+    "a bare array": (lambda x: x * 2, (struct(4 * MIB),)),
+    "laid otherwise": (lambda x: [jax.lax.with_sharding_constraint(x[0], over("d"))], ([struct(MIB, lies=over())],)),
+}
+
+
+@pytest.mark.parametrize("case", NO_STATE)
+def test_what_is_no_state_is_not_to_be_donated(case: str) -> None:
+    fn, args = NO_STATE[case]
+    assert px.explain(fn)(*args).found("undonated") == []
+
+
+def test_which_state_comes_back_and_its_donation_are_written_and_of_two_none_is_guessed() -> None:
+    (finding,) = px.explain(lambda state, g: jax.tree.map(jnp.subtract, state, g))(STATE, STATE).found("undonated")
+    assert finding.text.startswith("state or g (1 MiB on each device)")
+    (finding,) = px.explain(lambda x, state: ({"new": moved(state, x)}, x))(struct(), STATE).found("undonated")
+    assert "jax.jit(…, donate_argnames='state')" in finding.write
+
+
+def test_arrays_that_are_whole_everywhere_are_added_up() -> None:
+    half = [struct(2 * MIB, lies=over()) for _ in range(4)]  # 8 MiB each
+    (of_one,) = px.explain(lambda x: sum(v.sum() for v in x["p"]))({"p": half}).found("replicated")
+    assert of_one.text == "4 arrays of x (32 MiB) are whole on each of 8 devices"
+    assert len(px.explain(lambda x: [v * 2 for v in x])(half).found("replicated")) == 1  # not again as a result
+    made = jax.jit(lambda x: jnp.broadcast_to(x, (4 * MIB,)), out_shardings=over())
+    (result,) = px.explain(made)(struct(lies=over())).found("replicated")
+    assert "out_shardings" in result.write
+
+
+def all_of_it(x):
+    jax.debug.print("{}", x[0, 0])  # call of Python
+    return everywhere(x) + (x[0, 0] * TABLE).sum()
+
+
+JITS: dict[str, Callable[..., Any]] = {"jax.jit": jax.jit, "eqx.filter_jit": eqx.filter_jit, "nnx.jit": nnx.jit}
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_what_any_library_jits_is_looked_through(jit: str) -> None:
+    x = jax.device_put(jnp.ones((64, 64)), over())
+    report = px.explain(JITS[jit](all_of_it))(x)
+    assert {finding.kind for finding in report.findings} == {"constant", "redundant"}
+    assert report.work.share == 2 * 64**3 / 8
+    assert [line.code.partition("  #")[2] for line in report.callbacks if line] == [" call of Python"]
+    assert report.unchecked == ()
+    model = eqx.nn.Linear(1024, 1024, key=jax.random.key(0))
+    assert px.explain(eqx.filter_jit(model))(jnp.ones(1024)).findings == ()  # what it holds is no constant
+
+
+def opaque(x):
+    """Can be lowered, but not traced."""
+
+
+vars(opaque)["lower"] = jax.jit(everywhere).lower
+
+
+def endless(x):
+    return jax.lax.while_loop(lambda x: x.sum() < 9, everywhere, x)
+
+
+UNKNOWN: dict[str, tuple[Any, Any]] = {
+    "JAX cannot trace this": (opaque, struct(64, 64, lies=over())),
+    "done twice: a loop has no known end": (endless, struct(64, 64, lies=over())),
+    "work done twice by lapack_spotrf_ffi": (jnp.linalg.cholesky, struct(8, 4, 4, lies=over())),
+    "work done twice by fft": (jnp.fft.fft, struct(8, 4, lies=over())),
+}
+
+
+@pytest.mark.parametrize("words", UNKNOWN)
+def test_what_nobody_can_look_for_is_told_instead_of_no_findings(words: str) -> None:
+    fn, x = UNKNOWN[words]
+    report = px.explain(fn)(x)
+    (told,) = report.unchecked
+    assert words in told
+    assert "No findings among what can be looked for" in str(report)
+    assert f"not looked for: {told}" in str(report)
+    once = px.explain(lambda x: jax.lax.while_loop(lambda x: x.sum() < 9, compared, x))
+    alone = once(struct(64, 64))  # one device does nothing twice
+    assert (alone.unchecked, str(alone).endswith("No findings")) == ((), True)

@@ -1,0 +1,113 @@
+"""Programs compiled for TPUs that are not here, by libtpu: skipped where it is not installed (extra ``tpu``)."""
+
+import importlib.util
+import os
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+import paraxis as px
+from tests.test_explain import HANDED_ON, PROGRAMS, lies, mesh, sent, struct
+from tests.test_explain_findings import until
+
+needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+
+# What a TPU's compiler makes of some programs: it sends what is only multiplied as bfloat16, sums before it scatters
+# what is small, and gathers in a ring beside a product.
+HALF = ("collective_permute", HANDED_ON[1] // 2, *HANDED_ON[2:])
+BLOCKS = [("collective_permute", 2 * 4 * 2, times, ("d",)) for times in (1, 2, 2, 2, 2)]
+SENT = {name: expected for name, (_, _, expected) in PROGRAMS.items()} | {
+    "sharded weights, gathered when used": BLOCKS,
+    "pipeline": [HALF, PROGRAMS["pipeline"][2][1]],
+    "gradient of the pipeline": [HALF, HANDED_ON, PROGRAMS["gradient of the pipeline"][2][2]],
+    "weights in parts, gathered and scattered": [
+        ("all_gather", 16 * 4 * 2, 1, ("d",)),
+        ("all_reduce", 16 * 4 * 4, 1, ("d",)),
+    ],
+}
+
+
+@needs_libtpu
+@pytest.mark.newest
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_tpus_send_is_known_by_hand(name: str) -> None:
+    fn, args, _ = PROGRAMS[name]
+    report = px.explain(fn, on="v5e:2x4")(*args)
+    assert sorted(sent(report)) == sorted(SENT[name])
+    assert report.num_devices == 8
+    assert report.work.factor in (1, None)
+    assert report.unchecked == ()
+    assert {c.is_ring for c in report.collectives} == {SENT[name] is BLOCKS}
+    assert {c.line.file for c in report.collectives if c.line} == {sys.modules[struct.__module__].__file__}
+
+
+@needs_libtpu
+def test_a_condition_that_chips_exchange_is_found() -> None:
+    rows, x = px.Axis("rows", 64), struct(64, 4, lies=lies(mesh(d=8), "d"))
+    assert px.explain(jax.vmap(until), on="v5e:2x4")(x).found("condition")
+    assert px.explain(lambda x: px.map_fn(until, x, rows), on="v5e:2x4")(x).findings == ()
+
+
+@needs_libtpu
+def test_names_shardings_and_donations_are_those_of_the_program() -> None:
+    over = mesh(d=2, m=4)
+    w = {"a": struct(8, 16, lies=lies(over, None, "m")), "unread": struct(3)}
+    step = jax.jit(lambda w, x, key: ({**w, "a": w["a"] - x.T @ (x @ w["a"])}, x.sum()), donate_argnums=0)
+    here, there = (
+        px.explain(step, on=on)(w, struct(4, 8, lies=lies(over, "d")), jax.random.key(0)) for on in (None, "v5e:2x4")
+    )
+    assert there.arguments == here.arguments
+    assert [(x.name, x.shape, x.split) for x in there.results] == [(x.name, x.shape, x.split) for x in here.results]
+    assert there.memory.arguments >= here.memory.arguments  # a TPU's tiles are of 8 × 128 numbers
+    assert there.memory.donated >= 8 * 16 // 4 * 4
+
+
+@needs_libtpu
+def test_axes_lie_over_all_chips_of_a_topology_that_has_more_than_there_are_devices() -> None:
+    clients = px.Axis("clients", 40)
+
+    def mean(w, x):
+        return px.reduce_mean(px.map_fn(lambda w, x: jnp.tanh(x @ w), (px.broadcast(w, clients), x), clients), clients)
+
+    before = dict(os.environ)
+    report = px.explain(mean, on="v5e:4x4")(struct(64, 32), struct(40, 8, 64))
+    assert {**os.environ} == before
+    assert sent(report) == [("all_reduce", 8 * 32 * 4, 1, ("clients",))]
+    assert report.collectives[0].verb == "px.reduce_mean"
+    assert "padded to 48" in report.found("padding")[0].text
+    alone = px.explain(lambda x, key: x @ x + jax.random.normal(key), on="v5e:4x4")
+    report = alone(struct(64, 64), jax.random.key(0))  # lies nowhere, so on one chip
+    assert (report.num_devices, report.work.factor) == (1, 1)
+
+
+@needs_libtpu
+def test_devices_of_a_topology_may_be_given_as_jax_has_them() -> None:
+    from jax.experimental import topologies
+
+    chips = topologies.get_topology_desc("v5e:2x2", platform="tpu").devices
+    over = NamedSharding(Mesh(np.array(chips), ("d",)), P("d"))
+    for on in (None, "v5e:2x2"):
+        (total,) = px.explain(lambda x: x.sum(), on=on)(struct(64, lies=over)).collectives
+        assert (total.kind, total.axes) == ("all_reduce", ("d",))
+
+
+@needs_libtpu
+def test_what_no_chip_holds_and_no_topology_has_is_refused() -> None:
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
+        px.explain(lambda x: jax.nn.softmax(x @ x.T) @ x, on="v5e:2x2")(struct(131072, 128, dtype=jnp.bfloat16))
+    with pytest.raises(ValueError, match="there is no topology on='v5e:3x3'; write on='v5e:4x4'"):
+        px.explain(jnp.sin, on="v5e:3x3")
+    with pytest.raises(ValueError, match=r"calls Python at test_topology.py:\d+, and on= has no host for it"):
+        px.explain(lambda x: jax.debug.print("{}", x) or x, on="v5e:2x2")(struct(3))
+    with pytest.raises(ValueError, match="lies over 8 devices, and the topology of on= has 4 chips"):
+        px.explain(lambda x: x * 2, on="v5e:2x2")(struct(64, lies=lies(mesh(d=8), "d")))
+
+
+def test_libtpu_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "libtpu", None)
+    with pytest.raises(ModuleNotFoundError, match=r"on=.* needs libtpu, .*; write pip install 'paraxis\[tpu\]'"):
+        px.explain(jnp.sin, on="v5e:4x4")

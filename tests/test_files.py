@@ -1,0 +1,35 @@
+"""No public face: what writes files does more besides. A file is there whole, or as it was."""
+
+from pathlib import Path
+
+import pytest
+
+from paraxis._host import files
+
+pytestmark = pytest.mark.newest
+
+
+@pytest.mark.parametrize("error", [None, OSError("no space left"), KeyboardInterrupt("stop")], ids=str)
+@pytest.mark.parametrize("old", [b"old", None])
+def test_a_file_takes_its_place_when_it_is_whole_or_leaves_what_was_there(
+    error: BaseException | None, old: bytes | None, tmp_path: Path
+) -> None:
+    target = tmp_path / "new" / "file"
+    target.parent.mkdir()
+    if old:
+        target.write_bytes(old)
+
+    def save() -> None:
+        with files.replaced(target) as file:
+            file.write(b"new")
+            assert (target.read_bytes() if target.exists() else None) == old
+            if error is not None:
+                raise error
+
+    if error is None:
+        save()
+    else:
+        with pytest.raises(type(error), match=str(error)):
+            save()
+    expected = {"file": b"new"} if error is None else {"file": old} if old else {}
+    assert {path.name: path.read_bytes() for path in target.parent.iterdir()} == expected

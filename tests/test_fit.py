@@ -1,0 +1,229 @@
+"""px.fit is the loop that one would write by hand, and nothing is waited for in it."""
+
+import collections
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import paraxis as px
+from paraxis.train import StopEarly
+from tests._fits import PER_EPOCH, arrays, batches, bits, by_hand, data, evaluate_step, start, step
+
+
+def fit(*args: Any, **options: Any) -> px.train.Fitted:
+    return px.fit(*args, progress=False, **options)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_fit_is_the_loop_by_hand_bit_for_bit(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, the numbers of a step come as one array."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    events: list[px.train.Event] = []
+    fitted = fit(start(), step, data(), epochs=3, callbacks=events.append)
+    expected, rows = list(by_hand(batches(data(), range(3 * PER_EPOCH)))), [16, 16, 16, 8]
+    assert bits((fitted.state.params, fitted.state.opt_state)) == bits(expected[-1][:2])
+    told = [(e.step, e.epoch, e.rows, e.metrics["loss"]) for e in events if e.kind == "step"]
+    assert told == [(k + 1, k // 4, rows[k % 4], expected[k][2]) for k in range(12)]
+    # An epoch's average weighs each row the same.
+    averages = [np.average([x[2] for x in expected[k : k + 4]], weights=rows) for k in (0, 4, 8)]
+    np.testing.assert_allclose([record.metrics["loss"] for record in fitted.history.epochs], averages, rtol=1e-15)
+    assert [(record.step, record.epoch) for record in fitted.history.epochs] == [(4, 0), (8, 1), (12, 2)]
+
+
+FIRST, SECOND = batches(data(), range(4)), batches(data(), range(4, 8))
+
+
+@pytest.mark.parametrize(
+    ("source", "length", "in_order"),
+    [
+        (collections.deque(FIRST), {"epochs": 2}, FIRST + FIRST),
+        (lambda: iter(FIRST), {"steps": 6}, FIRST + FIRST[:2]),
+        (lambda epoch: FIRST[: epoch + 1] + SECOND, {"epochs": 2}, FIRST[:1] + SECOND + FIRST[:2] + SECOND),
+    ],
+)
+def test_fit_takes_any_batches_that_can_be_gone_through_again(source: Any, length: Any, in_order: list[Any]) -> None:
+    fitted = fit(start(), step, source, **length)
+    assert bits((fitted.state.params, fitted.state.opt_state)) == bits(list(by_hand(in_order))[-1][:2])
+
+
+def test_fit_goes_on_from_the_steps_that_its_state_has_done_and_leaves_it_as_it_is() -> None:
+    whole, state = fit(start(), step, data(), steps=9), fit(start(), step, data(), steps=5).state
+    before = bits(state)
+    rest = fit(state, step, data(), steps=9)
+    assert (bits(rest.state), bits(state)) == (bits(whole.state), before)
+    assert fit(rest.state, step, data(), steps=9).state is rest.state
+
+
+class Fetched:
+    """A metric that notes when it is fetched."""
+
+    def __init__(self, number: int, order: list[tuple[str, int]]) -> None:
+        self._number, self._order = number, order
+
+    def __float__(self) -> float:
+        self._order.append(("fetched", self._number))
+        return 1.0
+
+
+def test_fit_fetches_metrics_when_four_later_steps_are_under_way() -> None:
+    order: list[tuple[str, int]] = []
+
+    def own_step(state: int, batch: int) -> Any:
+        order.append(("begun", state))
+        return state + 1, {"loss": Fetched(state, order)}
+
+    fit(0, own_step, [0, 1, 2], steps=50)
+    for k in range(45):
+        assert order.index(("begun", k + 4)) < order.index(("fetched", k)) < order.index(("begun", k + 5))
+    assert [number for kind, number in order if kind == "fetched"] == list(range(50))
+
+
+def test_an_evaluation_is_the_mean_over_all_rows_on_its_schedule_and_at_the_end() -> None:
+    test_rows = {name: x[:21] for name, x in arrays().items()}
+    uneven = [{name: x[part] for name, x in test_rows.items()} for part in (slice(0, 10), slice(10, 20), slice(20, 21))]
+    evaluations = [px.Evaluate(evaluate_step, uneven, every=3), px.Evaluate(evaluate_step, [test_rows], name="whole")]
+    history = fit(start(), step, data(), steps=10, evaluate=evaluations).history
+    after = [params for params, _, _ in by_hand(batches(data(), range(10)))]
+
+    def expected(step: int) -> float:
+        w, b = np.asarray(after[step - 1]["w"], np.float64), float(after[step - 1]["b"])
+        return float(np.mean((test_rows["x"] @ w + b - test_rows["y"]) ** 2))
+
+    for name, steps in (("test/loss", [3, 6, 9, 10]), ("whole/loss", [4, 8, 10])):
+        found, values = history.curve(name)
+        assert found.tolist() == steps
+        np.testing.assert_allclose(values, [expected(k) for k in steps], rtol=1e-5)
+
+
+def test_callbacks_are_told_in_order_with_the_state_where_it_is_known() -> None:
+    told, again = list[tuple[str, int, int | None]](), list[px.train.Event]()
+
+    def tell(event: px.train.Event) -> None:
+        told.append((event.kind, event.step, None if event.state is None else int(event.state.step)))
+
+    fit(start(), step, data(), steps=6, evaluate=px.Evaluate(evaluate_step, [arrays()]), callbacks=[tell, again.append])
+    steps = [("step", k, None) for k in range(1, 7)]
+    after_epoch, end = [("epoch", 4, 4), ("evaluate", 4, 4)], [("evaluate", 6, 6), ("end", 6, 6)]
+    assert told == [("start", 0, 0), *steps[:4], *after_epoch, *steps[4:], *end]
+    assert [(event.kind, event.step) for event in again] == [event[:2] for event in told]
+
+
+class Counter(NamedTuple):
+    step: int
+
+
+@pytest.mark.parametrize("begun", [0, 7])
+def test_a_long_history_is_averaged_to_a_bounded_number_of_points(begun: int) -> None:
+    def count(state: Counter, batch: Any) -> tuple[Counter, dict[str, float]]:
+        return Counter(state.step + 1), {"loss": float(state.step)}
+
+    history = fit(Counter(begun), count, [0], steps=begun + 1500).history
+    assert history.stride == 4
+    assert [record.step for record in history.steps] == [begun + 4 * k for k in range(1, 376)]
+    assert [record.metrics["loss"] for record in history.steps] == [begun + 4 * k + 1.5 for k in range(375)]
+
+
+@pytest.mark.parametrize("launched", [None, False, True])
+def test_fit_refuses_a_donated_state_and_a_rank_that_has_not_joined_before_it_writes(
+    launched: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, words = start(), r"rank 2 of 4 of paraxis launch, but px.initialize\(\) was not called"
+    if launched is None:
+        step(state, FIRST[0])
+        words = "px.fit: the arrays of this state were donated"
+    else:
+        there = {"PARAXIS_COORDINATOR": "127.0.0.1:5000", "PARAXIS_NUM_PROCESSES": "4", "PARAXIS_PROCESS": "2"}
+        for name, value in (there | ({"PARAXIS_LAUNCHER": f"{os.getppid()}"} if launched else {})).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(px.StateError, match=words):
+            px.Checkpoints(tmp_path / "run").save(1, {"w": np.ones(3)})
+    with pytest.raises(px.StateError, match=words):
+        fit(state, step, data(), steps=2, checkpoint=tmp_path / "run", log=tmp_path / "log")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _raising(state: int, batch: int) -> Any:
+    return state + 1, 1 / (2 - state)
+
+
+def _breaking() -> Iterator[int]:
+    yield from (0, 1, 2)
+    raise OSError("the disk is gone")
+
+
+def _ok(state: int, batch: int) -> Any:
+    return state + 1, {"loss": 1.0}
+
+
+def run(data: Any, step: Any = _ok, state: Any = 0, **options: Any) -> Callable[[], Any]:
+    return lambda: fit(state, step, data, **({"steps": 9} | options))
+
+
+def dev(step: Any, **options: Any) -> px.Evaluate:
+    return px.Evaluate(step, [0], name="dev", **options)
+
+
+NOT_OK, NO_DEV = start().replace(ok=jnp.array(False)), "'test/loss', but there is no such evaluation; write evaluate="
+ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (run(iter([1])), px.DataError, "does not give batches anew"),
+    (run({"x": 1}), px.DataError, r"data is a dict, .*px.loader"),
+    (run((np.ones(6), np.ones(6))), px.DataError, r"data is a tuple.*px.loader"),
+    (run(data(), lambda s, b: jnp.ones(()), start()), px.StateError, "train_step"),
+    (run(list), px.DataError, "data has no batches in epoch 1"),
+    (run([0], evaluate=[dev(_ok), dev(_ok)]), px.DataError, "two evaluations have one name"),
+    (run([0], evaluate=_ok), px.DataError, r"evaluate is a function; write px\.Evaluate"),
+    (run([0], evaluate=dev(_ok), stop_early=StopEarly("test/loss")), px.DataError, NO_DEV),
+    (run([0, 1], _raising), ZeroDivisionError, r"raised by step 3 \(number 1 of"),
+    (run(_breaking), OSError, "data: raised when batch number 4 of epoch 1"),
+    (run(lambda: iter([0]), step, start().replace(step=jnp.int32(3))), px.DataError, "a state after 3 steps continues"),
+    (run(data(), step, NOT_OK), px.StateError, "a gradient that was not finite"),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), ERRORS)
+def test_fit_refuses_what_cannot_be_done_and_says_where_errors_come_from(
+    call: Callable[[], Any], kind: type[Exception], words: str
+) -> None:
+    with pytest.raises(kind, match=words):
+        call()
+
+
+def stopped_early(values: list[float], rule: StopEarly, **options: Any) -> px.train.Fitted:
+    """An evaluation after each step has these values in turn."""
+    test = px.Evaluate(lambda state, batch: {"loss": values[state - 1]}, [0], every=1)
+    options = {"evaluate": test, "stop_early": rule, "steps": len(values), "progress": False} | options
+    return px.fit(0, lambda state, batch: (state + 1, 1.0), [0], **options)
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "steps", "best"),
+    [
+        ([5, 4, 3, 3, 3, 9], {"patience": 2}, 5, 3),
+        ([1, 2, 3, 3, 2, 1, 1], {"patience": 3, "mode": "max"}, 6, 3),
+        ([5, 4.5, 4.1, 3.9, 3.5, 3], {"patience": 3, "min_change": 1.0}, 6, 4),
+        ([5, 4.5, 4.1, 4.0, 3.5, 3], {"patience": 3, "min_change": 1.0}, 4, 1),
+        ([5, np.nan, np.nan, 1], {"patience": 2}, 3, 1),
+        ([np.inf, 4, 5, 5, 5], {"patience": 2}, 4, 2),
+    ],
+)
+def test_stop_early_ends_a_run_when_the_metric_was_no_better_so_often(
+    values: Any, options: Any, steps: int, best: int
+) -> None:
+    fitted = stopped_early(values, StopEarly("test/loss", **options))
+    words = f"test/loss was not better than {values[best - 1]:.6g}, its best, of step {best}"
+    assert fitted.state == steps
+    assert fitted.best == px.train.Record(best, best - 1, {"test/loss": values[best - 1]})
+    assert words in fitted.stopped if fitted.stopped else steps == len(values)
+
+
+def test_stop_early_watches_the_average_of_an_epoch() -> None:
+    losses = [4.0, 2.0, 3.0, 1.0, 2.0, 2.0, 9.0]  # epochs of two steps: 3, 2, 2, …
+    rule = StopEarly("loss", patience=1)
+    fitted = fit(0, lambda s, b: (s + 1, losses[s]), [0, 0], epochs=9, stop_early=rule)
+    assert (fitted.state, fitted.best and fitted.best.step) == (6, 4)

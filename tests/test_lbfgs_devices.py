@@ -1,0 +1,59 @@
+"""Where the rows lie never changes the optimum, and a step communicates as little as it promises."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+
+import paraxis as px
+from paraxis.solve import objective
+from paraxis.testing import assert_communication
+from tests._problems import labelled
+
+L2 = 1e-2
+FUNCTIONS = {
+    "softmax": objective.l2_multiclass_logreg,
+    "softmax with intercept": objective.l2_multiclass_logreg_with_intercept,
+    "logistic with intercept": objective.glm("logistic", intercept=True, l2=True),
+    "poisson": objective.glm("poisson", l2=True),
+}
+
+
+def _data(name: str, size: int, dtype: str) -> tuple[Any, np.ndarray, np.ndarray]:
+    """Where to start, rows and targets."""
+    x, y = labelled(size, 5, 3)
+    many = name.startswith("softmax")
+    y = y if many else y.clip(0, 1)
+    return FUNCTIONS[name].init(5, 3 if many else None, dtype=dtype), x.astype(dtype), y
+
+
+def _mesh(devices: int, kind: AxisType = AxisType.Auto, name: str = "data") -> Mesh:
+    return Mesh(np.array(jax.devices()[:devices]), (name,), axis_types=(kind,))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_rows_that_the_user_put_on_a_mesh(kind: AxisType) -> None:
+    start, x, y = _data("poisson", 48, "float32")
+    solver = px.solve.LBFGS(FUNCTIONS["poisson"], tol=1e-6)
+    expected = float(solver.run(start, L2, (x, y)).state.value)  # on one device
+    mesh = _mesh(8, kind)
+    spread = jax.device_put((x, y, np.full(48, 2.0, "float32")), NamedSharding(mesh, P("data")))
+    states = [solver.run(start, L2, spread).state]
+    with jax.set_mesh(mesh):
+        states.append(solver.run(start, L2, spread[:2]).state)
+    params, state = start, solver.init_state(start, L2, spread)
+    update = jax.jit(solver.update)
+    for _ in range(30):
+        params, state = update(params, state, L2, spread)
+    np.testing.assert_allclose([float(one.value) for one in (*states, state)], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("softmax with intercept", AxisType.Auto), ("poisson", AxisType.Explicit)])
+def test_a_step_sums_the_gradient_and_three_scalars_over_the_devices(name: str, kind: AxisType) -> None:
+    start, x, y = _data(name, 48, "float32")
+    data = jax.device_put((x, y, np.ones(48, "float32")), NamedSharding(_mesh(8, kind), P("data")))
+    solver = px.solve.LBFGS(FUNCTIONS[name])
+    state = solver.init_state(start, L2, data)
+    assert_communication(jax.jit(solver.update), start, state, L2, data, all_reduce=2, all_gather=0)

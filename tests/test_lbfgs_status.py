@@ -1,0 +1,87 @@
+"""A status is reached by what it says, and success is never claimed where NumPy finds none."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import paraxis as px
+from paraxis.solve import Status
+from tests._problems import CLASSICS, rosenbrock
+
+START = jnp.array([-1.2, 1.0], "float32")
+
+
+@pytest.mark.sampled(1)
+def test_converged_means_that_the_gradient_is_small() -> None:
+    params, state = px.solve.LBFGS(rosenbrock, tol=1e-3).run(START)
+    assert int(state.status) == Status.CONVERGED
+    assert float(state.error) <= 1e-3
+    a, b = np.asarray(params, "float64")
+    slope = [-2 * (1 - a) - 400 * a * (b - a**2), 200 * (b - a**2)]
+    assert np.linalg.norm(slope) <= 1.1e-3
+    assert state.reason == "the error is as small as tol asks"
+
+
+def test_a_limit_of_iterations_is_kept() -> None:
+    for limit in (1, 5):
+        _, state = px.solve.LBFGS(rosenbrock, maxiter=limit, tol=1e-6).run(START)
+        assert (int(state.status), int(state.iter_num)) == (Status.ITERATION_LIMIT, limit)
+        assert "limit of iterations" in state.reason
+        assert float(state.error) > 1e-6
+
+
+def test_the_error_at_a_limit_of_iterations_is_that_of_the_parameters() -> None:
+    """From far away, predictions that are added up step by step keep the rounding of the first ones."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((200, 10)).astype("float32")
+    y = (X @ rng.standard_normal(10)).astype("float32")
+    solver = px.solve.LBFGS(px.solve.objective.least_squares, tol=1e-30, maxiter=15)
+    params, state = solver.run(jnp.full(10, 1e5, "float32"), px.solve.rows(X, y))
+    assert (int(state.status), int(state.iter_num)) == (Status.ITERATION_LIMIT, 15)
+    grad = X.T.astype("float64") @ (X @ np.asarray(params, "float64") - y) / len(X)
+    np.testing.assert_allclose(float(state.error), np.linalg.norm(grad), rtol=0.1)
+
+
+def test_a_gradient_of_the_wrong_sign_fails_the_search() -> None:
+    def wrong(x: jax.Array) -> Any:
+        return (x**2).sum(), -2 * x
+
+    params, state = px.solve.LBFGS(wrong, value_and_grad=True).run(jnp.array([3.0, 1.0]))
+    assert int(state.status) == Status.LINE_SEARCH_FAILED
+    assert bool(state.failed_linesearch)
+    assert "is the gradient the derivative of the value?" in state.reason
+    np.testing.assert_array_equal(params, [3, 1])  # nothing worse is accepted
+    assert float(state.value) == 10
+
+
+def test_a_start_that_is_not_finite_is_said() -> None:
+    _, state = px.solve.LBFGS(lambda x: jnp.log(x).sum()).run(jnp.array([-1.0]))
+    assert (int(state.status), int(state.iter_num)) == (Status.NOT_FINITE, 0)
+    assert "not finite" in state.reason
+
+
+@pytest.mark.parametrize("solver", [px.solve.LBFGS, px.solve.ProximalGradient])
+def test_fixed_steps_out_of_the_domain_are_no_solution(solver: Any) -> None:
+    """Where the value is not a number, its gradient may be zero."""
+
+    def fun(p: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.where(p < 1, (p - 2) ** 2, jnp.nan))
+
+    _, state = solver(fun, stepsize=0.6, maxiter=20).run(jnp.zeros(1))
+    assert int(state.status) == Status.NOT_FINITE
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", ["Wood", "condition 1e4"])
+def test_what_float32_cannot_do_is_not_claimed(name: str) -> None:
+    problem = CLASSICS[name]
+    solver = px.solve.LBFGS(problem.fun, tol=0.0, maxiter=2000)
+    for start in problem.starts[:2]:
+        _, state = solver.run(jnp.array(start, "float32"))
+        where = f"{name} from {start}: {state.reason}, {int(state.iter_num)} iterations"
+        assert int(state.status) == (Status.PRECISION if float(state.error) > 0 else Status.CONVERGED), where
+        assert int(state.iter_num) <= 600, where
+        assert float(state.value) <= 1e-4, where

@@ -1,0 +1,193 @@
+"""Modules from outside, given late, or returned; copies of wrapped functions, and wrapped functions in others."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import nnx
+
+import paraxis as px
+from tests._modules import MLP, Counter, arrays_in, assert_untouched, host
+from tests._support import assert_close, values
+
+NET: Any = nnx.Linear(3, 4, rngs=nnx.Rngs(5))
+X = values(8, 3)
+WRAPPERS = [px.Jit, px.Parallel]
+
+
+def uses_global(x: jax.Array) -> jax.Array:
+    return NET(x)
+
+
+def inner_function(x: jax.Array) -> jax.Array:
+    return jax.vmap(lambda row: NET(row))(x)
+
+
+def reads_sizes(x: jax.Array) -> jax.Array:
+    return x @ jnp.ones(NET.kernel.shape, NET.kernel.dtype)
+
+
+class Trainer:
+    """Names an attribute and a parameter as a global is named."""
+
+    def __init__(self) -> None:
+        self.NET = NET
+        self.step = px.Jit(self.train, self.NET)
+
+    def train(self, NET: Any, x: jax.Array) -> jax.Array:
+        assert self.NET is not NET
+        return NET(x)
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS)
+def test_a_module_from_outside_is_refused_with_the_line_to_write(wrap: Any) -> None:
+    net: Any = MLP(nnx.Rngs(0))
+    gradient = px.GradValues(lambda net, x: net(x).sum(), net)
+    opt = px.Optimizer(net, optax.sgd)
+    cases = {
+        "net": (lambda x: net(x), lambda x: net.first(x), lambda x: x + net.first.bias[...]),
+        "gradient": (lambda x: gradient(x), lambda net, x: gradient(x)),
+        "opt": (lambda x: opt(0.1, [x] * 4),),
+        "NET": (uses_global, inner_function),
+    }
+    for name, functions in cases.items():
+        for fn in functions:
+            with pytest.raises(
+                px.StateError, match=rf"uses '{name}' from outside, .*px\.{wrap.__name__}\(lambda net, …: …, {name}\)"
+            ):
+                wrap(fn, *([net] if fn.__code__.co_argcount == 2 else []))
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS)
+def test_sizes_other_names_and_given_modules_are_no_modules_from_outside(wrap: Any) -> None:
+    assert wrap(reads_sizes)(X).shape == (8, 4)
+    assert_close(Trainer().step(X), NET(X))
+    assert_close(wrap(lambda NET, x: jax.vmap(lambda row: NET(row))(x), NET)(X), NET(X))
+    assert_close(px.Vectorize(lambda x: NET(x))(X), NET(X))
+    assert_close(px.GradValues(lambda x: NET(x).sum(), argnums=0)(X)[0], jnp.ones((8, 4)) @ NET.kernel[...].T)
+
+
+def call(net: Counter, x: jax.Array) -> jax.Array:
+    return net(x)
+
+
+def loss(net: Counter, x: jax.Array, scale: float = 1.0) -> jax.Array:
+    return net(x).sum() * scale
+
+
+def test_copies_have_modules_of_their_own_and_shallow_ones_share() -> None:
+    net = Counter(nnx.Rngs(0))
+    for fn in (px.Jit(call, net), px.Jit(px.Jit(net)), px.Vectorize(net), px.GradValues(loss, net)):
+        for copied in (copy.deepcopy(fn), pickle.loads(pickle.dumps(fn)), nnx.clone(fn)):
+            calls = int(net.calls[...])
+            assert_close(jax.tree.leaves(copied(X)), jax.tree.leaves(fn(X)))
+            assert int(net.calls[...]) == calls + 1
+        shallow = copy.copy(fn)
+        shallow(X)
+        assert int(net.calls[...]) == calls + 2
+
+
+LATE = [px.Jit(call), px.Parallel(call), px.Vectorize(call, batch_axis=(None, 0)), px.GradValues(loss, argnums=1)]
+
+
+@pytest.mark.parametrize("fn", LATE, ids=repr)
+def test_a_module_given_when_calling_is_refused_and_is_left_as_it_was(fn: Any) -> None:
+    net = Counter(nnx.Rngs(0))
+    before = arrays_in(net)
+    with pytest.raises(px.StateError, match=r"is or holds a module.*would be lost.*\(f, net\)"):
+        fn(net, X)
+    assert_untouched(before, net)
+
+
+def test_a_function_that_jax_has_compiled_is_refused_if_it_is_to_have_modules() -> None:
+    with pytest.raises(px.StateError, match=r"compiled by jax\.jit already.*f\.__wrapped__"):
+        px.Jit(jax.jit(call), Counter(nnx.Rngs(0)))
+    assert_close(px.Jit(jax.jit(lambda x: x * 2))(X), X * 2)
+
+
+def noisy(net: Any, x: jax.Array, key: Any) -> jax.Array:
+    return x + jax.random.normal(jnp.ravel(key)[0])
+
+
+@pytest.mark.parametrize("wrap", [px.Vectorize, px.Parallel], ids=["rows", "devices"])
+def test_one_key_for_all_is_refused_unless_batch_axis_says_so(wrap: Any) -> None:
+    net, key, zeros = MLP(nnx.Rngs(0)), jax.random.key(5), jnp.zeros(8)
+    for give in (lambda f: f(zeros, key), lambda f: f(zeros, key=key)):
+        with pytest.raises(px.DataError, match=r"is one random key.*jax\.random\.split\(key, rows\)"):
+            give(wrap(noisy, net))
+    assert_close(
+        jax.device_get(wrap(noisy, net, batch_axis=(0, None))(zeros, key)), jnp.full(8, jax.random.normal(key))
+    )
+
+
+class Net(nnx.Module):
+    def __init__(self) -> None:
+        self.layers = nnx.List([nnx.Linear(3, 3, rngs=nnx.Rngs(0))])
+        self.count = nnx.Variable(jnp.array(0))
+
+    def __call__(self, x: Any) -> Any:
+        return self.layers[0](x)
+
+
+WRAPS: dict[str, Callable[[Any, Net], Callable[[Any], Any]]] = {
+    "Jit": lambda f, net: px.Jit(f, net),
+    "Vectorize": lambda f, net: px.Vectorize(f, net, batch_axis=(0,)),
+    "Parallel": lambda f, net: px.Parallel(f, net),
+    "GradValues": lambda f, net: px.GradValues(lambda net, x: (net(x).sum(), f(net, x)), net),
+}
+
+
+def counted(f: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    def call(net: Any, x: Any) -> Any:
+        net.count[...] += 1
+        return f(net)
+
+    return call
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_a_part_of_what_was_given_is_refused_and_nothing_is_written(wrap: str) -> None:
+    for f in (lambda net: net, lambda net: {"found": (X, net.layers[0])}, lambda net: net.layers[0].bias):
+        net = Net()
+        message = (
+            rf"{wrap.rpartition(' ')[2]}: the function returned a module that it was given, .*nnx\.state\(module\)"
+        )
+        with pytest.raises(px.StateError, match=message):
+            WRAPS[wrap](counted(f), net)(X)
+        assert int(net.count[...]) == 0
+
+
+# --- transforms inside transforms --------------------------------------------------------------------------------
+
+NESTED = {"Jit": px.Jit, "Parallel": px.Parallel, "Vectorize": px.Vectorize}
+STYLES: dict[str, Callable[[Any, Any, Any], Callable[..., Any]]] = {
+    "wrapped twice": lambda outer, inner, net: outer(inner(net)),
+    "given as a module": lambda outer, inner, net: outer(lambda f, x: f(x), inner(net)),
+    "made inside": lambda outer, inner, net: outer(lambda net, x: inner(net)(x), net),
+    "given beside the module": lambda outer, inner, net: outer(lambda net, f, x: f(x), net, inner(net)),
+}
+
+
+def _linear(net: Counter, x: jax.Array) -> jax.Array:
+    return x @ net.layer.kernel.get_value() + net.layer.bias.get_value()
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("outer", NESTED)
+@pytest.mark.parametrize("inner", NESTED)
+def test_two_transforms_in_any_order_write_once(outer: str, inner: str, style: str) -> None:
+    net = Counter(nnx.Rngs(0))
+    x = values(3, 8, 3) if outer == "Vectorize" else values(8, 3)
+    fn = STYLES[style](NESTED[outer], NESTED[inner], net)
+    kernel = net.layer.kernel.get_value()
+    for n in (1, 2, 3):
+        assert_close(host(fn(x)), _linear(net, x))
+        assert net.calls.get_value() == n
+        net.layer.bias[...] = values(4, seed=n)
+    assert "Parallel" in (outer, inner) or net.layer.kernel.get_value() is kernel

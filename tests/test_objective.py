@@ -1,0 +1,184 @@
+"""Objectives are what NumPy, JAXopt and scikit-learn say, and lines, products and gradients are those of JAX."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paraxis.solve import objective
+from paraxis.solve.objective import LossName
+from tests._problems import in_float64
+
+N, D, K = 11, 4, 3
+LOSSES: tuple[LossName, ...] = ("softmax", "logistic", "squared", "poisson", "huber")
+
+
+def _jaxopt_objective() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import jaxopt
+    return jaxopt.objective
+
+
+def _data(loss: str, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows, targets that suit the loss, and weights."""
+    rng = np.random.default_rng(seed)
+    y: Any = {
+        "softmax": rng.integers(0, K, N),
+        "logistic": rng.integers(0, 2, N),
+        "poisson": rng.poisson(2, N),
+    }.get(loss, 2 * rng.normal(size=N))
+    return rng.normal(size=(N, D)), y, rng.uniform(0.2, 3, N)
+
+
+def _params(loss: str, intercept: bool, seed: int = 1) -> Any:
+    rng = np.random.default_rng(seed)
+    shape = (D, K) if loss == "softmax" else (D,)
+    coef = jnp.asarray(rng.normal(size=shape))
+    return (coef, jnp.asarray(rng.normal(size=shape[1:]))) if intercept else coef
+
+
+def _row_costs(loss: str, z: Any, y: Any) -> Any:
+    """What each row costs, from the definition."""
+    if loss == "softmax":
+        return -jnp.take_along_axis(jax.nn.log_softmax(z), jnp.asarray(y)[:, None], 1)[:, 0]
+    if loss == "logistic":
+        return jnp.logaddexp(0, z) - y * z
+    if loss == "poisson":
+        return jnp.exp(z) - y * z
+    r = abs(z - y)
+    return 0.5 * r**2 if loss == "squared" else jnp.where(r < 1, 0.5 * r**2, r - 0.5)
+
+
+@pytest.mark.slow
+@in_float64
+def test_values_are_those_of_jaxopts_namesakes() -> None:
+    theirs = _jaxopt_objective()
+    for name, loss, intercept, l2 in (
+        ("multiclass_logreg", "softmax", False, False),
+        ("multiclass_logreg_with_intercept", "softmax", True, False),
+        ("l2_multiclass_logreg", "softmax", False, True),
+        ("l2_multiclass_logreg_with_intercept", "softmax", True, True),
+        ("binary_logreg", "logistic", False, False),
+        ("least_squares", "squared", False, False),
+        ("ridge", "squared", False, True),
+    ):
+        x, y, _ = _data(loss)
+        args = (_params(loss, intercept), *((0.7,) if l2 else ()), (x, y))
+        rival = getattr(theirs, "ridge_regression" if name == "ridge" else name)
+        np.testing.assert_allclose(getattr(objective, name)(*args), rival(*args), rtol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("loss", ["huber", "squared"])
+@in_float64
+def test_several_outputs_cost_the_mean_of_what_each_costs(loss: LossName) -> None:
+    rng = np.random.default_rng(4)
+    for rows in (N, K):  # as many rows as outputs must not mix the two up
+        x, coef, weight = rng.normal(size=(rows, D)), rng.normal(size=(D, K)), rng.uniform(0.2, 3, rows)
+        y = rng.integers(0, 2, (rows, K)).astype(float)
+        each = [np.average(_row_costs(loss, x @ coef[:, i], y[:, i]), weights=weight) for i in range(K)]
+        np.testing.assert_allclose(objective.glm(loss)(coef, (x, y, weight)), np.mean(each), rtol=1e-12)
+
+
+CASES = ["plain", "all", *(pytest.param(case, marks=pytest.mark.slow) for case in ("intercept", "weights", "l2"))]
+
+
+def _all_cases(test: Callable[..., None]) -> Callable[..., None]:
+    test = pytest.mark.parametrize("case", CASES)(in_float64(test))
+    return pytest.mark.parametrize("loss", LOSSES)(test)
+
+
+def _posed(loss: LossName, case: str) -> tuple[Any, Any, Callable[[Any], jax.Array]]:
+    """A problem, where to look at it, and the same objective as a function written without the library."""
+    intercept, l2 = case in ("intercept", "all"), 0.3 if case in ("l2", "all") else None
+    x, y, weight = _data(loss)
+    data = (x, y, weight) if case in ("weights", "all") else (x, y)
+    params = _params(loss, intercept)
+    fun = objective.glm(loss, intercept=intercept, l2=l2 is not None)
+    shares = jnp.asarray(weight / weight.sum() if len(data) == 3 else np.full(N, 1 / N))
+
+    def plain(params: Any) -> jax.Array:
+        coef, bias = params if intercept else (params, 0.0)
+        z = x @ coef + bias
+        return (shares * _row_costs(loss, z, y)).sum() + 0.5 * (l2 or 0) * (coef**2).sum()
+
+    return fun.problem(params, *(() if l2 is None else (l2,)), data), params, plain
+
+
+def _close(actual: Any, expected: Any) -> None:
+    jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-10, atol=1e-10), actual, expected)
+
+
+@pytest.mark.sampled(5)
+@_all_cases
+def test_a_point_has_value_and_gradient(loss: LossName, case: str) -> None:
+    problem, params, plain = _posed(loss, case)
+
+    @jax.jit
+    def look(params: Any) -> Any:
+        point = problem.at(params)
+        return (point.value, point.grad), jax.grad(problem.value)(params), jax.value_and_grad(plain)(params)
+
+    point, grad, expected = look(params)
+    _close(point, expected)
+    _close(grad, expected[1])
+
+
+@pytest.mark.sampled(5)
+@_all_cases
+def test_a_line_is_the_function_along_it(loss: LossName, case: str) -> None:
+    problem, params, plain = _posed(loss, case)
+    direction = jax.tree.map(lambda p: jnp.asarray(np.random.default_rng(5).normal(size=p.shape)), params)
+
+    def along(stepsize: Any) -> Any:
+        return jax.tree.map(lambda p, d: p + stepsize * d, params, direction)
+
+    def value(stepsize: jax.Array) -> jax.Array:
+        return plain(along(stepsize))
+
+    @jax.jit
+    def look(stepsize: jax.Array) -> Any:
+        point, product, there = problem.at(params), problem.matvec(direction), along(stepsize)
+        origin, at = problem.line(point, direction, product)
+        trial = at(stepsize)
+        end = problem.end(there, point.cache.along(stepsize, product), trial)
+        found = origin[:2], trial[:3], (end.value, end.grad), end.cache.z
+        at_zero = value(jnp.array(0.0)), jax.grad(value)(0.0)
+        derivatives = value(stepsize), jax.grad(value)(stepsize), jax.grad(jax.grad(value))(stepsize)
+        return found, (at_zero, derivatives, jax.value_and_grad(plain)(there), problem.matvec(there))
+
+    for stepsize in map(jnp.asarray, (0.0, 0.25, -1.0)):
+        _close(*look(stepsize))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("loss", LOSSES)
+@in_float64
+def test_a_weight_is_a_number_of_copies_and_zero_is_none(loss: LossName) -> None:
+    x, y, _ = _data(loss)
+    params = _params(loss, True)
+    copies = np.random.default_rng(7).integers(0, 4, N)
+    fun = objective.glm(loss, intercept=True)
+    look = jax.jit(jax.value_and_grad(fun))
+    expected = look(params, (np.repeat(x, copies, 0), np.repeat(y, copies)))
+    _close(look(params, (x, y, copies.astype(float))), expected)
+    _close(look(params, (x, y, copies)), expected)  # integers, too
+    wild = np.where((copies == 0)[:, None], 1e6 if loss != "poisson" else 1.0, x)
+    _close(look(params, (wild, y, copies.astype(float))), expected)
+
+
+def test_what_does_not_fit_is_said() -> None:
+    x, y = jnp.ones((5, 2)), jnp.zeros(5, int)
+    fun: Any = objective
+    for call, error, text in (
+        (lambda: fun.ridge(jnp.ones(2), (x, y)), TypeError, r"takes \(params, l2reg, data\)"),
+        (lambda: fun.least_squares(jnp.ones(3), (x, y)), ValueError, r"must be \(d,\).*got \(5, 2\) and \(3,\)"),
+        (lambda: fun.binary_logreg(jnp.ones(2), (x, y, y[:2])), ValueError, r"weight must be \(5,\).*got \(2,\)"),
+        (lambda: fun.multiclass_logreg(jnp.ones(2), (x, y)), ValueError, r"must be \(d, k\), an output per class"),
+    ):
+        with pytest.raises(error, match=text):
+            call()

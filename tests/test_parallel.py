@@ -1,0 +1,298 @@
+"""``px.Parallel`` gives what one device gives: arguments split, results combined, variables that devices write."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+
+import paraxis as px
+from tests._modules import Normed, Tied, host, mesh_of, mlp
+from tests._support import assert_close, at_night, values
+
+SOME_DEVICES = [1, 8, *at_night([2, 3], 2)]
+
+
+def grid(*names: str, kind: AxisType = AxisType.Auto) -> Mesh:
+    return Mesh(np.array(jax.devices()).reshape(4, 2), names, axis_types=(kind, kind))
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("devices", SOME_DEVICES)
+def test_a_module_gives_what_it_gives_on_one_device(devices: int) -> None:
+    x, mesh = values(24, 3), mesh_of(devices)
+    for net in (mlp(), Tied(nnx.Rngs(0))):
+        got = px.Parallel(net, mesh=mesh)(x)
+        assert_close(host(got), net(x), rtol=1e-6)
+        assert got.sharding.device_set == set(jax.devices()[:devices])
+    net, other = mlp(), Tied(nnx.Rngs(1))
+    assert_close(host(px.Parallel(lambda a, b, x: a(b(x)) + 1, net, other, mesh=mesh)(x)), net(other(x)) + 1)
+    assert_close(host(px.Parallel(net.first, mesh=mesh)(x)), net.first(x))
+    assert_close(host(px.Parallel(net.first.__call__, mesh=mesh)(x)), net.first(x))
+    assert_close(host(px.Parallel(lambda x: x * 2, mesh=mesh)(x)), x * 2)
+
+
+# What each word does to results that are stacked, (devices, ...).
+REDUCTIONS: dict[Any, Callable[[jax.Array], jax.Array]] = {
+    "concat": lambda y: jnp.concatenate(y) if y.ndim > 1 else y,
+    "stack": lambda y: y,
+    "first": lambda y: y[0],
+    "mean": lambda y: jnp.mean(y, 0),
+    "sum": lambda y: jnp.sum(y, 0),
+    "max": lambda y: jnp.max(y, 0),
+    "min": lambda y: jnp.min(y, 0),
+}
+OUTPUTS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "rows": lambda x: jnp.sin(x),
+    "a scalar": lambda x: x.mean(),
+    "one dimension": lambda x: x.sum(0),
+    "integers": lambda x: (x * 10).astype("int32"),
+    "booleans": lambda x: x > 1,
+    "the same for all": lambda x: jnp.arange(3.0),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 3, 8])
+def test_each_reduction_of_each_output(devices: int) -> None:
+    x = values(24, 3)
+    for name, output in OUTPUTS.items():
+        stacked = jnp.stack([output(share) for share in jnp.split(x, devices)])
+        body = lambda x, output=output: (output(x),) * len(REDUCTIONS)  # noqa: E731
+        got = px.Parallel(body, mesh=mesh_of(devices), reduce=tuple(REDUCTIONS))(x)
+        for kind, one in zip(REDUCTIONS, got, strict=True):
+            expected = REDUCTIONS[kind](stacked)
+            assert_close({(name, kind): host(one)}, {(name, kind): host(expected)})
+
+
+def test_the_same_is_checked_before_anything_runs() -> None:
+    net, x = mlp(), values(16, 3)
+    got = px.Parallel(lambda net, x: px.pmean(net(x).mean(), "device"), net, reduce="same")(x)
+    assert_close(np.asarray(got), np.asarray(net(x)).mean())
+    with pytest.raises(px.StateError, match=r"result\['a'\] is to be the same.*depends on the device's share; .*pmean"):
+        px.Parallel(lambda net, x: {"a": net(x)}, net, reduce="same")(x)
+    assert_close(host(px.Parallel(net, reduce="same", check=False)(x)), net(x)[:2])
+
+
+@pytest.mark.parametrize("devices", SOME_DEVICES)
+def test_collectives_are_over_all_devices(devices: int) -> None:
+    x = values(24, 3)
+    total = px.Parallel(lambda x: x / px.psum(x.sum(), "device"), mesh=mesh_of(devices))(x)
+    assert_close(host(total), x / x.sum())
+    lax_total = px.Parallel(lambda x: x / jax.lax.psum(x.sum(), "d"), mesh=mesh_of(devices, "d"), axis_name="d")(x)
+    assert_close(host(lax_total), x / x.sum())
+    body = lambda: (px.axis_index("device"), jnp.asarray(px.axis_size("device")))  # noqa: E731
+    index, size = px.Parallel(body, mesh=mesh_of(devices), reduce=("concat", "same"))()
+    assert index.tolist() == list(range(devices))
+    assert int(size) == devices
+
+
+KINDS = [AxisType.Auto, AxisType.Explicit]
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_mesh_that_is_given_or_set(kind: AxisType) -> None:
+    x, expected = values(24, 3), mlp()(values(24, 3))
+    body = lambda net, x: (net(x), px.pmean(net(x), "device"))  # noqa: E731
+    places: list[tuple[Mesh, Any, int]] = [
+        (mesh_of(2, "rows", kind), "rows", 2),
+        (grid("device", "model", kind=kind), None, 4),
+        (grid("replica", "rows", kind=kind), ("replica", "rows"), 8),
+    ]
+    for mesh, over, devices in places:
+        mean = np.asarray(expected).reshape(devices, -1, 4).mean(0)
+        net = mlp()
+        given = px.Parallel(body, net, mesh=mesh, over=over, reduce=("concat", "same"))(x)
+        assert_close(jax.tree.map(np.asarray, given), (np.asarray(expected), mean))
+        with jax.set_mesh(mesh):
+            as_set = px.Parallel(body, net, over=over, reduce=("concat", "same"))(x)
+        assert_close(jax.tree.map(np.asarray, as_set), (np.asarray(expected), mean))
+
+
+def test_arguments_that_lie_elsewhere() -> None:
+    x = values(24, 3)
+    expected = np.asarray(mlp()(x))
+    rows = NamedSharding(mesh_of(8, "other"), P("other"))
+    places = [jax.devices()[5], rows, NamedSharding(mesh_of(4), P("device")), NamedSharding(mesh_of(2), P())]
+    for devices in (1, 3, 8):
+        fast = px.Parallel(mlp(), mesh=mesh_of(devices))
+        for given in (np.asarray(x), *(jax.device_put(x, place) for place in places), x):
+            assert_close(np.asarray(fast(given)), expected)
+
+
+def test_variables_are_sent_to_all_devices_once() -> None:
+    net = mlp()
+    net.last.kernel.set_value(jax.device_put(net.last.kernel[...], jax.devices()[3]))
+    fast, mesh = px.Parallel(net), mesh_of(8)
+    x = jax.device_put(values(16, 3), NamedSharding(mesh, P("device")))
+    fast(x)
+    there = [v[...] for v in px.variables(net)]
+    assert all(v.sharding.is_fully_replicated and len(v.sharding.device_set) == 8 for v in there)
+    with jax.transfer_guard("disallow"):
+        y = fast(x)
+    assert all(v[...] is old for v, old in zip(px.variables(net), there, strict=True))
+    assert_close(np.asarray(y), np.asarray(mlp()(values(16, 3))))
+    net.last.kernel.set_value(jnp.zeros((8, 4)))
+    assert not np.asarray(fast(x)).any()
+
+
+# --- arguments -------------------------------------------------------------------------------------------------------
+
+
+TREES: dict[str, tuple[Any, Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
+    "one for all": (1, lambda x, y: x.T * y.T, lambda: (values(3, 24), values(3, 24, seed=1))),
+    "one of them whole": ((0, None), lambda x, w: x @ w, lambda: (values(24, 3), values(3, 3))),
+    "a dict": (0, lambda d: d["a"] * d["b"][0][:, None], lambda: ({"a": values(24, 3), "b": [values(24), 2.0]},)),
+    "a prefix": (
+        ({"a": 0, "b": None}, [1, None]),
+        lambda d, e: d["a"] @ d["b"]["c"] + e[0].T + e[1].sum(),
+        lambda: ({"a": values(24, 3), "b": {"c": values(3, 3)}}, [values(3, 24), values(7)]),
+    ),
+    "keys": (0, lambda k: jax.vmap(jax.random.normal)(k), lambda: (jax.random.split(jax.random.key(0), 24),)),
+}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("devices", [3, 8])
+@pytest.mark.parametrize("name", TREES)
+def test_axes_of_arguments(name: str, devices: int) -> None:
+    axes, body, make = TREES[name]
+    args = make()
+    got = px.Parallel(body, batch_axis=axes, mesh=mesh_of(devices))(*args)
+    assert_close(host(got), host(jnp.asarray(body(*args))))
+
+
+DEVICES = [1, 2, 3, 8]
+
+
+class Total(nnx.Variable[Any]):
+    pass
+
+
+class Store(nnx.Module):
+    """Variables by name."""
+
+    v: nnx.Variable[Any]
+
+    def __init__(self, **variables: nnx.Variable[Any]) -> None:
+        for name, variable in variables.items():
+            setattr(self, name, variable)
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)[...]
+
+
+def add_index(store: Store) -> None:
+    """Each device adds its number to every variable."""
+    for v in px.variables(store):
+        v.set_value((v[...] + px.axis_index("device")).astype(v[...].dtype))
+
+
+def rewrite(store: Store) -> None:
+    """Each device writes what was there."""
+    for v in px.variables(store):
+        v.set_value(v[...] * 1)
+
+
+RULES: dict[str, Callable[[np.ndarray], Any]] = {
+    "mean": lambda x: x.mean(0),
+    "sum": lambda x: x.sum(0),
+    "max": lambda x: x.max(0),
+    "min": lambda x: x.min(0),
+    "first": lambda x: x[0],
+    "stack": lambda x: x,
+}
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("dtype", ["float32", "int32", "uint32", "int8", "bool"])
+@pytest.mark.parametrize(("devices", "kind"), [*((n, AxisType.Auto) for n in DEVICES), (8, AxisType.Explicit)], ids=str)
+def test_each_rule_keeps_the_dtype(devices: int, kind: AxisType, dtype: str) -> None:
+    start = np.array([0, 1, 1], dtype)
+    stacked = (start.astype("int64") + np.arange(devices)[:, None]).astype(dtype).astype("float64")
+    own = Store(**{rule: Total(jnp.asarray(start), sync=rule) for rule in RULES})
+    px.Parallel(add_index, own, mesh=mesh_of(devices, kind=kind))()
+    for rule, oracle in RULES.items():
+        expected, got = oracle(stacked), np.asarray(own[rule])
+        assert got.dtype == dtype, rule
+        assert_close(got, (expected if dtype == "float32" else np.round(expected)).astype(dtype))
+    median = Store(v=Total(jnp.asarray(start), sync=lambda x: jnp.median(x, axis=0)))
+    typed = Store(v=Total(jnp.asarray(start)))
+    px.Parallel(add_index, median, mesh=mesh_of(devices, kind=kind))()
+    px.Parallel(add_index, typed, sync={nnx.Variable: "min", Total: "max"}, mesh=mesh_of(devices, kind=kind))()
+    assert_close(np.asarray(median["v"]).astype("float64"), np.median(stacked, axis=0))
+    assert_close(np.asarray(typed["v"]), stacked.max(0).astype(dtype))
+
+
+def test_no_rule_is_an_error_that_names_the_variable() -> None:
+    with pytest.raises(px.StateError, match=r"variable \(Store\)\.v could be left.*sync=\{.*Total: 'mean'\}"):
+        px.Parallel(add_index, Store(v=Total(jnp.ones(2))))()
+    for variable, sync in (
+        (nnx.BatchStat(jnp.ones(2)), {nnx.BatchStat: None}),
+        (Total(1.0, sync=None), {Total: "sum"}),
+    ):
+        with pytest.raises(px.StateError, match=r"variable \(Store\)\.v could be left.*'mean'"):
+            px.Parallel(add_index, Store(v=variable), sync=sync)()
+    store = Store(v=Total(jnp.arange(3.0)))
+    px.Parallel(rewrite, store)()  # the same on all devices: no rule is needed
+    assert store["v"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("devices", SOME_DEVICES)
+def test_batch_statistics_of_each_device_are_averaged(devices: int) -> None:
+    net, x = nnx.BatchNorm(3, momentum=0.9, rngs=nnx.Rngs(0)), values(24, 3)
+    y = px.Parallel(net, mesh=mesh_of(devices))(x)
+    shares = np.asarray(x, "float64").reshape(devices, -1, 3)
+    normed = (shares - shares.mean(1, keepdims=True)) / np.sqrt(shares.var(1, keepdims=True) + 1e-5)
+    assert_close(np.asarray(y), normed.reshape(24, 3).astype("float32"), rtol=1e-4, atol=1e-4)
+    assert_close(np.asarray(net.mean[...]), (0.1 * shares.mean(1).mean(0)).astype("float32"))
+    assert_close(np.asarray(net.var[...]), (0.9 + 0.1 * shares.var(1).mean(0)).astype("float32"))
+
+
+def loss(net: Normed, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    out = net(x)
+    return ((out - y) ** 2).mean(), out
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("devices", SOME_DEVICES)
+def test_synchronised_batch_norm_is_that_of_one_device(devices: int) -> None:
+    def step(net: Normed, x: jax.Array, y: jax.Array) -> Any:
+        gradients, (_, out) = px.GradValues(loss, net)(x, y)
+        return px.pmean(gradients, "device"), out
+
+    x, y = values(24, 3) * 4 - 4, values(24, 4, seed=1)  # around zero, where NNX's variance is not rounded away
+    net, alone = Normed(nnx.Rngs(0)), Normed(nnx.Rngs(0))
+    synchronised = px.Parallel(step, net, sync_batch_norm=True, reduce=("same", "concat"), mesh=mesh_of(devices))
+    on_one = nnx.value_and_grad(loss, has_aux=True)
+    synchronised(x, y)
+    on_one(alone, x, y)
+    gradients, out = synchronised(x, y)
+    (_, out_alone), gradients_alone = on_one(alone, x, y)
+    by_name = dict(zip(px.variables(alone).subset(nnx.Param).names(), jax.tree.leaves(gradients_alone), strict=True))
+    assert_close(np.asarray(out), np.asarray(out_alone), rtol=1e-5)
+    assert_close({n: np.asarray(g) for n, g in gradients.items()}, {n: np.asarray(g) for n, g in by_name.items()})
+    for ours, theirs in zip(px.variables(net), px.variables(alone), strict=True):
+        assert_close(np.asarray(ours[...]), np.asarray(theirs[...]), rtol=1e-5)
+    assert net.norm.axis_name is None
+    assert_close(np.asarray(net(x)), np.asarray(alone(x)), rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("devices", SOME_DEVICES)
+def test_each_device_and_each_call_has_its_own_mask(devices: int) -> None:
+    drop = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    fast = px.Parallel(lambda drop, x: (drop(x), drop(x)), drop, reduce="stack", mesh=mesh_of(devices))
+    assert drop.rngs is not None
+    masks: list[bytes] = []
+    for call in range(1, 4):
+        for y in fast(jnp.ones((24, 64))):
+            masks += [np.asarray(share[0] > 0).tobytes() for share in y]
+        assert (drop.rngs.count[...].shape, int(drop.rngs.count[...])) == ((), call)
+    assert len(set(masks)) == len(masks) == 3 * 2 * devices

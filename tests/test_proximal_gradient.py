@@ -1,0 +1,168 @@
+"""Penalised and bounded problems end where scikit-learn, SciPy and JAXopt end, on any devices and in any transform."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+from sklearn.linear_model import Lasso, MultiTaskLasso
+
+import paraxis as px
+from paraxis.solve import ProximalGradient, Status, objective, prox
+from tests._problems import in_float64
+from tests._support import axis_on
+
+RNG = np.random.default_rng(2)
+NUM_ROWS, NUM_FEATURES = 60, 8
+X = RNG.normal(size=(NUM_ROWS, NUM_FEATURES)) * np.logspace(0, -0.7, NUM_FEATURES)
+TRUE = np.array([2.0, 0, -1, 0, 3, 0, 0, -2])
+Y = X @ TRUE + 0.1 * RNG.normal(size=NUM_ROWS)
+LABELS = (RNG.random(NUM_ROWS) < 1 / (1 + np.exp(-X @ TRUE))).astype(float)
+START = np.zeros(NUM_FEATURES)
+
+
+def _lasso(strength: float, weight: Any = None) -> np.ndarray:
+    oracle = Lasso(alpha=strength, fit_intercept=False, tol=1e-14, max_iter=100000)
+    return oracle.fit(X, Y, sample_weight=weight).coef_
+
+
+def _half_mean_square(params: Any, data: Any) -> jax.Array:
+    return 0.5 * jnp.mean((data[0] @ params - data[1]) ** 2)
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("fun", [objective.least_squares, _half_mean_square])
+@pytest.mark.parametrize("acceleration", [True, False])
+@in_float64
+def test_the_lasso_is_that_of_scikit_learn(fun: Callable[..., Any], acceleration: bool) -> None:
+    solver = ProximalGradient(fun, prox.l1, tol=1e-10, maxiter=5000, acceleration=acceleration)
+    params, state = solver.run(jnp.asarray(START), 0.05, (X, Y))
+    assert state.status == Status.CONVERGED
+    expected = _lasso(0.05)
+    np.testing.assert_allclose(params, expected, atol=1e-8)
+    np.testing.assert_array_equal(params == 0, expected == 0)
+
+
+VALUES: dict[str, tuple[Callable[..., Any], Any, Callable[[np.ndarray], Any]]] = {
+    "l1": (prox.l1, 0.05, lambda w: 0.05 * np.abs(w).sum()),
+    "elastic net": (prox.elastic_net, (0.05, 0.3), lambda w: 0.05 * np.abs(w).sum() + 0.15 * (w**2).sum()),
+    "group": (prox.group, np.full((NUM_FEATURES, 1), 0.1), lambda w: 0.1 * np.sqrt((w**2).sum(1)).sum()),
+    "box": (prox.box, (-0.5, 0.5), lambda w: 0.0),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+@in_float64
+def test_what_is_told_is_what_is_minimised_the_penalty_included(name: str) -> None:
+    operator, hyper, penalty = VALUES[name]
+    seen: list[px.solve.Iteration] = []
+    targets = np.stack([Y, -Y], 1)
+    solver = ProximalGradient(objective.glm("squared", intercept=True), prox.first(operator), verbose=seen.append)
+    (coef, bias), state = solver.run((jnp.zeros((NUM_FEATURES, 2)), jnp.ones(2)), hyper, (X, targets))
+    expected = 0.5 * np.mean((X @ coef + bias - targets) ** 2) + penalty(np.asarray(coef))
+    np.testing.assert_allclose((seen[-1].value, state.value), expected, rtol=1e-9)
+    assert seen[0].value > seen[-1].value
+
+
+@in_float64
+def test_the_group_lasso_is_that_of_scikit_learn() -> None:
+    targets = np.stack([Y, X @ TRUE[::-1] + 0.1], 1)
+    oracle = MultiTaskLasso(alpha=0.3, fit_intercept=False, tol=1e-14, max_iter=100000).fit(X, targets)
+    # Theirs sums over the outputs, ours averages.
+    solver = ProximalGradient(objective.least_squares, prox.group, tol=1e-10, maxiter=5000)
+    params, _ = solver.run(jnp.zeros((NUM_FEATURES, 2)), 0.15, (X, targets))
+    np.testing.assert_allclose(params, oracle.coef_.T, atol=1e-7)
+    assert np.any(np.all(np.asarray(params) == 0, 1))
+
+
+@in_float64
+def test_mixtures_on_the_simplex_are_those_of_scipy() -> None:
+    params, state = ProximalGradient(_half_mean_square, prox.simplex, tol=1e-11, maxiter=5000).run(
+        jnp.asarray(START), 1.0, (X, Y)
+    )
+
+    def fun(w: np.ndarray) -> float:
+        return float(0.5 * np.mean((X @ w - Y) ** 2))
+
+    rule = {"type": "eq", "fun": lambda w: w.sum() - 1}
+    oracle = scipy.optimize.minimize(
+        fun, np.full(NUM_FEATURES, 1 / NUM_FEATURES), method="SLSQP", bounds=[(0, None)] * NUM_FEATURES,
+        constraints=[rule], options={"ftol": 1e-14, "maxiter": 1000},
+    )  # fmt: skip
+    assert state.status == Status.CONVERGED
+    np.testing.assert_allclose(params, oracle.x, atol=1e-5)
+    assert fun(np.asarray(params)) <= oracle.fun + 1e-10
+
+
+@pytest.mark.parametrize("num_devices", [1, 3, 8])
+def test_rows_on_any_devices_lead_to_the_same_optimum(num_devices: int) -> None:
+    weight = np.where(np.arange(NUM_ROWS) % 7 == 3, 0.0, 1.0)
+    wrong = np.where(weight > 0, Y, 1e3)  # what has no weight does not count
+    data = px.solve.rows(X.astype("float32"), wrong.astype("float32"), weight, axis=axis_on(num_devices, NUM_ROWS))
+    params, state = ProximalGradient(objective.least_squares, prox.l1).run(jnp.zeros(NUM_FEATURES), 0.05, data)
+    assert state.status == Status.CONVERGED
+    np.testing.assert_allclose(params, _lasso(0.05, weight), atol=2e-4)
+
+
+def test_an_update_sums_over_the_devices_twice_and_gathers_nothing() -> None:
+    data = px.solve.rows(X.astype("float32"), Y.astype("float32"), axis=axis_on(8, NUM_ROWS))
+    solver = ProximalGradient(objective.least_squares, prox.l1)
+    params = jnp.zeros(NUM_FEATURES)
+    state = solver.init_state(params, 0.05, data)
+    program = jax.jit(solver.update).lower(params, state, 0.05, data).compile().as_text() or ""
+    assert len(re.findall(r" all-reduce(?:-start)?\(", program)) == 2
+    assert "all-gather" not in program
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", ["group", "simplex", "box"])
+@in_float64
+def test_solutions_have_the_derivatives_of_finite_differences_by_data_and_hyperparameters(name: str) -> None:
+    hyper = {"group": 0.4, "simplex": 1.5, "box": (-0.5, 1.5)}[name]
+    solver = ProximalGradient(_half_mean_square, getattr(prox, name), tol=1e-12, maxiter=5000)
+    weigh = jnp.arange(1.0, 1 + NUM_FEATURES)
+
+    def solved(factor: Any) -> Any:
+        scaled = jax.tree.map(lambda h: h * factor, hyper)
+        return weigh @ solver.run(jnp.asarray(START), scaled, (X, Y * factor**2)).params
+
+    run = jax.jit(jax.value_and_grad(solved))
+    expected = (run(1 + 1e-4)[0] - run(1 - 1e-4)[0]) / 2e-4
+    np.testing.assert_allclose(run(1.0)[1], expected, rtol=1e-6)
+
+
+@pytest.mark.slow
+@in_float64
+def test_what_function_and_operator_close_over_is_differentiated() -> None:
+    def solved(strength: Any) -> Any:
+        def fun(p: Any) -> jax.Array:
+            return _half_mean_square(p, (X, Y * strength * 20))
+
+        def operator(x: Any, hyper: Any, scaling: Any) -> Any:
+            return prox.l1(x, strength, scaling)
+
+        return jnp.sum(ProximalGradient(fun, operator, tol=1e-11, maxiter=5000).run(jnp.asarray(START)).params)
+
+    expected = (solved(0.05 + 1e-6) - solved(0.05 - 1e-6)) / 2e-6
+    np.testing.assert_allclose(jax.grad(solved)(0.05), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("operator", "hyper"),
+    [(prox.box, (np.zeros(8), np.r_[np.ones(7), -2])), (prox.l1, np.nan), (prox.elastic_net, (0.1, -1.0))],
+)
+def test_hyperparameters_without_sense_are_refused(operator: Callable[..., Any], hyper: Any) -> None:
+    solver = ProximalGradient(lambda pair: jnp.sum(pair[0] ** 2), prox.first(operator))
+    with pytest.raises(px.DataError, match=r"ProximalGradient\.run: hyperparams_prox of prox\."):
+        solver.run((jnp.zeros(8), jnp.zeros(())), hyper)
+
+
+@pytest.mark.parametrize("operator", [prox.l1, prox.elastic_net, prox.group, prox.box, prox.first(prox.l1)])
+def test_a_penalty_without_a_strength_is_refused(operator: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match=r"hyperparams_prox of .* is missing"):
+        ProximalGradient(lambda w: jnp.sum((w[0] - 1) ** 2), operator).run((jnp.zeros(8), jnp.zeros(())))

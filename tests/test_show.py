@@ -1,0 +1,123 @@
+"""Where arrays lie, by what JAX says of each array's shards, and what is told of leaves that have none."""
+
+import collections
+import functools
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+import paraxis as px
+from tests.test_explain import struct
+
+pytestmark = pytest.mark.newest
+
+
+@functools.cache
+def mesh() -> Mesh:
+    return Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("a", "b", "c"))
+
+
+def put(shape: tuple[int, ...], *spec: Any) -> jax.Array:
+    return jax.device_put(np.zeros(shape, np.float32), NamedSharding(mesh(), P(*spec)))
+
+
+PLACED = {
+    "all three": ((4, 6, 8), ("a", "b", "c")),
+    "out of order": ((4, 6, 8), ("c", None, "a")),
+    "two in one": ((4, 8), (None, ("c", "b"))),
+    "whole": ((3,), ()),
+    "five dimensions": ((2, 1, 4, 1, 6), ("b", None, "a", None, "c")),
+}
+
+
+@pytest.mark.parametrize("case", PLACED)
+def test_blocks_are_where_the_shards_are(case: str) -> None:
+    shape, spec = PLACED[case]
+    x = put(shape, *spec)
+    layout = px.show(x).leaves[0]
+    held: dict[Any, set[int]] = collections.defaultdict(set)
+    for shard in x.addressable_shards:
+        held[tuple(cut.start or 0 for cut in shard.index)].add(shard.device.id)
+    assert [set(block) for block in layout.blocks] == [held[start] for start in sorted(held)]
+    assert px.show(x).bytes_per_device == {f"cpu {s.device.id}": s.data.nbytes for s in x.addressable_shards}
+    assert layout.bytes == px.show(x).bytes == x.nbytes
+
+
+def test_a_picture_has_each_block_in_its_place() -> None:
+    x = put((4, 6, 8), "a", "c", "b")
+    page = px.show(x)._repr_html_()
+    assert re.findall(r"dimension 0: (\d:\d)</h2>", page) == ["0:2", "2:4"]
+    in_order = sorted(x.addressable_shards, key=lambda s: tuple(cut.start or 0 for cut in s.index))
+    assert re.findall(r"<td[^>]*>(\d)</td>", page) == [str(s.device.id) for s in in_order]
+    *_, panel = str(px.show(x)).split("\n\n")
+    assert [line.split() for line in panel.splitlines()[1:]][:2] == [
+        ["0:4", "4:8"],
+        ["0:3", *(str(s.device.id) for s in in_order[4:6])],
+    ]
+
+
+def gone() -> jax.Array:
+    x = jnp.ones(3) + 1
+    x.delete()
+    return x
+
+
+LEAVES = {
+    "deleted": (gone, "deleted", "float32 3 12 bytes deleted", 0),
+    "numpy": (lambda: np.zeros((3, 2)), "host", "float64 3 × 2 48 bytes on the host", 48),
+    "number": (lambda: 3, "host", "int scalar on the host", 0),
+    "large": (lambda: struct(1010, 256), "struct", "float32 1010 × 256 1,010 KiB only a shape", 1010 * 1024),
+    "key": (lambda: jax.random.key(0), "device", "key<fry> scalar 8 bytes cpu 0", 8),
+    "shape": (lambda: jax.ShapeDtypeStruct((8, 2), jnp.bfloat16), "struct", "bfloat16 8 × 2 32 bytes only a shape", 32),
+    "shape that is placed": (
+        lambda: jax.ShapeDtypeStruct((8,), jnp.int8, sharding=NamedSharding(mesh(), P("a"))),
+        "struct",
+        "int8 8/2 8 bytes 4 bytes per device only a shape, for cpu 0–7, 4 copies",
+        8,
+    ),
+    "shape on an abstract mesh": (
+        lambda: jax.ShapeDtypeStruct((8,), jnp.int8, sharding=NamedSharding(mesh().abstract_mesh, P("a"))),
+        "struct",
+        "int8 8 8 bytes only a shape",
+        8,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LEAVES)
+def test_any_leaf_is_told(case: str) -> None:
+    make, state, text, size = LEAVES[case]
+    shown = px.show(make())
+    assert shown.leaves[0].state == state
+    assert " ".join(str(shown).split("\n\n")[1].split()) == text
+    assert shown.bytes == size
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("int2", 2), ("int4", 3), ("float8_e4m3fn", 5), ("bool", 5)])
+def test_numbers_of_less_than_a_byte_take_what_the_compiler_says(dtype: str, size: int) -> None:
+    x = jnp.zeros(5, dtype)
+    report = px.explain(lambda x: x)(x)
+    assert report.arguments[0].bytes == report.memory.arguments == px.show(x).bytes == size
+
+
+def test_each_variable_of_a_module_counts_once() -> None:
+    layer = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+    shown = px.show({"net": nnx.Sequential(layer, nnx.BatchNorm(4, rngs=nnx.Rngs(0)), layer)})
+    assert [leaf.name.removeprefix("['net'].layers") for leaf in shown.leaves] == [
+        *("[0].bias.value", "[0].kernel.value"),
+        *(f"[1].{name}.value" for name in ("bias", "mean", "scale", "var")),
+    ]
+    assert (shown.bytes, px.show(layer.kernel).bytes) == (4 * (16 + 4 + 4 * 4), 64)
+
+
+def test_an_array_that_is_there_twice_counts_once_and_what_is_no_array_is_left_out() -> None:
+    x = put((16,), "a")
+    shown = px.show({"a": x, "b": x, "f": jnp.sin, "t": "text", "none": None})
+    assert (len(shown.leaves), shown.bytes, shown.bytes_per_device["cpu 0"]) == (1, 64, 32)
+    assert str(px.show(None)) == "0 arrays"

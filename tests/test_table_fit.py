@@ -1,0 +1,154 @@
+"""Rows on disk: the answers are those of the same rows in memory, and the passes over them are few."""
+
+import jax
+import numpy as np
+import pytest
+import sklearn.linear_model
+from jax.sharding import Mesh
+
+import paraxis as px
+from paraxis.solve import Status, objective
+from tests._sources import Counting
+
+rng = np.random.default_rng(0)
+N, D = 203, 4
+X = rng.normal(size=(N, D)) * [1, 3, 0.2, 1] + [0, 1, 5, 0]
+Z = (X - X.mean(0)) / X.std(0) @ [1.0, -2.0, 0.5, 0.0] + rng.normal(size=N)
+STREAM = px.Stream(at_once=5)  # on eight devices: 40 rows at a time, and 3 at the end
+
+
+def table(y: np.ndarray, x: np.ndarray = X) -> tuple[px.Table, Counting]:
+    source = Counting(x, y)
+    return px.Table(source), source
+
+
+ESTIMATORS = {
+    "ridge": (px.solve.Ridge(2.0), sklearn.linear_model.Ridge(2.0), Z),
+    "two classes": (
+        px.solve.LogisticRegression(0.5),
+        sklearn.linear_model.LogisticRegression(C=0.5, solver="newton-cholesky", tol=1e-12, max_iter=1000),
+        np.where(Z > 0, "yes", "no"),
+    ),
+    "counts": (
+        px.solve.PoissonRegressor(0.1),
+        sklearn.linear_model.PoissonRegressor(alpha=0.1, solver="newton-cholesky", tol=1e-12, max_iter=1000),
+        rng.poisson(np.exp(Z / 3)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_an_estimator_finds_what_scikit_learn_finds_in_memory_in_few_passes(name):
+    ours, theirs, y = ESTIMATORS[name]
+    rows, source = table(y)
+    ours.fit(rows, engine=STREAM)
+    theirs.fit(X, y)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(ours.intercept_, theirs.intercept_, rtol=1e-5)
+    np.testing.assert_allclose(ours.score(px.Table.of_arrays(X, y)), theirs.score(X, y), rtol=1e-6)
+    assert ours.status_ == Status.CONVERGED.words
+    assert ours.data_passes_ == len(source.passes)
+    assert len(source.passes) <= 2 * int(np.max(ours.n_iter_)) + 4
+    if name == "ridge":  # with the Hessian itself, which one of them gives
+        assert ours.n_iter_ <= 5
+    assert {sum(sizes) for sizes in source.passes} == {N}
+    assert max(max(sizes) for sizes in source.passes) <= 48
+
+
+SPARSE = {
+    "lasso": (px.solve.Lasso(0.2), sklearn.linear_model.Lasso(0.2, tol=1e-12), Z),
+    "elastic net": (px.solve.ElasticNet(0.3), sklearn.linear_model.ElasticNet(0.3, tol=1e-12), Z),
+    "sparse classes": (
+        px.solve.LogisticRegression(0.1, l1_ratio=1.0),
+        sklearn.linear_model.LogisticRegression(C=0.1, l1_ratio=1.0, solver="saga", tol=1e-10, max_iter=100_000),
+        np.where(Z > 0, "yes", "no"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "weighted"), [("lasso", True), ("elastic net", False), ("sparse classes", True)])
+def test_a_penalty_that_makes_coefficients_zero_makes_the_same_ones_zero_as_in_scikit_learn(name, weighted):
+    ours, theirs, y = SPARSE[name]
+    weight = np.random.default_rng(1).integers(0, 3, N).astype(float) if weighted else None
+    rows, source = table(y)
+    ours.fit(rows, sample_weight=weight, engine=STREAM)
+    theirs.fit(X, y, weight)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(ours.intercept_, theirs.intercept_, rtol=0, atol=1e-7)
+    np.testing.assert_array_equal(ours.coef_ == 0, theirs.coef_ == 0)
+    assert 0 < np.sum(ours.coef_ == 0) < D
+    assert (ours.status_, ours.data_passes_) == (Status.CONVERGED.words, len(source.passes))
+    assert len(source.passes) == 2 + ours.n_iter_ <= 10  # targets, the start, and where each iteration led
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_predictions_for_a_table_are_those_for_its_rows_and_it_is_read_once(name):
+    ours, _, y = ESTIMATORS[name]
+    model = sklearn.base.clone(ours).fit(X, y)
+    methods = ["predict"]
+    if name == "two classes":
+        methods += ["decision_function", "predict_proba", "predict_log_proba"]
+    for method in methods:
+        rows, source = table(y)
+        found = getattr(model, method)(rows)
+        expected = getattr(model, method)(X)
+        assert (found.dtype, found.shape, source.passes) == (expected.dtype, expected.shape, [[N]])
+        np.testing.assert_allclose(found, expected, rtol=1e-12) if found.dtype.kind == "f" else None
+        np.testing.assert_array_equal(found, expected) if found.dtype.kind != "f" else None
+    weight = np.random.default_rng(2).integers(0, 3, N)
+    rows, source = table(y.astype(object) if name == "two classes" else y)  # as files give text
+    np.testing.assert_allclose(model.score(rows, sample_weight=weight), model.score(X, y, weight))
+    assert source.passes == [[N]]
+
+
+def test_columns_are_those_of_the_fit_by_name_and_in_order(tmp_path):
+    pa, arrow_csv = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.csv")
+    names, double = ["a", "b", "c", "d"], np.asarray(X)
+    for kind, order in (("fitted", names), ("turned", names[::-1]), ("other", ["a", "x", "c", "d"])):
+        columns = dict(zip(order, double[:, [3, 2, 1, 0] if kind == "turned" else [0, 1, 2, 3]].T, strict=True))
+        arrow_csv.write_csv(pa.table({**columns, "y": double[:, 0] > 0}), tmp_path / f"{kind}.csv")
+    tables = {kind: px.Table.csv(tmp_path / f"{kind}.csv", target="y") for kind in ("fitted", "turned", "other")}
+    model = px.solve.LogisticRegression(devices=1).fit(tables["fitted"], engine=STREAM)
+    assert list(model.feature_names_in_) == names
+    score = model.score(tables["fitted"])
+    for kind, what in (("turned", "'d' in the place of 'a'"), ("other", "'x' in the place of 'b'")):
+        with pytest.raises(px.DataError, match=rf"with {what}; .* columns=list\(model\.feature_names_in_\)"):
+            model.score(tables[kind])
+    chosen = px.Table.csv(tmp_path / "turned.csv", target="y", columns=list(model.feature_names_in_))
+    assert model.score(chosen) == score
+    assert model.score(px.Table.of_arrays(double, double[:, 0] > 0)) == score
+
+
+@pytest.mark.parametrize(("devices", "at_once"), [(1, 29), (1, 203), (3, 10), (8, 1)])
+def test_value_and_gradient_do_not_depend_on_chunks_and_devices(devices, at_once):
+    rng = np.random.default_rng(2)
+    axis = px.Axis("rows", N, mesh=Mesh(np.array(jax.devices()[:devices]), ("rows",)))
+    weight = rng.integers(0, 3, N)
+    y = np.digitize(Z, [-1, 1])
+    fun = objective.glm("softmax", intercept=True, l2=True)
+    params = rng.normal(size=(D, 3)).astype("float32"), np.zeros(3, "float32")
+    x = X.astype("float32")
+    data = px.solve.rows(table(y, X)[0], sample_weight=weight, engine=px.Stream(at_once=at_once), axis=axis)
+    assert (data.X.num_rows, data.X.dtype) == (N, np.float32)  # as of a float64 array in memory
+    here, there = fun(params, 0.1, data), fun(params, 0.1, (x, y, weight.astype("float32")))
+    np.testing.assert_allclose(here, there, rtol=1e-6)
+    gradient = px.solve.LBFGS(fun).init_state(params, 0.1, data).grad
+    expected = jax.grad(fun)(params, 0.1, (x, y, weight.astype("float32")))
+    for ours, theirs in zip(gradient, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_what_cannot_be_is_said():
+    rows, _ = table(Z)
+    ridge, fun = px.solve.Ridge(), objective.least_squares
+    for call, error, text in (
+        (lambda: ridge.fit(rows), TypeError, r"Ridge: a table is read in parts.*=px\.Stream\(memory='2GB'\)"),
+        (lambda: ridge.fit(rows, Z, engine=STREAM), TypeError, "y must be left out, as the table has it"),
+        (lambda: ridge.fit(table(Z[:0], X[:0])[0], engine=STREAM), px.DataError, "must have at least one row"),
+        (lambda: fun(fun.init(D), rows), TypeError, r"of a table, write px\.solve\.rows\(table, engine="),
+    ):
+        with pytest.raises(error, match=text):
+            call()
+    with pytest.raises(ValueError, match=r"memory must be at least [\d,]+ bytes for this table, of .*; write ") as told:
+        ridge.fit(rows, engine=px.Stream(memory="1KB"))
+    ridge.fit(rows, engine=px.Stream(memory=int(str(told.value).rpartition("memory=")[2][:-1])))

@@ -1,0 +1,242 @@
+"""A step on any devices is the plain loop on one; and what it compiles to: collectives, traces, memory."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+
+import paraxis as px
+from paraxis.testing import assert_communication, communication
+from tests import _steps as models
+from tests._steps import Net, assert_near, assert_same_bits, axis, loss, plain_loss, plain_params, rows, trained
+from tests._support import at_night, table
+
+pytestmark = pytest.mark.newest
+
+ADAM = optax.adam(1e-2)
+
+
+def plain_state(optimizer: Any = ADAM, **options: Any) -> px.TrainState:
+    return px.TrainState.create(plain_params(), optimizer, **options)
+
+
+def weighted(params: Any, batch: Any) -> Any:
+    """Rows count by their weight, which may be zero for all of a micro-batch."""
+    losses = plain_loss(params, batch)
+    return px.Mean(jnp.sum(losses * batch["weight"]), jnp.sum(batch["weight"])), {"losses": losses}
+
+
+def weighted_mean(params: Any, batch: Any) -> jax.Array:
+    return jnp.sum(plain_loss(params, batch) * batch["weight"]) / jnp.sum(batch["weight"])
+
+
+def by_name(name: str, x: Any) -> Any:
+    return {"w": P(None, "batch"), "v": 0}.get(name)
+
+
+# A model, options of the step, the optimiser of the loop, and the share of a state that a device has.
+LAWS: dict[str, Any] = {
+    "NNX": (models.of_nnx, {}, ADAM, 1),
+    "Linen": (models.of_linen, {}, ADAM, 1),
+    "clip": (models.of_params, {"clip": 250}, optax.chain(optax.clip_by_global_norm(250), ADAM), 1),  # one is longer
+    "microbatches": (models.of_params, {"microbatches": 5}, ADAM, 1),
+    "weights": (lambda: models.of_params(weighted, weighted_mean), {"microbatches": 2}, ADAM, 1),
+    "few rows": (lambda: models.of_params(weighted, weighted_mean), {"microbatches": 20}, ADAM, 1),
+    "shard": (models.of_params, {"shard": "params"}, ADAM, 1 / 8),
+    "shard by name": (models.of_params, {"shard": by_name}, ADAM, 0.3),  # which leaves a sixth whole
+}
+
+
+@pytest.mark.parametrize("devices", [8, *at_night([1, 2, 3], 3)])
+@pytest.mark.parametrize("law", LAWS)
+def test_train_step_is_the_loop_by_hand_for_any_rows_on_any_devices(law: str, devices: int) -> None:
+    """Batch normalisation takes the statistics of the real rows, and dropout drops what it drops on one device."""
+    make, options, optimizer, share = LAWS[law]
+    model = make()
+    sizes = (13, 3) if model.rest is None else (16, 13, 3)
+    batches = [rows(size, size) | {"weight": np.arange(size, dtype="float32") % 3} for size in sizes]
+    by_hand = list(models.by_hand(model, optimizer, batches))
+    params, average, rest, _, _ = by_hand[-1]
+    step = px.train_step(model.loss, axis=axis(devices), **options)
+    state, found = trained(px.TrainState.create(model.model, ADAM, ema=models.DECAY, **model.options), step, batches)
+    assert_near((found, state.params, state.ema), (np.array([step[-1] for step in by_hand]), params, average))
+    assert_near({} if rest is None else state.mutable, rest or {})
+    kept = jax.tree.leaves((state.params, state.opt_state, state.ema))
+    own, whole = (sum(x.nbytes for x in xs) for xs in ([x.addressable_shards[0].data for x in kept], kept))
+    assert own <= (share if devices == 8 else 1) * whole + 64
+
+
+def test_train_step_carries_the_mutable_state_of_a_plain_function_through_microbatches() -> None:
+    def counted(params: Any, batch: Any, mutable: Any) -> Any:
+        return plain_loss(params, batch), {"rows": jnp.asarray(1)}, {"seen": mutable["seen"] + len(batch["x"])}
+
+    step, state = px.train_step(counted, microbatches=5), plain_state(mutable={"seen": np.int32(0)})
+    for size in (13, 5):
+        state, metrics = step(state, rows(size))
+    assert int(state.mutable["seen"]) == 18
+    assert (float(metrics["rows"]), float(metrics["rows"].weight)) == (1, 5)
+
+
+def test_train_step_gives_each_microbatch_a_key_of_its_own() -> None:
+    def noisy(params: Any, batch: Any, key: Any) -> Any:
+        noise = jax.random.normal(key)
+        return plain_loss(params, batch), {"noise": noise, "square": noise**2}
+
+    _, found = px.train_step(noisy, microbatches=4)(plain_state(key=jax.random.key(0)), rows(8))
+    assert float(found["square"]) - float(found["noise"]) ** 2 > 0.1
+
+
+@pytest.mark.parametrize("platform", ["cpu", "default"])
+def test_train_step_changes_nothing_after_a_loss_that_is_not_finite(
+    platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, **by_platform: by_platform[platform](*args))
+    step = px.train_step(plain_loss, axis=axis(2), donate=False)
+    good, _ = step(plain_state(ema=0.5), rows(6))
+    after, metrics = step(good, rows(6) | {"y": np.full(6, np.nan, "float32")})
+    assert np.isnan(float(metrics["loss"]))
+    later, metrics = step(after, rows(6))
+    assert np.isnan([float(metrics["loss"]), float(metrics["grad_norm"])]).all()
+    for state in (after, later):
+        assert (bool(state.ok), int(state.step)) == (False, 1)
+        assert_same_bits(state.replace(ok=good.ok), good)
+
+
+def test_train_step_without_a_guard_goes_on_after_a_loss_that_is_not_finite() -> None:
+    step = px.train_step(plain_loss, axis=axis(2), guard=False)
+    state, metrics = step(plain_state(), rows(6) | {"y": np.full(6, np.nan, "float32")})
+    assert (sorted(metrics), bool(state.ok), int(state.step)) == (["loss"], True, 1)
+    assert np.isnan(np.asarray(state.params["w"])).all()
+
+
+@pytest.mark.parametrize("make", [px.train_step, px.eval_step])
+def test_precision_is_that_of_the_parameters_and_rounds_no_targets(make: Any) -> None:
+    """Near 1,000, numbers of bfloat16 are four apart."""
+    seen = []
+
+    def spy(params: Any, batch: Any) -> jax.Array:
+        seen.append((str(params["w"].dtype), str(batch["y"].dtype)))
+        return (params["w"] - batch["y"]) ** 2
+
+    batch = {"y": np.linspace(1000, 1002, 9, dtype="float32")}
+    found = make(spy, precision="bfloat16")(px.TrainState.create({"w": jnp.float32(1000.0)}, optax.sgd(0.1)), batch)
+    params, metrics = (found[0].params, found[1]) if make is px.train_step else (None, found)
+    np.testing.assert_allclose(float(metrics["loss"]), np.mean((1000 - batch["y"]) ** 2), rtol=1e-5)
+    assert set(seen) == {("bfloat16", "float32")}
+    assert {x.dtype for x in jax.tree.leaves((params, metrics))} == {jnp.dtype("float32")}
+
+
+def adversarial() -> Any:
+    """Sharpness-aware minimisation, whose update refuses the loss."""
+    return optax.contrib.sam(optax.sgd(0.1), optax.chain(optax.contrib.normalize(), optax.sgd(0.05)), sync_period=2)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "takes_loss"),
+    [
+        (optax.chain(optax.clip_by_global_norm(1.0), adversarial()), False),
+        (optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau()), True),
+    ],
+)
+def test_train_step_gives_an_optimiser_the_loss_if_it_takes_it(optimizer: Any, takes_loss: bool) -> None:
+    batches = [rows(6, seed) for seed in range(4)]
+    params: Any = jax.tree.map(jnp.asarray, plain_params())
+    opt_state, update = optimizer.init(params), jax.jit(optimizer.update)
+    for batch in batches:
+        value, gradient = jax.value_and_grad(lambda p, batch=batch: jnp.mean(plain_loss(p, batch)))(params)
+        updates, opt_state = update(gradient, opt_state, params, **({"value": value} if takes_loss else {}))
+        params = optax.apply_updates(params, updates)
+    assert_near(trained(plain_state(optimizer), px.train_step(plain_loss), batches)[0].params, params)
+
+
+@pytest.mark.parametrize(("devices", "microbatches"), table([(8, 4)], [(1, None), (8, None)]))
+def test_eval_step_gives_metrics_of_all_rows(devices: int, microbatches: int | None) -> None:
+    def fn(params: Any, batch: Any) -> Any:
+        error = models.plain(params, batch["x"]) - batch["y"]
+        return {"positive": error > 0, "absolute": jnp.mean(jnp.abs(error))}
+
+    evaluate = px.eval_step(fn, axis=axis(devices), microbatches=microbatches)
+    first, second = (evaluate(plain_state(), rows(size, size)) for size in (13, 5))
+    error = np.concatenate([models.plain(plain_params(), rows(n, n)["x"]) - rows(n, n)["y"] for n in (13, 5)])
+    found = [float(first[name] + second[name]) for name in ("positive", "absolute")]
+    assert_near(found, [np.mean(error > 0), np.mean(np.abs(error))])
+
+
+def test_eval_step_uses_a_module_as_after_eval() -> None:
+    net, batch = Net(), rows(13)
+    found = px.eval_step(loss, axis=axis(8))(px.TrainState.create(net, ADAM), batch)
+    net.eval()
+    assert_near(float(found["loss"]), loss(net, batch))
+
+
+def test_train_step_takes_a_total_without_a_weight_for_no_loss() -> None:
+    step = px.train_step(lambda params, batch: px.Mean(jnp.sum(plain_loss(params, batch)), 0.0))
+    state, metrics = step(plain_state(), rows(6))
+    assert np.isnan(float(metrics["loss"].total))
+    assert not bool(state.ok)
+    assert_same_bits(state.params, plain_params())
+
+
+def test_train_step_communicates_as_a_step_by_hand() -> None:
+    """With batch normalisation and dropout; a batch that does not divide adds nothing, micro-batches gather no rows."""
+    mesh, model = Mesh(np.array(jax.devices()), ("batch",)), models.of_nnx()
+
+    def by_hand(params: Any, opt_state: Any, batch: Any) -> Any:
+        (value, rest), gradient = jax.value_and_grad(model.fn, has_aux=True)(params, model.rest, batch, 0)
+        updates, opt_state = ADAM.update(gradient, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, rest, value
+
+    whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("batch"))
+    jitted = jax.jit(by_hand, in_shardings=(whole, whole, split), out_shardings=whole)
+    expected = communication(jitted, model.params, ADAM.init(model.params), rows(16)).count
+    state = px.TrainState.create(model.model, ADAM)
+    step = px.train_step(model.loss, axis=px.Axis("batch", 1, mesh=mesh))
+    assert [communication(step, state, rows(size)).count for size in (16, 13)] == [expected] * 2
+    parts = px.train_step(plain_loss, axis=axis(8), microbatches=3)
+    assert_communication(parts, plain_state(), rows(13), all_gather=0, all_to_all=0, collective_permute=0)
+
+
+def test_train_step_is_traced_once_for_each_number_of_rows() -> None:
+    traces = []
+
+    def spy(params: Any, batch: Any) -> jax.Array:
+        traces.append(batch["x"].shape)
+        return plain_loss(params, batch)
+
+    step, state = px.train_step(spy, axis=axis(2)), plain_state()
+    for size in (6, 5, 6, 5, 6):
+        state, _ = step(state, rows(size))
+    assert traces == [(6, models.FEATURES), (5, models.FEATURES)]
+
+
+@pytest.mark.parametrize("donate", [True, False])
+def test_train_step_uses_the_memory_of_a_state_again_if_it_may(donate: bool) -> None:
+    given = jax.tree.map(jnp.asarray, plain_params())
+    state = px.TrainState.create(given, ADAM)
+    px.train_step(plain_loss, axis=axis(1), donate=donate)(state, rows(6))
+    assert state.params["w"].is_deleted() == donate
+    assert not given["w"].is_deleted()
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto])
+def test_train_step_uses_a_mesh_that_is_set(kind: AxisType) -> None:
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("batch", "model"), axis_types=(kind, kind))
+    with jax.set_mesh(mesh):
+        state, metrics = px.train_step(plain_loss)(plain_state(), rows(5))
+    assert_near(float(metrics["loss"]), np.mean(np.asarray(plain_loss(plain_params(), rows(5)))))
+    assert len(state.params["w"].devices()) == 4
+
+
+def test_a_batch_on_the_host_may_be_changed_once_a_step_returns() -> None:
+    batch = {"x": np.ones((1 << 16, models.FEATURES), "float32"), "y": np.ones(1 << 16, "float32")}
+    step, state = px.train_step(plain_loss, axis=axis(8), donate=False), plain_state()
+    _, expected = step(state, jax.tree.map(np.copy, batch))
+    _, metrics = step(state, batch)
+    for x in batch.values():
+        x[:] = np.nan
+    assert float(metrics["loss"]) == float(expected["loss"])
