@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 
 import paraxis as px
 from paraxis.reports import Report
-from tests.test_explain import lies, mesh, struct
+from tests._explained import lies, mesh, struct
 
 pytestmark = pytest.mark.newest
 

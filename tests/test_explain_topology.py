@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import paraxis as px
-from tests.test_explain import HANDED_ON, PROGRAMS, lies, mesh, sent, struct
+from tests._explained import HANDED_ON, PROGRAMS, lies, mesh, sent, struct
 from tests.test_explain_findings import until
 
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")

@@ -13,7 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import paraxis as px
-from tests.test_explain import struct
+from tests._explained import struct
 
 pytestmark = pytest.mark.newest
 

@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 import paraxis as px
-from tests.test_explain import struct
+from tests._explained import struct
 
 pytestmark = pytest.mark.newest
 

@@ -37,7 +37,7 @@ CEILINGS = {
     "the root": Size(279, 97, 4),
     "all rooms": Size(18_335, 10_868, 123),
 }
-TESTS = 17_702
+TESTS = 17_764
 
 
 def size(paths: Iterable[Path]) -> Size:

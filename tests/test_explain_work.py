@@ -1,0 +1,110 @@
+"""``px.explain`` counts floating-point operations: by line, with loops, and each device's share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import paraxis as px
+from tests._explained import FLAT, ROWS, lies, line_with, report_on, struct
+
+pytestmark = pytest.mark.newest
+
+
+def test_work_is_counted_by_line_with_loops_and_shared_equally() -> None:
+    work = report_on("data-parallel steps in a loop").work
+    # Forward x @ w, and in the backward pass one product for w: 2 * 3 * 8 * 4 each, 2 elements a device, 7 turns.
+    assert (work.flops, work.share, work.is_certain, work.uncounted) == (2 * 2 * 3 * 8 * 4 * 2 * 7,) * 2 + (True, ())
+    (line,) = work.lines
+    assert line.line is not None
+    assert line.line.number == line_with("product")
+    dense = report_on("tensor-parallel MLP").work
+    assert (dense.flops, dense.factor) == ((2 * 6 * 8 * 32 + 2 * 6 * 32 * 4) // 8, 1.0)
+
+
+def strided(kernels, x):
+    for kernel in kernels:
+        x = jax.lax.conv_general_dilated(x, kernel, (2, 2), "SAME")
+    return x
+
+
+def back(kernels, x, ct):
+    return jax.vjp(lambda kernels: strided(kernels, x), kernels)[1](ct)
+
+
+def convolution(strides: Any, padding: Any, *dilations: Any, **groups: Any) -> Callable[..., Any]:
+    return lambda x, kernel: jax.lax.conv_general_dilated(x, kernel, strides, padding, *dilations, **groups)
+
+
+LAYERS = [struct(16, 3, 3, 3), struct(32, 16, 3, 3), struct(64, 32, 3, 3)]
+ODD = struct(2, 8, 9, 11)
+CONVOLUTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "strides": (strided, (LAYERS, struct(8, 3, 32, 32))),
+    "their derivatives": (back, (LAYERS, struct(8, 3, 32, 32), struct(8, 64, 4, 4))),
+    "padding": (convolution((1, 1), [(10, 10), (10, 10)]), (struct(1, 8, 4, 4), struct(8, 8, 3, 3))),
+    "dilation": (convolution((1, 2), [(1, -1), (3, 0)], (2, 3), (2, 1)), (ODD, struct(8, 8, 3, 4))),
+    "groups of channels": (convolution((1, 2), "SAME", feature_group_count=4), (ODD, struct(16, 2, 3, 4))),
+    "groups of a batch": (convolution((1, 2), "SAME", batch_group_count=2), (ODD, struct(16, 8, 3, 4))),
+    "no axis": (convolution((), ()), (struct(2, 4), struct(8, 4))),
+}
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_convolutions_are_counted_as_xla_counts_them_without_inserted_zeros(case: str) -> None:
+    fn, args = CONVOLUTIONS[case]
+    found: Any = jax.jit(fn).lower(*args).cost_analysis()
+    work = px.explain(fn)(*args).work
+    assert (work.flops, work.share) == (found["flops"],) * 2
+
+
+def mapped(w, x):
+    return px.map_fn(lambda w, x: jnp.tanh(x @ w), (px.broadcast(w, axis := px.Axis("rows", len(x))), x), axis)
+
+
+@pytest.mark.parametrize("rows", [1, 12, 41])
+def test_padding_is_more_than_an_equal_share(rows: int) -> None:
+    """By the places that rows take on eight devices; forward, and in the derivative."""
+    w, x = np.ones((16, 16), np.float32), np.ones((rows, 16), np.float32)
+    for call in (mapped, jax.grad(lambda w, x: mapped(w, x).sum())):
+        report = px.explain(call)(w, x)
+        assert report.work.factor == pytest.approx(-(-rows // 8) * 8 / rows), call
+        assert report.found("redundant") == []
+
+
+def ragged(x, w, groups):
+    return jax.lax.ragged_dot(x, w, groups)  # ragged
+
+
+@pytest.mark.parametrize("spec", [(), ("d",)])
+def test_rows_that_each_have_a_matrix_of_a_group_are_shared_or_not(spec: Any) -> None:
+    """JAX multiplies all rows with the matrices of all 4 groups, and leaves out the rest; on TPUs, it does not."""
+    args = struct(64, 8, lies=lies(FLAT, *spec)), struct(4, 8, 16, lies=lies(FLAT)), struct(4, dtype=jnp.int32)
+    rows = 64 // 8 if spec else 64
+    derivatives = jax.grad(lambda x, w, groups: (ragged(x, w, groups) ** 2).sum(), (0, 1))
+    for fn, products, out in ((ragged, 1, lies(FLAT, *spec)), (derivatives, 3, (lies(FLAT, *spec), lies(FLAT)))):
+        work = px.explain(jax.jit(fn, out_shardings=out))(*args).work
+        assert (work.flops, work.factor) == (products * 4 * 2 * rows * 8 * 16, rows / 8)
+        assert [line.line.number for line in work.lines if line.line] == [line_with("ragged", __file__)]
+    assert px.tabulate(ragged, *args).total.flops == 2 * 64 * 8 * 16
+
+
+def test_each_line_of_a_mapped_function_has_its_own_work_and_what_nothing_needs_is_none() -> None:
+    def two(x):
+        y = x @ x  # first
+        return y @ jnp.ones((4, 4))  # second
+
+    lines = px.explain(lambda x: px.map_fn(two, x, ROWS))(struct(16, 4, 4)).work.lines
+    found = {line.line.number: (line.flops, line.share) for line in lines if line.line}
+    assert found == {line_with("first", __file__): (2 * 2 * 64,) * 2, line_with("second", __file__): (2 * 2 * 64,) * 2}
+    gradient = lambda x: jax.grad(lambda w: (x @ w).sum())(jnp.ones((4, 2)))  # noqa: E731  # needs no product x @ w
+    work = px.explain(lambda x: px.map_fn(gradient, x, ROWS))(struct(16, 5, 4)).work
+    assert (work.flops, work.share) == (2 * 2 * 5 * 4 * 2,) * 2
+
+
+def test_of_a_solver_only_what_it_runs_is_counted() -> None:
+    work = px.explain(lambda a, b: jnp.linalg.solve(a, b) + a @ b)(struct(8, 8), struct(8)).work
+    assert (work.flops, work.share) == (2 * 8 * 8, 2 * 8 * 8)
+    assert [name for name in work.uncounted if "getrf" in name]  # the factorization itself is LAPACK's
