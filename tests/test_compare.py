@@ -39,7 +39,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_times_are_medians_of_turns_and_compiling_is_apart(clock: Clock) -> None:
+def test_times_are_medians_of_rounds_and_compiling_is_apart(clock: Clock) -> None:
     slow, fast = clock.takes(7.0, 2.0), clock.takes(1.5, 0.5)
     found = px.compare({"slow": slow, "fast": fast}, seconds=30)
     assert [timing.median for timing in found.timings] == pytest.approx([2.0, 0.5])
@@ -51,7 +51,7 @@ def test_times_are_medians_of_turns_and_compiling_is_apart(clock: Clock) -> None
     assert "takes 4 × as long" in str(other)
 
 
-def test_no_turn_begins_that_would_end_after_the_time(clock: Clock) -> None:
+def test_no_round_begins_that_would_end_after_the_time(clock: Clock) -> None:
     found = px.compare({"a": clock.takes(2.0), "b": clock.takes(1.0)}, seconds=10)
     assert len(found["a"].seconds) == 3  # of 3 s each; the first two calls of each are before
     assert len(px.compare({"a": clock.takes(50.0)}, seconds=10)["a"].seconds) == 1
@@ -66,7 +66,7 @@ def test_what_is_fast_is_called_several_times_for_a_sample(clock: Clock) -> None
     assert len(calls) == pytest.approx(200 * 100, rel=0.02)
 
 
-NOISE = {  # how much a turn varies, how much slower the second is: what can be told of 60 turns
+NOISE = {  # how much a round varies, how much slower the second is: what can be told of 60 rounds
     "as fast": (0.01, 1.0),
     "slower": (0.8, 5.0),
     "faster": (0.8, 0.2),

@@ -210,12 +210,12 @@ def test_totals_say_what_they_count_of_loops_and_branches() -> None:
     loop, branches = reported(until), reported(either)
     work = px.explain(lambda x: jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x @ x, x))(struct(4, 4)).work
     assert (work.flops, work.is_certain, work.share) == (128, False, None)
-    counting = "counting one turn of a loop without a known end"
+    counting = "counting one iteration of a loop without a known end"
     assert f"Sends 32 bytes per device in 1 collective, {counting}" in str(loop)
     assert "Sends 64 bytes per device in 2 collectives, counting all branches\n" in str(branches)
     assert (loop.is_certain, branches.is_certain) == (False, True)
     assert [c.is_branch for c in (*loop.collectives, *branches.collectives)] == [False, True, True]
-    turn = "one turn of a loop without a known end"
+    turn = "one iteration of a loop without a known end"
     assert loop.summary()[f"all_reduce along d, bytes, {turn}"] == 32
     assert not any(turn in name for name in branches.summary())
 

@@ -67,7 +67,7 @@ CASES: dict[str, tuple[Callable[[], Report], Callable[[], Report], str | None, s
         lambda: px.explain(jax.vmap(until))(struct(64, 4, lies=over("d"))),
         lambda: px.explain(lambda x: px.map_fn(until, x, ROWS))(struct(64, 4)),
         "condition",
-        "the devices exchange a loop's condition in each turn",
+        "the devices exchange a loop's condition in each iteration",
     ),
     "padding": (
         lambda: px.explain(functools.partial(many_rows, size=10))(struct(10, 8, 8)),

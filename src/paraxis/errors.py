@@ -19,7 +19,7 @@ class ParaxisError(Exception):
 
 
 class AxisError(ParaxisError, ValueError):
-    """An axis that cannot be made, placed, told or used in the way that was asked for."""
+    """An axis that cannot be made, placed, identified or used in the way that was asked for."""
 
 
 class DataError(ParaxisError, ValueError):

@@ -215,9 +215,9 @@ def test_the_mesh_axis_under_the_elements_raises(name: str) -> None:
 
 
 def test_elements_that_run_apart_cannot_exchange() -> None:
-    with pytest.raises(px.AxisError, match=r"at_once=2, so its elements run in turns and cannot exchange values"):
+    with pytest.raises(px.AxisError, match=r"at_once=2, so elements do not run together and cannot exchange values"):
         px.map_fn(lambda x: px.psum(x, NAME), values(8), axis_on(2, 8, at_once=2))
-    with pytest.raises(px.AxisError, match="lowering='unroll', so its elements run in turns"):
+    with pytest.raises(px.AxisError, match="lowering='unroll', so elements do not run together"):
         px.map_fn(lambda x: px.psum(x, NAME), values(8), axis_on(2, 8), lowering="unroll")
 
 

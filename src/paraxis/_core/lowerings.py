@@ -187,10 +187,10 @@ def _convolves(body: ClosedJaxpr) -> bool:
 
 def require_together(body: ClosedJaxpr, placement: Placement, lowering: Lowering) -> None:
     """Refuse to run elements that exchange values if they are not all under way together."""
-    name, at_once, in_turns = placement.axis.name, placement.axis.at_once, placement.num_chunks > 1
-    if (in_turns or lowering == "unroll") and mentions(body.jaxpr, name):
+    name, at_once, in_chunks = placement.axis.name, placement.axis.at_once, placement.num_chunks > 1
+    if (in_chunks or lowering == "unroll") and mentions(body.jaxpr, name):
         raise AxisError(
-            f"axis {name!r} has {f'{at_once=}' if in_turns else f'{lowering=}'}, so its elements run in turns and "
+            f"axis {name!r} has {f'{at_once=}' if in_chunks else f'{lowering=}'}, so elements do not run together and "
             f"cannot exchange values; leave that out, or reduce after the map: px.reduce_sum(px.map_fn(…), {name!r})"
         )
 

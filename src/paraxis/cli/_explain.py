@@ -98,12 +98,12 @@ def _row(target: str, given: Sequence[str], devices: int) -> list[str]:
     if done.returncode:
         raise CommandError(f"on {devices} devices, the function could not be explained; see above")
     found = json.loads(done.stdout.splitlines()[-1])
-    work, turn = found["work"], " per open turn"
+    work, each = found["work"], " per iteration"
     return [
         f"{devices:,}",
-        units.amount(work["flops"]) + turn * (not work["is_certain"]),
+        units.amount(work["flops"]) + each * (not work["is_certain"]),
         "unknown" if work["share"] is None else units.amount(work["share"]),
-        units.size(found["total_bytes"]) + turn * (not found["is_certain"]),
+        units.size(found["total_bytes"]) + each * (not found["is_certain"]),
         units.size(found["memory"]["peak"]),
         str(len(found["findings"])),
     ]

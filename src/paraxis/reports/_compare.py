@@ -1,4 +1,4 @@
-"""Functions timed side by side: their calls in turns, and what can be said of the difference."""
+"""Functions timed side by side, round by round, and whether the difference is certain."""
 
 import dataclasses
 import functools
@@ -30,10 +30,10 @@ class Timing:
 
     Attributes:
         name: of the function.
-        seconds: of a call, in each turn.
+        seconds: of a call, in each round.
         compile_seconds: what the first call took longer than the second, such as for tracing and compiling.
-        ratio: median of its time divided by the baseline's in the same turn; below 1, it is faster.
-        interval: in which the ratio lies with a probability of 99 %; ``None`` if there were too few turns.
+        ratio: median of its time divided by the baseline's in the same round; below 1, it is faster.
+        interval: in which the ratio lies with a probability of 99 %; ``None`` if there were too few rounds.
         verdict: ``"faster"`` or ``"slower"``: the interval leaves out 1; ``"as fast"``: it lies within 5 % of 1;
             ``"uncertain"``: neither, or there is none; ``"baseline"``.
     """
@@ -72,7 +72,7 @@ class Comparison(Page):
     @property
     def _title(self) -> str:
         functions = units.of(len(self.timings), "function")
-        return f"{functions}, {units.of(len(self.timings[0].seconds), 'turn')} each, against {self.baseline}"
+        return f"{functions}, {units.of(len(self.timings[0].seconds), 'round')}, against {self.baseline}"
 
     def _sections(self) -> Iterator[Section]:
         yield Section("", [_row(timing) for timing in self.timings], _HEAD, has_head=True, most=len(self.timings))
@@ -87,18 +87,18 @@ def compare(
     rtol: float = 1e-3,
     atol: float = 1e-6,
 ) -> Comparison:
-    """Run functions in turns, and return how long each takes, and whether the difference is certain.
+    """Time functions side by side, and return how long each takes, and whether the difference is certain.
 
-    The first call of each is measured apart, since it compiles. Then they take turns, in another order each time, so
-    that what slows the machine down slows down all; they are compared turn by turn. A call ends when its result is
-    there: JAX's arrays are waited for. Calls of less than a millisecond are measured several at a time.
+    The first call of each is timed by itself, since it compiles. Then each round calls all of them, in another order,
+    so that what slows the machine down slows down all; ratios are of a round. A call ends when its result is there:
+    JAX's arrays are waited for. Calls of less than a millisecond are measured several at a time.
 
     Args:
         fns: functions by name, of NumPy, JAX or anything else; in place of a function, a tuple ``(fn, *args)`` of it
             and its own arguments. One that returns before its result is there, as PyTorch's on a GPU, has to wait.
         *args: what the functions are called with. One that donates them is given copies, outside of its time.
         baseline: the name of the function that the others are compared with; ``None``: the first.
-        seconds: after which no other turn begins; each function has at least one turn, and at most 200.
+        seconds: after which no other round begins; there is at least one, and at most 200.
         check: whether to raise an error if results differ from the baseline's; integers have to be equal.
         rtol: how far results may differ, relative to the baseline's.
         atol: how far they may differ besides.
@@ -133,7 +133,7 @@ def compare(
 
 
 class _Entrant:
-    """A function that takes turns: its first two calls are made here, since the first one compiles."""
+    """A function to be timed: its first two calls are made here, since the first one compiles."""
 
     def __init__(self, fn: Callable[..., Any], *args: Any) -> None:
         self._fn, self._args = fn, args

@@ -67,7 +67,7 @@ def _gathers(report: Report) -> Iterator[Finding]:
 def _conditions(report: Report) -> Iterator[Finding]:
     for c in report.collectives:
         if c.is_condition:
-            text = "the devices exchange a loop's condition in each turn, and all wait for the last one"
+            text = "the devices exchange a loop's condition in each iteration, and all wait for the last one"
             write = "if the rows are independent, let each device loop over its own: px.map_fn over the rows"
             yield Finding("condition", text, c.line, write, 0.5)
 

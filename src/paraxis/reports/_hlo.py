@@ -27,7 +27,7 @@ class Computation:
     is_entry: bool = False
     operations: "list[Operation]" = dataclasses.field(default_factory=list)
     times: int = 0  # that the program runs it, loops multiplied
-    is_certain: bool = True  # whether that is known; if not, a loop without a known end counts as one turn
+    is_certain: bool = True  # whether that is known; if not, a loop without a known end counts as one iteration
     is_branch: bool = False
     is_in_loop: bool = False
     is_fused: bool = False  # it stands for one operation of its caller
@@ -140,18 +140,18 @@ class Program:
             caller.times += caller.is_entry
             for operation in caller.operations:
                 is_loop = operation.opcode == "while"
-                turns = self._turns(operation) if is_loop else 1
+                trips = self._trips(operation) if is_loop else 1
                 for callee in filter(None, map(self._computations.get, _callees(operation.text))):
-                    callee.times += caller.times * (1 if turns is None else turns)
-                    callee.is_certain &= caller.is_certain and turns is not None
+                    callee.times += caller.times * (1 if trips is None else trips)
+                    callee.is_certain &= caller.is_certain and trips is not None
                     callee.is_branch |= caller.is_branch or operation.opcode == "conditional"
                     callee.is_in_loop |= caller.is_in_loop or is_loop
                     callee.is_fused |= operation.opcode == "fusion"
 
     # Where the compiler does not say how often a loop runs, as a TPU's does not, a counter does: an element of the
-    # loop's tuple that begins with a number, has another added in each turn, and is compared with a third.
+    # loop's tuple that begins with a number, has another added in each iteration, and is compared with a third.
 
-    def _turns(self, loop: Operation) -> int | None:
+    def _trips(self, loop: Operation) -> int | None:
         """Return how often a loop runs; ``None``: unknown."""
         said = _TRIPS.search(loop.text)
         with contextlib.suppress(LookupError, ValueError):
@@ -177,7 +177,7 @@ class Program:
             return int(written[1])
         place, loop = self._place(operation), self._loops[operation.within.name]
         if self._place(self._source(self._root(loop, "body").operands[place])) != place:
-            raise LookupError  # another in each turn
+            raise LookupError  # another in each iteration
         return self._number(self._given(loop, place))
 
     def _place(self, operation: Operation) -> int:

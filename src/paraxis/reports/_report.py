@@ -17,7 +17,7 @@ _CODE = 60  # the most letters of a line
 _SENT = ("bytes", "what", "along", "whose", "line", "code")
 _WORK = ("work", "of its share", "line", "code")
 _ARRAYS = ("array", "dtype", "shape", "bytes", "")
-_ONE_TURN = "one turn of a loop without a known end"
+_ONE_ITERATION = "one iteration of a loop without a known end"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -68,7 +68,7 @@ class Report(Page):
 
     @property
     def is_certain(self) -> bool:
-        """Return whether it is known how often each collective runs; an unknown end of a loop counts as one turn."""
+        """Return whether it is known how often each collective runs; a loop of unknown end counts as one iteration."""
         return all(collective.is_certain for collective in self.collectives)
 
     @property
@@ -88,7 +88,7 @@ class Report(Page):
     def summary(self) -> dict[str, int]:
         """Return the numbers of one device by name, for a snapshot in a test.
 
-        What a loop without a known end sends or computes has a name of its own, which says that it is of one turn.
+        What a loop without a known end sends or computes has a name of its own: that of one iteration.
 
         Example:
             >>> import jax, jax.numpy as jnp, paraxis as px
@@ -99,10 +99,10 @@ class Report(Page):
         found: collections.Counter[str] = collections.Counter(devices=self.num_devices)
         for c in self.collectives:
             along = f" along {', '.join(c.axes)}" if c.axes else ""
-            turn = "" if c.is_certain else f", {_ONE_TURN}"
-            found[f"{c.kind}{along}, times{turn}"] += c.times
-            found[f"{c.kind}{along}, bytes{turn}"] += c.total_bytes
-        found["flops" if self.work.is_certain else f"flops, {_ONE_TURN}"] = self.work.flops
+            each = "" if c.is_certain else f", {_ONE_ITERATION}"
+            found[f"{c.kind}{along}, times{each}"] += c.times
+            found[f"{c.kind}{along}, bytes{each}"] += c.total_bytes
+        found["flops" if self.work.is_certain else f"flops, {_ONE_ITERATION}"] = self.work.flops
         found["argument bytes"], found["result bytes"] = self.memory.arguments, self.memory.results
         found["temporary bytes"] = self.memory.temporaries
         return dict(found)
@@ -138,7 +138,7 @@ class Report(Page):
             return "Sends nothing"
         count, size = units.of(len(self.collectives), "collective"), units.size(self.total_bytes)
         branches = "all branches" if any(c.is_branch for c in self.collectives) else ""
-        counting = " and ".join(filter(None, (branches, "" if self.is_certain else _ONE_TURN)))
+        counting = " and ".join(filter(None, (branches, "" if self.is_certain else _ONE_ITERATION)))
         return f"Sends {size} per device in {count}{counting and f', counting {counting}'}"
 
     def _computed(self) -> str:
@@ -146,7 +146,7 @@ class Report(Page):
         if not work.flops:
             return "Computes no matrix products or convolutions"
         share = f", {work.factor:.2f} × an equal share" if work.factor else ""
-        open_ = "" if work.is_certain else f", counting {_ONE_TURN}"
+        open_ = "" if work.is_certain else f", counting {_ONE_ITERATION}"
         return f"Computes {units.amount(work.flops)} per device in products and convolutions{share}{open_}"
 
     def _held(self) -> str:
@@ -159,7 +159,7 @@ class Report(Page):
 
 def _collective(c: Collective) -> list[str]:
     often = f"{c.times:,} × " if c.times > 1 else ""
-    each = f"{often}{units.size(c.bytes)}" + ("" if c.is_certain else " per turn")
+    each = f"{often}{units.size(c.bytes)}" + ("" if c.is_certain else " per iteration")
     along = f"along {', '.join(c.axes)}" if c.axes else f"of {c.group_size} devices"
     by = c.verb or ("written" if c.is_written else "compiler, in a ring" if c.is_ring else "compiler")
     side = (", backward" if c.is_backward else "") + (", in a branch" if c.is_branch else "")

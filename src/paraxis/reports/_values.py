@@ -17,7 +17,7 @@ class Collective:
         shape: of its result on one device, such as ``f32[8,32]``.
         bytes: what each device contributes or receives, whichever is larger, each time.
         times: how often the program runs it, loops multiplied.
-        is_certain: whether ``times`` is known; if not, a loop without a known end counts as one turn.
+        is_certain: whether ``times`` is known; if not, a loop without a known end counts as one iteration.
         is_branch: whether it stands in a branch, which need not be taken; all branches count.
         axes: the mesh axes that it goes along, or a part of one; empty if they are not known.
         group_size: number of devices that take part together.
@@ -26,7 +26,7 @@ class Collective:
         is_backward: whether it belongs to a derivative's backward pass.
         is_written: whether the program asks for it, as by ``jax.lax.psum``; if not, the compiler has put it in.
         is_ring: whether it is a step of a ring beside a matrix product, by which compilers for TPUs gather or sum.
-        is_condition: whether it makes a loop's condition of all devices' own, in each turn.
+        is_condition: whether it combines the devices' conditions of a loop, in each iteration.
         operand: the argument that it sends, if it sends one as it is.
     """
 
@@ -100,7 +100,7 @@ class Work:
         flops: of one device, loops multiplied.
         share: of one device, if all shared the work equally and did nothing twice; ``None``: unknown.
         lines: the same by line, most first.
-        is_certain: whether all loops' ends are known; if not, such a loop counts as one turn.
+        is_certain: whether all loops' ends are known; if not, such a loop counts as one iteration.
         uncounted: what other libraries compute, such as factorizations, of which nobody says how much it is.
     """
 

@@ -80,7 +80,7 @@ def assert_communication(
     elif max_bytes is not None and endless is not None:
         broken.append(
             f"max_bytes={max_bytes:,} was promised, but a loop without a known end sends {endless.bytes:,} bytes in "
-            f"each turn at {endless.line}; assert it of the loop's body, or loop a known number of times"
+            f"each iteration at {endless.line}; assert it of the loop's body, or loop a known number of times"
         )
     if broken:
         alone = (
