@@ -15,9 +15,9 @@ SOURCES := pyproject.toml $(wildcard constraints*.txt)
 
 help:
 	@echo 'make demo       real digits on all devices: a CNN split over 100 clients, an ensemble of networks'
-	@echo 'make test       the tests of every day: some ten minutes on two cores'
+	@echo 'make test       the tests of every day: some five minutes on two cores'
 	@echo 'make test-all   all tests, with their coverage: for nights and releases'
-	@echo 'make defects    break the package on purpose, some two hundred times: does make test notice?'
+	@echo 'make defects    break the package on purpose, some seventy times: does make test notice?'
 	@echo 'make faults     for nights: kills, full disks and failing processes; docs/reliability.md gets the table'
 	@echo 'make install    $(VENV) with everything that tests, examples, benchmarks and documentation need'
 	@echo 'make bench      every benchmark in turn; benchmarks/README.md gets the figures'

@@ -27,7 +27,7 @@ class DataError(ParaxisError, ValueError):
 
 
 class StateError(ParaxisError, ValueError):
-    """A module's variables that cannot be carried through a transform in the way that was asked for."""
+    """A module's variables, a training state or a member that cannot be used in the way that was asked for."""
 
 
 class CheckpointError(ParaxisError, RuntimeError):

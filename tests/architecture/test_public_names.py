@@ -21,7 +21,7 @@ PUBLIC = {  # a name that the root has too is documented as the root's
 }
 SHOWN_BY_MESSAGE = "Error"  # an error is documented by what it says, and by the tree it stands in
 # Results, by the function that gives them.
-SHOWN_BY_FUNCTION = {"Communication", "CrossValidated", "Epoch", "OptStep", "Path", "Reliability", "Rows", "Scores"}
+SHOWN_BY_FUNCTION = {"Communication", "CrossValidated", "Epoch", "OptStep", "Rows"}
 SHOWN_BY_FUNCTION |= {"LBFGSState", "ProximalGradientState"}
 SHOWN_BY_FUNCTION |= {"Padded", "Progress", "Schedule"}
 SHOWN_BY_FUNCTION |= {"Fitted", "Loader", "Record", "Restored"}

@@ -71,7 +71,7 @@ def map_fn(fn: Callable[..., _R], args: Any, axis: Axis | str | None = None, *, 
             longer to compile) or ``"auto"``: unrolled for up to 16 elements with convolutions on CPU.
 
     Returns:
-        The function's result with every leaf ``(size, ...)``, laid out over the devices.
+        The function's result with every leaf ``(size, ...)``, in blocks over the devices.
 
     Raises:
         DataError: if a leaf does not start with the size of the axis; the message names the leaf.

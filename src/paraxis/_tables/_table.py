@@ -21,14 +21,14 @@ class Table:
     read at once. Rows are in the order of the files' names, which must stay as they are while the table is used.
 
     Args:
-        source: anything that has a length; ``columns``, the names of those to predict from; ``target``, the name of
-            the other one; ``dtype``, float32 or float64, that of ``X``; and ``blocks(size)``, which yields NumPy arrays
+        source: anything that has a length; ``columns``, the names of the columns of ``X``; ``target``, the name of the
+            column ``y``; ``dtype``, float32 or float64, of ``X``; and ``blocks(size)``, which yields NumPy arrays
             ``X (n, d)`` and ``y (n,)`` of any sizes, the same rows in the same order each time. If it has ``parts``,
             pairs of a name and a number of rows, errors say in which of them a row is.
 
     Attributes:
-        columns, target: the names of the columns to predict from, and of the other one.
-        dtype: that of the columns to predict from, as they are read.
+        columns, target: the names of the columns of ``X``, and of the target.
+        dtype: of ``X``, as it is read.
 
     Example:
         >>> import numpy as np, paraxis as px

@@ -121,9 +121,9 @@ class Memory:
     """Bytes on one device.
 
     Attributes:
-        arguments: what is given.
-        results: what is returned, the donated part included.
-        temporaries: what is needed in between.
+        arguments: of the arguments.
+        results: of the results, the donated part included.
+        temporaries: of values in between.
         donated: the part of the results that lies where arguments were.
         peak: the most at one time, as far as the compiler says.
         limit: what the device has; ``None``: unknown, as on CPU.

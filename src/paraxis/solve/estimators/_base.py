@@ -227,7 +227,7 @@ class CrossValidated(NamedTuple, Generic[_Model]):
 def cross_validate_path(
     estimator: _Model, X: Any, y: Any, grid: Sequence[float], folds: Any = 5, *, sample_weight: Any = None
 ) -> CrossValidated[_Model]:
-    """Choose an estimator's strength by cross-validation; the rows are laid out, and solvers compiled, once.
+    """Choose an estimator's strength by cross-validation; rows are sent, and solvers compiled, once.
 
     Args:
         estimator: one of :mod:`paraxis.solve.estimators`; it is not changed.
