@@ -27,7 +27,7 @@ def _rows():
     return jnp.arange(ROWS * 4, dtype=jnp.float32).reshape(ROWS, 4)
 
 
-def test_each_broken_promise_is_named(mesh):
+def test_assert_communication_names_each_broken_promise(mesh):
     def body(x):
         return jax.lax.psum(jax.lax.all_gather(x, "d", tiled=True), "d")
 
@@ -42,7 +42,7 @@ def test_each_broken_promise_is_named(mesh):
         assert_communication(_shard(mesh, body), _rows(), all_reduce=0, all_gather=1, all_to_all=2)
 
 
-def test_bytes_count_as_often_as_a_loop_runs_which_has_to_be_known(mesh):
+def test_assert_communication_counts_a_loop_s_bytes_as_often_as_it_runs(mesh):
     def times(x):
         return jax.lax.scan(lambda x, _: (jax.lax.psum(x, "d"), None), x, length=100)[0]
 
@@ -58,7 +58,7 @@ def test_bytes_count_as_often_as_a_loop_runs_which_has_to_be_known(mesh):
     assert_communication(_shard(mesh, until), _rows(), all_reduce=1)
 
 
-def test_a_program_on_one_device_is_told_from_one_that_sends_nothing(mesh) -> None:
+def test_communication_tells_one_device_from_a_program_that_sends_nothing(mesh) -> None:
     one, promise = axis_on(1, 16), r"all_reduce=1 was promised, found 0\. .*program has: no communication"
     with pytest.raises(px.CommunicationError, match=rf"{promise}\. It is for one device, which sends nothing"):
         assert_communication(lambda x: px.reduce_sum(x, one), values(16), all_reduce=1)

@@ -18,17 +18,17 @@ def _mean(w, x):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("fn", [_mean, jax.jit(_mean), jax.grad(lambda w, x: _mean(w, x)["a"].sum())])
-def test_programs_pass(fn):
+def test_assert_same_everywhere_passes_programs_that_are(fn):
     assert_same_everywhere(fn, 2.0, X)
 
 
-def test_arguments_of_any_dtype_that_are_bound_to_a_device_are_moved():
+def test_assert_same_everywhere_moves_arguments_of_any_dtype_from_their_device():
     bound = jax.device_put(jnp.arange(10), jax.devices()[3])
     assert_same_everywhere(lambda x: px.map_fn(lambda x: (x, x.astype(jnp.bfloat16)), x, ROWS), bound, devices=(1, 3))
 
 
 @pytest.mark.parametrize("x", [X, jnp.arange(10), X + 0j], ids=["floats", "integers", "complex"])
-def test_an_answer_that_depends_on_the_devices_fails(x):
+def test_assert_same_everywhere_fails_where_the_answer_depends_on_the_devices(x):
     def devices_seen(x):
         seen = jax.sharding.get_abstract_mesh().size
         return {"y": px.map_fn(lambda x: x, x, ROWS) + (seen if x.dtype == jnp.int32 else 1j * seen)}
@@ -37,11 +37,11 @@ def test_an_answer_that_depends_on_the_devices_fails(x):
         assert_same_everywhere(devices_seen, x, devices=(1, 2))
 
 
-def test_a_function_that_places_nothing_checks_nothing_and_fails():
+def test_assert_same_everywhere_fails_for_a_function_that_places_nothing():
     with pytest.raises(AssertionError, match="places nothing on the devices"):
         assert_same_everywhere(lambda x: x + 1, X)
 
 
-def test_too_few_devices():
+def test_assert_same_everywhere_refuses_too_few_devices():
     with pytest.raises(px.DeviceError, match=r"64 devices were asked for, there are 8; call .*simulate_devices\(64\)"):
         assert_same_everywhere(_mean, 2.0, X, devices=(1, 64))

@@ -34,7 +34,7 @@ def of_dtype(name: str) -> np.ndarray:
     return np.random.default_rng(3).integers(0, 2, (3, 4)).astype(np.dtype(getattr(ml_dtypes, name, name)))
 
 
-def test_leaves_of_every_kind_come_back(tmp_path: Path) -> None:
+def test_checkpoints_restores_leaves_of_every_kind(tmp_path: Path) -> None:
     tree = {
         **{name: jnp.asarray(of_dtype(name)) for name in NARROW},
         "numpy": {name: of_dtype(name) for name in NARROW + WIDE},
@@ -61,7 +61,7 @@ def over(devices: int, spec: P | None = None) -> NamedSharding:
 
 
 @pytest.mark.parametrize("keys", [False, True])
-def test_arrays_come_back_over_other_devices(tmp_path: Path, keys: bool) -> None:
+def test_checkpoints_restores_arrays_over_other_devices(tmp_path: Path, keys: bool) -> None:
     expected = jax.random.split(jax.random.key(4), 24) if keys else jnp.arange(48.0).reshape(24, 2)
     before, checkpoints = expected, px.Checkpoints(tmp_path)
     for step, devices in enumerate([8, 1, 3]):
@@ -75,7 +75,7 @@ def test_arrays_come_back_over_other_devices(tmp_path: Path, keys: bool) -> None
         before = restored["x"]
 
 
-def test_arrays_may_be_donated_or_changed_once_save_returns(tmp_path: Path) -> None:
+def test_checkpoints_lets_arrays_be_donated_or_changed_once_save_returns(tmp_path: Path) -> None:
     make = jax.jit(lambda: jnp.arange(1 << 20), out_shardings=over(8))
     on_device, on_host = make(), np.arange(1 << 20)
     with px.Checkpoints(tmp_path) as checkpoints:
@@ -126,13 +126,13 @@ def test_checkpoints_refuses_what_cannot_be_saved(
     assert os.listdir(tmp_path) == []
 
 
-def test_checkpoints_of_0_2_are_refused(tmp_path: Path) -> None:
+def test_checkpoints_refuses_those_of_0_2(tmp_path: Path) -> None:
     (tmp_path / ".paraxis").mkdir()
     with pytest.raises(px.CheckpointError, match=r"checkpoints of Paraxis 0\.2"):
         px.Checkpoints(tmp_path)
 
 
-def test_a_directory_of_somebody_s_own_is_no_checkpoint_and_stays(tmp_path: Path) -> None:
+def test_checkpoints_leaves_a_directory_of_somebody_s_own_alone(tmp_path: Path) -> None:
     with px.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(3, {"x": 1})
     (tmp_path / "2024").mkdir()
@@ -163,7 +163,7 @@ LINES = [
 ]
 
 
-def test_restore_lists_all_that_differs_and_takes_what_agrees_if_asked(tmp_path: Path) -> None:
+def test_checkpoints_lists_all_that_differs_and_restores_what_agrees_if_asked(tmp_path: Path) -> None:
     with px.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(5, SAVED)
     with pytest.raises(px.StateError, match=rf"(?s)step 5 in {tmp_path}.*restore\(target, partial=True\)") as caught:

@@ -40,7 +40,7 @@ def flip(file: Path, position: float = 0.5) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip, lambda f: f.write_bytes(f.read_bytes()[::2]), Path.unlink])
-def test_restore_uses_the_checkpoint_before_a_damaged_one(
+def test_checkpoints_restores_the_one_before_a_damaged_one(
     checkpoints: px.Checkpoints, damage: Callable[[Path], None]
 ) -> None:
     damage(files_of(checkpoints)[0])
@@ -56,7 +56,7 @@ def test_restore_uses_the_checkpoint_before_a_damaged_one(
 
 
 @pytest.mark.parametrize("position", [0.5, *(pytest.param(x, marks=pytest.mark.slow) for x in np.linspace(0, 1, 12))])
-def test_restore_finds_a_flipped_bit_in_any_file(checkpoints: px.Checkpoints, position: float) -> None:
+def test_checkpoints_finds_a_flipped_bit_in_any_file(checkpoints: px.Checkpoints, position: float) -> None:
     for file in files_of(checkpoints):
         whole = file.read_bytes()
         flip(file, position)
@@ -83,7 +83,7 @@ def full_disk() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_on_a_full_disk_earlier_checkpoints_stay_and_later_ones_are_saved(tmp_path: Path) -> None:
+def test_checkpoints_on_a_full_disk_keeps_earlier_ones_and_saves_later_ones(tmp_path: Path) -> None:
     checkpoints = px.Checkpoints(tmp_path)
     checkpoints.save(1, state(1))
     checkpoints.wait()
@@ -108,7 +108,7 @@ def test_checkpoints_names_a_directory_that_cannot_be_written_to(tmp_path: Path)
             px.Checkpoints(path).save(2, state(2))
 
 
-def test_another_run_may_read_and_not_save_until_the_first_is_over(tmp_path: Path) -> None:
+def test_checkpoints_lets_another_run_read_and_not_save_until_the_first_is_over(tmp_path: Path) -> None:
     first, mine = px.Checkpoints(tmp_path), px.Checkpoints(tmp_path)
     with first:
         first.save(1, state(1))
@@ -122,7 +122,7 @@ def test_another_run_may_read_and_not_save_until_the_first_is_over(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_program_that_ends_without_waiting_has_saved(tmp_path: Path) -> None:
+def test_checkpoints_of_a_program_that_ends_without_waiting_are_saved(tmp_path: Path) -> None:
     with started("-m", "tests.processes._writer", tmp_path, "once") as other:
         _, error = other.communicate(timeout=120)
     assert (other.returncode, error) == (0, "")
@@ -142,7 +142,7 @@ def assert_whole(path: Path, step: int) -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("point", POINTS)
-def test_a_process_killed_inside_a_save_leaves_whole_checkpoints(tmp_path: Path, point: str) -> None:
+def test_checkpoints_stays_whole_where_a_process_is_killed_inside_a_save(tmp_path: Path, point: str) -> None:
     with started("-m", "tests.processes._writer", tmp_path, point) as process:
         process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL

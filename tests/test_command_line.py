@@ -39,7 +39,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["launch", "-n", "2", "nowhere.py"], "there is no file nowhere.py"),
     ],
 )
-def test_a_mistake_is_named_without_a_traceback(
+def test_command_line_names_a_mistake_without_a_traceback(
     capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     status, _, err = said(capsys, *arguments)
@@ -55,7 +55,9 @@ sys.exit(7 if os.environ["PARAXIS_ATTEMPT"] == "0" else 0)
 """
 
 
-def test_words_after_a_launched_script_are_its_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_command_line_leaves_words_after_a_launched_script_to_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(SHOWS)
     arguments = ["-n", "8", "--grace", "1", "--help", "-m", "x"]
@@ -77,7 +79,7 @@ EXAMPLES = {
 }
 
 
-def test_list_names_each_chapter(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_lists_each_chapter_of_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
     for names in ([*EXAMPLES], ["train", "stream"]):
         status, out, err = said(capsys, "demo", *(names if len(names) < 3 else ()), "--list")
         assert (status, err) == (0, "")
@@ -86,7 +88,7 @@ def test_list_names_each_chapter(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("chapter", "example"), EXAMPLES.items())
-def test_a_chapter_of_the_demo_is_an_example(chapter: str, example: str, tmp_path: Path) -> None:
+def test_command_line_runs_an_example_as_a_chapter_of_the_demo(chapter: str, example: str, tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
     done = run("demo", chapter, "--quick", "--devices", "3", "--out", str(out))
     assert done.returncode == 0, done.stderr

@@ -44,7 +44,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.newest
-def test_a_function_is_explained_on_512_devices_in_a_process_of_its_own(model: Path) -> None:
+def test_command_line_explains_a_function_on_512_devices_in_a_process_of_its_own(model: Path) -> None:
     shapes = "float32[8,4], float32[1024,16,8]"
     done = run("explain", f"{model}:average", "--shapes", shapes, "--devices", "512", "--html", "report.html")
     assert done.returncode == 0, done.stderr
@@ -55,7 +55,9 @@ def test_a_function_is_explained_on_512_devices_in_a_process_of_its_own(model: P
     assert (model.parent / "report.html").read_text().startswith("<!DOCTYPE html>")
 
 
-def test_other_programs_are_told_of_each_collective(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_explains_each_collective_of_other_programs(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["explain", f"{model}:average", "--shapes", "float32[8,4], float32[1024,16,8]", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     (collective,) = found["collectives"]
@@ -65,7 +67,7 @@ def test_other_programs_are_told_of_each_collective(model: Path, capsys: pytest.
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
-def test_a_file_with_a_mesh_is_explained_on_a_topology_in_a_process_of_its_own(model: Path) -> None:
+def test_command_line_explains_a_file_with_a_mesh_on_a_topology(model: Path) -> None:
     done = run("explain", f"{model}:total", "--arguments", "split", "--on", "v5e:4x4", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -73,7 +75,7 @@ def test_a_file_with_a_mesh_is_explained_on_a_topology_in_a_process_of_its_own(m
 
 
 @pytest.mark.slow  # each number is a process
-def test_numbers_of_devices_are_compared_in_a_table(model: Path) -> None:
+def test_command_line_compares_numbers_of_devices_in_a_table(model: Path) -> None:
     devices = ["--devices", "1", "--devices", "4"]
     done = run("explain", f"{model}:average", "--shapes", "float32[8,4] float32[1024,16,8]", *devices)
     assert done.returncode == 0, done.stderr
@@ -87,7 +89,7 @@ def test_numbers_of_devices_are_compared_in_a_table(model: Path) -> None:
     assert (failed.returncode, "paraxis: there is no none in explained_model.py" in failed.stderr) == (2, True)
 
 
-def test_arguments_may_be_made_by_a_function_and_a_function_named_by_its_module(
+def test_command_line_takes_a_function_that_makes_arguments_and_a_module_s_function(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.path", [*__import__("sys").path])
@@ -115,7 +117,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("arguments", WRONG)
-def test_each_mistake_is_told_in_one_line(
+def test_command_line_tells_each_mistake_in_one_line(
     model: Path, capsys: pytest.CaptureFixture[str], arguments: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.path", [*__import__("sys").path])

@@ -39,7 +39,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_times_are_medians_of_rounds_and_compiling_is_apart(clock: Clock) -> None:
+def test_compare_gives_medians_of_rounds_and_compiling_apart(clock: Clock) -> None:
     slow, fast = clock.takes(7.0, 2.0), clock.takes(1.5, 0.5)
     found = px.compare({"slow": slow, "fast": fast}, seconds=30)
     assert [timing.median for timing in found.timings] == pytest.approx([2.0, 0.5])
@@ -51,7 +51,7 @@ def test_times_are_medians_of_rounds_and_compiling_is_apart(clock: Clock) -> Non
     assert "takes 4 × as long" in str(other)
 
 
-def test_no_round_begins_that_would_end_after_the_time(clock: Clock) -> None:
+def test_compare_begins_no_round_that_would_end_after_the_time(clock: Clock) -> None:
     found = px.compare({"a": clock.takes(2.0), "b": clock.takes(1.0)}, seconds=10)
     assert len(found["a"].seconds) == 3  # of 3 s each; the first two calls of each are before
     assert len(px.compare({"a": clock.takes(50.0)}, seconds=10)["a"].seconds) == 1
@@ -59,7 +59,7 @@ def test_no_round_begins_that_would_end_after_the_time(clock: Clock) -> None:
     assert (found["b"].verdict, found["b"].interval) == ("uncertain", None)
 
 
-def test_what_is_fast_is_called_several_times_for_a_sample(clock: Clock) -> None:
+def test_compare_calls_what_is_fast_several_times_for_a_sample(clock: Clock) -> None:
     calls = []
     tick = clock.takes(1e-5)
     assert px.compare({"f": lambda: calls.append(tick())}, seconds=10)["f"].median == pytest.approx(1e-5)
@@ -76,7 +76,7 @@ NOISE = {  # how much a round varies, how much slower the second is: what can be
 
 @pytest.mark.parametrize("verdict", NOISE)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_it_says_when_nothing_is_certain(clock: Clock, verdict: str, seed: int) -> None:
+def test_compare_says_when_nothing_is_certain(clock: Clock, verdict: str, seed: int) -> None:
     noise, ratio = NOISE[verdict]
     draw = random.Random(seed)
     a = clock.draws(lambda: math.exp(draw.gauss(0, noise)))
@@ -86,7 +86,7 @@ def test_it_says_when_nothing_is_certain(clock: Clock, verdict: str, seed: int) 
     assert ("uncertain: give it more seconds=" in str(found)) == (verdict == "uncertain")
 
 
-def test_the_interval_has_the_median_as_often_as_it_says(clock: Clock) -> None:
+def test_compare_has_the_median_in_its_interval_as_often_as_it_says(clock: Clock) -> None:
     """Of 300 comparisons of a function with itself, 99 in 100 intervals include 1."""
     draw = random.Random(5)
     same = clock.draws(lambda: math.exp(draw.gauss(0, 0.5)))
@@ -95,7 +95,7 @@ def test_the_interval_has_the_median_as_often_as_it_says(clock: Clock) -> None:
     assert missed <= 9
 
 
-def test_numpy_jax_and_jit_agree_or_their_difference_is_told() -> None:
+def test_compare_says_whether_numpy_jax_and_jit_agree() -> None:
     x = np.linspace(0, 1, 2_500, dtype=np.float32).reshape(50, 50)
     jitted = jax.jit(lambda x: jnp.sin(x) @ x)
     fns = {"numpy": lambda x: np.sin(x) @ x, "jax": lambda x: jnp.sin(x) @ x, "jit": (jitted, jnp.asarray(x))}
@@ -108,7 +108,7 @@ def test_numpy_jax_and_jit_agree_or_their_difference_is_told() -> None:
     assert px.compare(half, jnp.ones(3, jnp.bfloat16), check=True, rtol=0.01, seconds=0.01).baseline == "a"
 
 
-def test_a_function_that_donates_is_given_copies() -> None:
+def test_compare_gives_copies_to_a_function_that_donates() -> None:
     x = jnp.ones(1000)
     found = px.compare(
         {"donates": jax.jit(lambda x: x + 1, donate_argnums=0), "keeps": jax.jit(jnp.sin)}, x, seconds=0.1

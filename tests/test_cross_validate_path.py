@@ -18,7 +18,7 @@ GRID = [0.1, 10.0, 1.0]  # in no order
     ("case", "devices"),
     [("lasso", 2), ("balanced", 1), ("three classes", 2), ("ridge", 3), ("ridge, two targets", 1), ("counts", 1)],
 )
-def test_folds_in_one_program_are_fits_fold_by_fold(case: str, devices: int) -> None:
+def test_cross_validate_path_fits_all_folds_as_fold_by_fold(case: str, devices: int) -> None:
     ours, theirs, y = CASES[case]
     found = solve.cross_validate_path(on(devices, ours), X, y, GRID, folds=3)
     search = GridSearchCV(new(theirs), {ours.strength_name: GRID}, cv=3).fit(X, y)
@@ -29,7 +29,7 @@ def test_folds_in_one_program_are_fits_fold_by_fold(case: str, devices: int) -> 
     np.testing.assert_allclose(found.estimator.coef_, search.best_estimator_.coef_, rtol=1e-5, atol=1e-6)
 
 
-def test_folds_have_weights_and_a_splitter_of_ones_own() -> None:
+def test_cross_validate_path_takes_weights_and_a_splitter_of_ones_own() -> None:
     ours, theirs, y = CASES["two classes, balanced"]
     splitter = KFold(3, shuffle=True, random_state=0)
     named = pd.DataFrame(X, columns=list("abcd"))  # without a warning of names

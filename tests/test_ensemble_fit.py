@@ -84,7 +84,7 @@ def check(ens: px.Ensemble, step: Any, key: int, pick: Callable[..., Any], **opt
 @pytest.mark.parametrize("devices", [8, 1, 2])
 @pytest.mark.parametrize("size", [3, 5, 7])
 @pytest.mark.parametrize("model", ["mlp", "conv"])
-def test_the_same_as_a_python_loop_over_single_members(model: str, size: int, devices: int) -> None:
+def test_ensemble_fit_is_a_python_loop_over_single_members(model: str, size: int, devices: int) -> None:
     make, apply = MODELS[model]
     ens = px.ensemble(make, size, 3, mesh=mesh_of(devices))
     history = check(ens, sgd(apply), 11, lambda index, epoch: [(X[rows], Y[rows]) for rows in batches(11, epoch)])
@@ -94,7 +94,7 @@ def test_the_same_as_a_python_loop_over_single_members(model: str, size: int, de
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("model", ["conv", "mlp"])
-def test_rows_give_each_member_its_own_share_and_rates_its_own_step(model: str) -> None:
+def test_ensemble_fit_gives_each_member_its_own_rows_and_rate(model: str) -> None:
     make, apply = MODELS[model]
     shares, rates = np.random.default_rng(0).integers(0, NUM_ROWS, (3, 13)), jnp.array([0.01, 0.1, 0.0])
     ens = px.ensemble(make, 3, 0, mesh=mesh_of(2))
@@ -109,7 +109,7 @@ def test_rows_give_each_member_its_own_share_and_rates_its_own_step(model: str) 
 
 
 @pytest.mark.parametrize("convolve", [False, True])
-def test_metrics_of_any_kind_are_averaged_however_epochs_run(convolve: bool) -> None:
+def test_ensemble_fit_averages_metrics_of_any_kind_however_epochs_run(convolve: bool) -> None:
     """On CPU a step with a convolution is called for each batch, since a loop would be slow."""
 
     def step(w: jax.Array, x: jax.Array) -> Any:
@@ -169,7 +169,7 @@ def stopped_by_hand(losses: np.ndarray, patience: int) -> tuple[int, int, list[f
 @pytest.mark.parametrize("step", [count, count_with_convolution])
 @pytest.mark.parametrize("mode", ["min", "max"])
 @pytest.mark.parametrize("patience", [1, 2, 3])
-def test_each_member_stops_by_itself_and_gets_its_best_state(patience: int, mode: Any, step: Any) -> None:
+def test_ensemble_fit_stops_each_member_by_itself_at_its_best_state(patience: int, mode: Any, step: Any) -> None:
     table = np.random.default_rng(patience).uniform(0.5, 1.5, (7, 6)).astype(np.float32)
     table[5] = np.linspace(2, 1, 6)  # never stops
     table[6] = np.linspace(1, 2, 6)  # is never better than after its first epoch
@@ -183,7 +183,7 @@ def test_each_member_stops_by_itself_and_gets_its_best_state(patience: int, mode
         assert (losses[len(seen) :] == losses[len(seen) - 1]).all()  # a member that was stopped does not change
 
 
-def test_a_metric_that_is_not_a_number_is_no_improvement() -> None:
+def test_ensemble_fit_takes_a_metric_that_is_not_a_number_for_no_improvement() -> None:
     table = [[3, NAN, 2, 1], [NAN, NAN, NAN, NAN], [3, NAN, NAN, 1], [4, 3, 2, 1]]
     ens, history = scripted(table, StopEarly("test/loss", patience=2))
     np.testing.assert_array_equal(history.best_epoch, [3, -1, 0, 3])
@@ -191,7 +191,7 @@ def test_a_metric_that_is_not_a_number_is_no_improvement() -> None:
     np.testing.assert_array_equal(np.asarray(ens.stacked()["steps"])[[0, 2, 3]], [8, 2, 8])
 
 
-def test_a_rule_may_watch_the_training_loss() -> None:
+def test_ensemble_fit_may_watch_the_training_loss() -> None:
     step = lambda w, x: (w + 1, jnp.where(w < 4, -w, w))  # noqa: E731
     ens = px.ensemble(lambda key, w: w, 2, 0, jnp.array([0.0, 2.0]))
     history = ens.fit(step, ROWS, batch_size=8, epochs=9, key=0, stop_early=StopEarly("loss", patience=2))
@@ -199,7 +199,7 @@ def test_a_rule_may_watch_the_training_loss() -> None:
     np.testing.assert_array_equal(ens.stacked(), [4, 4])
 
 
-def test_metrics_are_those_in_eval_mode() -> None:
+def test_ensemble_fit_evaluates_in_eval_mode() -> None:
     ens, x, y = px.ensemble(make_nnx, 3, 0, mesh=mesh_of(2)), X[:6], jnp.arange(6) % 4
     evaluate = lambda net, x, y: {"loss": loss_of(net(x), y)}  # noqa: E731
     history = ens.fit(NNX.step, (x, y), batch_size=3, epochs=2, key=4, evaluate=evaluate, held_out=(x, y))
@@ -210,7 +210,7 @@ def test_metrics_are_those_in_eval_mode() -> None:
     np.testing.assert_allclose(history.curve("test/loss")[1][-1], by_hand, rtol=1e-4)
 
 
-def test_a_callback_is_told_of_each_epoch() -> None:
+def test_ensemble_fit_tells_a_callback_of_each_epoch() -> None:
     told: list[Epoch] = []
     rule = StopEarly("test/loss", patience=2)
     _, history = scripted([[3, 4, 5, 5], [3, 2, 1, 1]], rule, callbacks=told.append)
@@ -236,7 +236,7 @@ def kill(epoch: Epoch) -> None:
 
 @pytest.mark.parametrize("size", [3, 4])
 @pytest.mark.parametrize("rule", [None, StopEarly("test/loss", patience=2)], ids=["all", "best"])
-def test_a_run_that_was_killed_ends_with_the_same_bits(rule: Any, size: int, tmp_path: Path) -> None:
+def test_ensemble_fit_that_was_killed_ends_with_the_same_bits(rule: Any, size: int, tmp_path: Path) -> None:
     """Its members, its history, and who has stopped; also when it was complete, and on other devices."""
 
     def run(name: str, devices: int = 2, epochs: int = 6, **options: Any) -> tuple[px.Ensemble, History]:
@@ -256,7 +256,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(rule: Any, size: int, tmp
         np.testing.assert_array_equal(history.stopped, told.stopped)
 
 
-def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+def test_ensemble_fit_refuses_a_checkpoint_of_another_run(tmp_path: Path) -> None:
     ens, checkpoint = px.ensemble(make_mlp, 3, 0, mesh=mesh_of(2)), px.Checkpoints(tmp_path / "run")
     ens.fit(sgd(apply_mlp), (X, Y), batch_size=BATCH, key=1, checkpoint=checkpoint)
     for other in ({"key": 2}, {"batch_size": 5}):
@@ -278,7 +278,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_would_be_wrong_in_silence_is_refused(case: str) -> None:
+def test_ensemble_fit_refuses_what_would_be_wrong_in_silence(case: str) -> None:
     wrong, message = REFUSED[case]
     two = px.ensemble(lambda key: jax.random.normal(key), 2, 0, mesh=mesh_of(2))
     options: dict[str, Any] = {"step": lambda w, *batch: w, "data": ROWS, "batch_size": 4, "key": 0}

@@ -37,7 +37,7 @@ def double(params: Any) -> Any:
     return {"w": 2 * params["w"], "n": params["n"]}
 
 
-def test_a_number_picks_a_member_and_a_slice_or_list_an_ensemble() -> None:
+def test_ensemble_gives_a_member_by_number_and_an_ensemble_by_slice_or_list() -> None:
     ens = some()
     ens.train(double)
     for index in (*range(-SIZE, SIZE), np.int64(3), jnp.int32(2)):
@@ -56,7 +56,7 @@ def test_a_number_picks_a_member_and_a_slice_or_list_an_ensemble() -> None:
             use()
 
 
-def test_others_are_dropped_and_added() -> None:
+def test_ensemble_drops_and_adds_members() -> None:
     ens = some()
     assert numbers_of(ens.drop(1, -1)) == [0, 2, 3]
     assert numbers_of(ens.drop()) == numbers_of(ens.add()) == list(range(SIZE))
@@ -69,7 +69,7 @@ def test_others_are_dropped_and_added() -> None:
     assert_close(ens.stacked()["w"], W)
 
 
-def test_members_that_do_not_fit_are_not_added() -> None:
+def test_ensemble_adds_no_members_that_do_not_fit() -> None:
     ens = some()
     cases: list[tuple[Any, str]] = [
         ({"w": W[0]}, r"members\[1\] differs from the others in n"),
@@ -94,7 +94,7 @@ def make_module(activation: Any) -> Any:
 
 
 @pytest.mark.parametrize("make", [make_net, make_module])
-def test_a_member_with_other_functions_is_not_added(make: Any) -> None:
+def test_ensemble_adds_no_member_with_other_functions(make: Any) -> None:
     """All members share what is fixed: a net with tanh would compute relu."""
     ens, other = px.ensemble(make(jax.nn.relu), 2, 0), jax.random.key(9)
     assert len(ens.add(ens[0], make(jax.nn.relu)(other))) == 4  # made anew, of the same code
@@ -104,7 +104,7 @@ def test_a_member_with_other_functions_is_not_added(make: Any) -> None:
             ens.add(member)
 
 
-def test_picked_and_stacked_members_have_arrays_of_their_own() -> None:
+def test_ensemble_gives_picked_and_stacked_members_arrays_of_their_own() -> None:
     ens = some(3)
     for _ in range(2):  # as they were made, and as they lie after a step
         picked, part, whole = ens[1], ens[:2], ens.stacked()
@@ -132,7 +132,7 @@ MAKES = {name: kind.make for name, kind in KINDS.items()} | {"mixed": make_mixed
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MAKES)
-def test_the_state_that_was_saved_is_that_of_others_on_other_devices(name: str, tmp_path: Path) -> None:
+def test_ensemble_loads_a_saved_state_on_other_devices(name: str, tmp_path: Path) -> None:
     ens, other = (px.ensemble(MAKES[name], 5, seed, mesh=mesh_of(2 + seed)) for seed in (0, 1))
     if name in KINDS:
         ens.train(KINDS[name].step, X, Y)
@@ -145,7 +145,7 @@ def test_the_state_that_was_saved_is_that_of_others_on_other_devices(name: str, 
             np.testing.assert_array_equal(x, y)
 
 
-def test_the_state_is_a_numpy_archive_and_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_ensemble_saves_a_numpy_archive_and_refuses_what_does_not_fit(tmp_path: Path) -> None:
     ens, whole = some(), some().stacked()["w"]
     np.savez(tmp_path / "members.npz", **ens.state)  # pyright: ignore
     ens.train(double)
@@ -158,14 +158,14 @@ def test_the_state_is_a_numpy_archive_and_what_does_not_fit_is_refused(tmp_path:
             ens.state = state
 
 
-def test_makes_that_would_be_wrong_in_silence_are_refused() -> None:
+def test_ensemble_refuses_makes_that_would_be_wrong_in_silence() -> None:
     with pytest.raises(px.StateError, match="make does not use its key"):
         px.ensemble(lambda key: jnp.zeros(3), 2, 0)
     assert len(px.ensemble(lambda key: jnp.zeros(3), 1, 0)) == 1
     assert len(px.ensemble(lambda key, number: jnp.zeros(3), 2, 0, jnp.arange(2))) == 2
 
 
-def test_keys_whose_draws_depend_on_the_devices_are_refused() -> None:
+def test_ensemble_refuses_keys_whose_draws_depend_on_the_devices() -> None:
     with jax.default_prng_impl("rbg"):
         for key in (jax.random.key(0), jax.random.PRNGKey(0)):
             with pytest.raises(px.DataError, match="draws of an rbg key"):

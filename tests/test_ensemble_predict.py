@@ -49,7 +49,7 @@ def check(actual: Any, expected: Any) -> None:
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("devices", [1, 2, 3, 8])
 @pytest.mark.parametrize("size", [1, 2, 5, 7])
-def test_averages_are_numpys(size: int, devices: int, lowering: Any) -> None:
+def test_ensemble_predict_averages_as_numpy_does(size: int, devices: int, lowering: Any) -> None:
     for average, (apply, oracle) in AVERAGES.items():
         ens = linear(devices, W[:size], lowering=lowering)
         check(ens.predict(X, average=average, apply=apply), oracle(LOGITS[:size]))  # pyright: ignore
@@ -58,7 +58,7 @@ def test_averages_are_numpys(size: int, devices: int, lowering: Any) -> None:
         check(got, oracle(LOGITS[:size][where]))
 
 
-def test_a_small_variance_beside_a_large_mean_is_not_lost() -> None:
+def test_ensemble_predict_keeps_a_small_variance_beside_a_large_mean() -> None:
     """Where the mean of squares minus the square of the mean, in float32, has nothing right any more."""
     offsets = np.asarray(10_000 + np.array([0, 1, 2, 3, 4, 5, 6]) / 64, np.float32)
     naive = np.mean(offsets**2, dtype=np.float32) - np.mean(offsets, dtype=np.float32) ** 2
@@ -72,7 +72,7 @@ def test_a_small_variance_beside_a_large_mean_is_not_lost() -> None:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("average", AVERAGES)
-def test_a_failed_member_is_found_and_left_out(average: Any) -> None:
+def test_ensemble_predict_finds_a_failed_member_and_leaves_it_out(average: Any) -> None:
     bad = W.at[1, 0, 0].set(jnp.nan).at[6].set(jnp.inf)
     ens = linear(2, bad)
     finite = ens.finite()
@@ -83,14 +83,14 @@ def test_a_failed_member_is_found_and_left_out(average: Any) -> None:
     assert not np.isfinite(jax.tree.leaves(ens.predict(X, average=average, apply=apply))[0]).all()
 
 
-def test_finite_looks_at_all_floats_of_a_member_and_at_nothing_else() -> None:
+def test_ensemble_finite_looks_at_all_floats_of_a_member_and_at_nothing_else() -> None:
     half = jnp.ones(3, "bfloat16").at[1].set(jnp.nan)
     ens = px.ensemble(lambda key, n, h: {"n": n, "h": h, "key": key}, 3, 0, jnp.arange(3), half, mesh=mesh_of(2))
     assert ens.finite().tolist() == [True, False, True]
     assert px.ensemble(lambda key: jnp.arange(3), 1, 0, mesh=mesh_of(2)).finite().tolist() == [True]
 
 
-def test_each_member_may_have_its_own_inputs() -> None:
+def test_ensemble_predict_may_give_each_member_its_own_inputs() -> None:
     check(linear().members(X), LOGITS)
     own = values(SIZE, 6, 3, seed=5)
     expected = np.einsum("mnd,mdc->mnc", np.asarray(own, np.float64), np.asarray(W, np.float64))

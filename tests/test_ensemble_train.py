@@ -71,7 +71,7 @@ CASES: dict[str, tuple[Step, tuple[Any, ...], Any, Step, tuple[Any, ...]]] = {
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
-def test_arguments_are_shared_or_each_members_own(name: str) -> None:
+def test_ensemble_train_shares_arguments_or_gives_each_member_its_own(name: str) -> None:
     fn, args, in_axes, alone, rows = CASES[name]
     ens = linear()
     out = ens.train(fn, *args, in_axes=in_axes)
@@ -79,7 +79,7 @@ def test_arguments_are_shared_or_each_members_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("lowering", ["auto", "vmap"])
-def test_members_may_speak_to_each_other_by_the_axiss_name(lowering: Any) -> None:
+def test_ensemble_train_lets_members_exchange_values_by_the_axis_s_name(lowering: Any) -> None:
     def pulled(w: jax.Array) -> Any:
         return 0.5 * (w + px.pmean(w, "members")), (px.axis_index("members"), jax.lax.psum(1, "members"))
 
@@ -89,7 +89,7 @@ def test_members_may_speak_to_each_other_by_the_axiss_name(lowering: Any) -> Non
 
 
 @pytest.mark.parametrize("donate", [True, False])
-def test_the_old_state_is_given_away_only_if_donated(donate: bool) -> None:
+def test_ensemble_train_gives_the_old_state_away_only_if_donated(donate: bool) -> None:
     width = 7  # by which the members' arrays are known
     others = jax.live_arrays()  # held: the number of one that is freed may be given to a new one
     alive = {id(array) for array in others}
@@ -100,7 +100,7 @@ def test_the_old_state_is_given_away_only_if_donated(donate: bool) -> None:
     assert [leaf.is_deleted() for leaf in before] == [donate] * len(before)
 
 
-def test_an_interrupt_waits_until_the_members_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ensemble_train_lets_an_interrupt_wait_until_the_members_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """When a program has run, memory has been given away, and what came in its place is not kept yet."""
     jit = jax.jit
 
@@ -119,7 +119,7 @@ def test_an_interrupt_waits_until_the_members_are_whole(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("lowering", ["vmap", "unroll"])
-def test_a_step_is_traced_for_the_first_call_only(lowering: Any) -> None:
+def test_ensemble_train_traces_a_step_for_the_first_call_only(lowering: Any) -> None:
     traced = []
 
     def counted(w: jax.Array, x: jax.Array, y: jax.Array, lr: Any) -> Any:
@@ -132,7 +132,9 @@ def test_a_step_is_traced_for_the_first_call_only(lowering: Any) -> None:
     assert len(traced) == 1
 
 
-def test_the_first_step_of_members_with_convolutions_compiles_one_program(caplog: pytest.LogCaptureFixture) -> None:
+def test_ensemble_train_compiles_one_program_for_a_first_step_with_convolutions(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """One for all devices, and not one for each."""
 
     def convolve(w: jax.Array, x: jax.Array) -> Any:
@@ -144,7 +146,7 @@ def test_the_first_step_of_members_with_convolutions_compiles_one_program(caplog
     assert sum("Finished XLA compilation" in record.getMessage() for record in caplog.records) == 1
 
 
-def test_a_function_and_what_it_closes_over_are_let_go() -> None:
+def test_ensemble_train_lets_go_of_a_function_and_what_it_closes_over() -> None:
     """A step that closes over its batch is ordinary."""
 
     class Trainer:
@@ -184,7 +186,7 @@ class Normed(eqx.Module):
 
 
 @pytest.mark.parametrize("lowering", ["auto", "vmap", "unroll"])
-def test_equinox_modules_with_state_are_trained_as_alone(lowering: Any) -> None:
+def test_ensemble_train_trains_equinox_modules_with_state_as_alone(lowering: Any) -> None:
     """What runs inside sees no mesh: Equinox compares the structure of a state, types included."""
 
     def make(key: jax.Array) -> Any:
@@ -203,7 +205,7 @@ def test_equinox_modules_with_state_are_trained_as_alone(lowering: Any) -> None:
             np.testing.assert_allclose(out[index], expected, rtol=1e-4)
 
 
-def test_members_cannot_change_while_jax_traces() -> None:
+def test_ensemble_train_refuses_to_change_members_while_jax_traces() -> None:
     ens = linear()
     with pytest.raises(px.StateError, match="so JAX cannot trace it"):
         jax.jit(lambda x: ens.train(step, x, Y))(X)
@@ -238,7 +240,7 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[px.Ensemble], Any]]] = 
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_wrong_is_told_and_leaves_the_members_alone(case: str) -> None:
+def test_ensemble_train_refuses_what_is_wrong_and_leaves_the_members_alone(case: str) -> None:
     kind, message, call = REFUSED[case]
     ens = linear()
     with pytest.raises(kind, match=message):

@@ -105,7 +105,7 @@ def assert_same_fit(ours: Any, theirs: Any, tolerance: float) -> None:
         itertools.product(CASES, [False, True]),
     ),
 )
-def test_fits_are_those_of_scikit_learn(case: str, weighted: bool) -> None:
+def test_estimators_fit_what_scikit_learn_fits(case: str, weighted: bool) -> None:
     ours, theirs, y = CASES[case]
     weight = WEIGHT if weighted else None
     found, expected = on(1, ours).fit(X, y, weight), new(theirs).fit(X, y, weight)
@@ -125,7 +125,7 @@ def test_fits_are_those_of_scikit_learn(case: str, weighted: bool) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("devices", [2, 3])
-def test_devices_never_change_the_answer(case: str, devices: int) -> None:
+def test_estimators_give_one_answer_on_any_devices(case: str, devices: int) -> None:
     ours, _, y = CASES[case]
     assert_same_fit(on(devices, ours).fit(X, y, WEIGHT), on(1, ours).fit(X, y, WEIGHT), 1e-6)
 
@@ -133,7 +133,7 @@ def test_devices_never_change_the_answer(case: str, devices: int) -> None:
 @pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", [case for case in CASES if "no intercept" not in case])  # nothing is centred there
-def test_float32_stays_float32_and_is_near(case: str) -> None:
+def test_estimators_keep_float32_and_are_near(case: str) -> None:
     ours, theirs, y = CASES[case]
     found = on(1, ours).fit(X.astype("float32"), y, WEIGHT)
     assert found.coef_.dtype == np.float32
@@ -142,14 +142,14 @@ def test_float32_stays_float32_and_is_near(case: str) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "powers"), [(np.float32, (-36, -25, 20, 36)), (np.float64, (-300, -165, 200, 300))])
-def test_targets_are_as_large_or_small_as_their_dtype_allows(dtype: Any, powers: tuple[int, ...]) -> None:
+def test_estimators_take_targets_as_large_or_small_as_their_dtype_allows(dtype: Any, powers: tuple[int, ...]) -> None:
     expected = oracle.Ridge().fit(X, Y).coef_
     for power in powers:
         fitted = solve.Ridge().fit(X.astype(dtype), (Y * 10.0**power).astype(dtype))
         np.testing.assert_allclose(np.asarray(fitted.coef_, np.float64) / 10.0**power, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_warm_start_begins_at_the_end() -> None:
+def test_estimators_begin_a_warm_start_at_the_end() -> None:
     for case in ("balanced", "ridge, two targets", "elastic net"):  # which the fits above have compiled
         ours, _, y = CASES[case]
         model = on(1, ours, warm_start=True).fit(X, y, WEIGHT)
@@ -161,7 +161,7 @@ def test_a_warm_start_begins_at_the_end() -> None:
 
 
 @pytest.mark.slow
-def test_a_fit_that_is_cut_short_says_so() -> None:
+def test_estimators_say_that_a_fit_was_cut_short() -> None:
     with pytest.warns(ConvergenceWarning, match=r"LogisticRegression after 3 iterations.*limit of iterations.*=6\)"):
         model = solve.LogisticRegression(max_iter=3, devices=1).fit(X, THREE)
     assert model.status_ == solve.Status.ITERATION_LIMIT.words
@@ -178,6 +178,6 @@ def test_a_fit_that_is_cut_short_says_so() -> None:
         (solve.Ridge(), Y, -WEIGHT, "Negative values in data passed to `sample_weight`"),
     ],
 )
-def test_errors_name_the_culprit(estimator: Any, y: Any, weight: Any, match: str) -> None:
+def test_estimators_name_the_culprit_of_an_error(estimator: Any, y: Any, weight: Any, match: str) -> None:
     with pytest.raises((ValueError, px.DeviceError), match=match):
         estimator.fit(X, y, weight)

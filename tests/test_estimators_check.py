@@ -22,5 +22,5 @@ ESTIMATORS = [
 
 @pytest.mark.slow
 @parametrize_with_checks(ESTIMATORS)
-def test_scikit_learns_checks(estimator: Any, check: Callable[[Any], None]) -> None:
+def test_estimators_pass_scikit_learn_s_checks(estimator: Any, check: Callable[[Any], None]) -> None:
     check(estimator)

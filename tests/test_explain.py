@@ -40,14 +40,14 @@ pytestmark = pytest.mark.newest
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_what_is_sent_is_what_theory_says(name: str) -> None:
+def test_explain_finds_what_theory_says_is_sent(name: str) -> None:
     report, expected = report_on(name), PROGRAMS[name][2]
     assert sorted(sent(report)) == sorted(expected)
     assert report.num_devices == 8
     assert report.total_bytes == sum(size * times for _, size, times, _ in expected)
 
 
-def test_each_collective_has_the_line_the_verb_and_the_side() -> None:
+def test_explain_gives_each_collective_its_line_verb_and_side() -> None:
     steps = report_on("data-parallel steps in a loop").collectives
     gradient, maximum = sorted(steps, key=lambda c: -c.times)
     assert (gradient.verb, gradient.is_backward, gradient.is_written) == ("px.map_fn", True, False)
@@ -64,7 +64,7 @@ def test_each_collective_has_the_line_the_verb_and_the_side() -> None:
     assert weights.line is None or weights.line.number == line_with("weights")
 
 
-def test_a_pipeline_hands_on_once_forward_and_once_backward_and_computes_in_each_turn() -> None:
+def test_explain_counts_a_pipeline_s_exchanges_once_a_direction_and_its_work_in_each_turn() -> None:
     w, x = (np.random.default_rng(0).normal(size=x.shape).astype(np.float32) for x in PROGRAMS["pipeline"][1])
     expected = functools.reduce(lambda x, w: np.tanh(x @ w), w, x)
     np.testing.assert_allclose(pipeline(w, x), expected, rtol=1e-4, atol=1e-5)
@@ -76,7 +76,7 @@ def test_a_pipeline_hands_on_once_forward_and_once_backward_and_computes_in_each
     assert (report.work.flops, report.work.factor) == (3 * forward.flops, 1)
 
 
-def test_memory_is_what_the_compiler_says() -> None:
+def test_explain_tells_the_memory_that_the_compiler_tells() -> None:
     fn, args, _ = PROGRAMS["tensor-parallel MLP"]
     memory: Any = report_on("tensor-parallel MLP").memory
     expected: Any = jax.jit(fn).lower(*args).compile().memory_analysis()
@@ -89,7 +89,7 @@ def test_memory_is_what_the_compiler_says() -> None:
     assert (donating.memory.donated, donating.arguments[0].is_donated) == (4096, True)
 
 
-def test_how_arrays_lie_is_told_for_any_rank() -> None:
+def test_explain_tells_how_arrays_of_any_rank_lie() -> None:
     a, b, x = report_on("tensor-parallel MLP").arguments
     assert (a.name, a.split, a.blocks, a.copies) == ("a", (1, 4), ((0, 4), (1, 5), (2, 6), (3, 7)), 2)
     assert (b.split, b.bytes, b.bytes_per_device) == ((4, 1), 32 * 4 * 4, 8 * 4 * 4)
@@ -146,7 +146,7 @@ FORMS: dict[str, tuple[Callable[[], Report], int, int]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_whatever_can_be_called_is_explained(form: str) -> None:
+def test_explain_takes_whatever_can_be_called(form: str) -> None:
     make, devices, flops = FORMS[form]
     report = make()
     assert (report.num_devices, report.work.flops) == (devices, flops)
@@ -157,7 +157,7 @@ def parts_named(report: Report) -> list[str]:
     return [array.name for array in report.arguments]
 
 
-def test_arguments_have_the_names_of_the_call_and_of_variables() -> None:
+def test_explain_names_arguments_as_the_call_and_variables_do() -> None:
     assert parts_named(px.explain(net())(BATCH)) == ["self.bias.value", "self.kernel.value", "inputs"]
     assert parts_named(px.explain(linear())(struct(4))) == ["self.weight", "self.bias", "x"]
     named = px.explain(lambda w, *xs, how, **rest: w["a"] + xs[1] + rest["b"])
@@ -165,7 +165,7 @@ def test_arguments_have_the_names_of_the_call_and_of_variables() -> None:
     assert parts_named(report) == ["w['a']", "xs[1]", "rest['b']"]  # what nothing reads is left out
 
 
-def test_bound_methods_and_partials_of_jitted_functions_are_explained_with_what_they_bind() -> None:
+def test_explain_takes_bound_methods_and_partials_of_jitted_functions() -> None:
     class Model:
         @functools.partial(jax.jit, static_argnums=0)
         def step(self, x, times):
@@ -176,13 +176,13 @@ def test_bound_methods_and_partials_of_jitted_functions_are_explained_with_what_
     assert [array.is_donated for array in px.explain(partial)(struct(4, 4)).arguments] == [False, True]
 
 
-def test_what_a_library_does_has_the_line_of_the_library() -> None:
+def test_explain_gives_what_a_library_does_the_library_s_line() -> None:
     (total,) = px.explain(jax.jit(optax.tree.norm))(struct(64, lies=lies(FLAT, "d"))).collectives
     assert total.line is not None
     assert Path(total.line.file).is_relative_to(Path(optax.__file__).parent)
 
 
-def test_nothing_is_run_and_calls_of_python_are_named() -> None:
+def test_explain_runs_nothing_and_names_calls_of_python() -> None:
     called: list[Any] = []
 
     def f(x):
@@ -196,7 +196,7 @@ def test_nothing_is_run_and_calls_of_python_are_named() -> None:
     assert not x.is_deleted()
 
 
-def test_totals_say_what_they_count_of_loops_and_branches() -> None:
+def test_explain_says_what_totals_count_of_loops_and_branches() -> None:
     def until(x):
         return jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x + jax.lax.psum(x, "d"), x)
 
@@ -223,7 +223,7 @@ def test_totals_say_what_they_count_of_loops_and_branches() -> None:
 # --- shown -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_text_has_it_all_in_a_few_lines() -> None:
+def test_explain_prints_all_in_a_few_lines() -> None:
     text = str(report_on("data-parallel steps in a loop"))
     line = rf"7 × 128 bytes +all_reduce f32\[8,4\] +along rows +px.map_fn, backward +{HERE.name}:{line_with('map')} "
     assert re.search(line, text)
@@ -235,7 +235,7 @@ def test_the_text_has_it_all_in_a_few_lines() -> None:
     assert report_on("data-parallel steps in a loop").summary().items() >= numbers.items()
 
 
-def test_html_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
+def test_explain_saves_html_that_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
     x = struct(4, 8, lies=lies(mesh(d=2, m=4), "d", "m"))
     report = px.explain(jax.jit(lambda **xs: xs["<b>"] + 1))(**{"<b>": x})
     report.save(tmp_path / "report.html")

@@ -97,7 +97,7 @@ CASES: dict[str, tuple[Callable[[], Report], Callable[[], Report], str | None, s
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_a_finding_is_told_where_there_is_one_and_only_there(kind: Any) -> None:
+def test_explain_tells_a_finding_where_there_is_one_and_only_there(kind: Any) -> None:
     causes, does_not, marker, words = CASES[kind]
     (finding,) = causes().found(kind)
     assert words in finding.text
@@ -106,7 +106,7 @@ def test_a_finding_is_told_where_there_is_one_and_only_there(kind: Any) -> None:
     assert does_not().found(kind) == []
 
 
-def test_what_does_not_fit_is_told_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_tells_first_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     device = type(jax.devices()[0])
     monkeypatch.setattr(device, "memory_stats", lambda _: {"bytes_limit": 64 * MIB})
     report = px.explain(lambda x: (x @ x.T) @ x)(struct(8192, 8))
@@ -126,19 +126,19 @@ NO_STATE: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("case", NO_STATE)
-def test_what_is_no_state_is_not_to_be_donated(case: str) -> None:
+def test_explain_asks_to_donate_nothing_that_is_no_state(case: str) -> None:
     fn, args = NO_STATE[case]
     assert px.explain(fn)(*args).found("undonated") == []
 
 
-def test_which_state_comes_back_and_its_donation_are_written_and_of_two_none_is_guessed() -> None:
+def test_explain_writes_which_state_to_donate_and_guesses_none_of_two() -> None:
     (finding,) = px.explain(lambda state, g: jax.tree.map(jnp.subtract, state, g))(STATE, STATE).found("undonated")
     assert finding.text.startswith("state or g (1 MiB on each device)")
     (finding,) = px.explain(lambda x, state: ({"new": moved(state, x)}, x))(struct(), STATE).found("undonated")
     assert "jax.jit(…, donate_argnames='state')" in finding.write
 
 
-def test_arrays_that_are_whole_everywhere_are_added_up() -> None:
+def test_explain_adds_up_arrays_that_are_whole_everywhere() -> None:
     half = [struct(2 * MIB, lies=over()) for _ in range(4)]  # 8 MiB each
     (of_one,) = px.explain(lambda x: sum(v.sum() for v in x["p"]))({"p": half}).found("replicated")
     assert of_one.text == "4 arrays of x (32 MiB) are whole on each of 8 devices"
@@ -157,7 +157,7 @@ JITS: dict[str, Callable[..., Any]] = {"jax.jit": jax.jit, "eqx.filter_jit": eqx
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_what_any_library_jits_is_looked_through(jit: str) -> None:
+def test_explain_looks_through_what_any_library_jits(jit: str) -> None:
     x = jax.device_put(jnp.ones((64, 64)), over())
     report = px.explain(JITS[jit](all_of_it))(x)
     assert {finding.kind for finding in report.findings} == {"constant", "redundant"}
@@ -188,7 +188,7 @@ UNKNOWN: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("words", UNKNOWN)
-def test_what_nobody_can_look_for_is_told_instead_of_no_findings(words: str) -> None:
+def test_explain_tells_what_nobody_can_look_for(words: str) -> None:
     fn, x = UNKNOWN[words]
     report = px.explain(fn)(x)
     (told,) = report.unchecked

@@ -50,7 +50,7 @@ PROGRAMS = {
 @pytest.mark.slow  # each is a process that takes hundreds of megabytes
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what a process holds")
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_the_peak_is_what_the_process_takes(program: str) -> None:
+def test_explain_tells_the_peak_that_the_process_takes(program: str) -> None:
     options = {"xla_cpu_experimental_ynn_fusion_type": ""}  # as in px.Stream, which bounds its memory by such figures
     code = RUN.format(program=textwrap.dedent(PROGRAMS[program]), options=options)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)

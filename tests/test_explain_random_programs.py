@@ -55,7 +55,7 @@ def by_hand(draw: random.Random, depth: int) -> tuple[Fn, collections.Counter[An
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(40))
-def test_what_is_written_is_found_with_its_axes_and_times(seed: int) -> None:
+def test_explain_finds_what_random_programs_write_with_its_axes_and_times(seed: int) -> None:
     fn, sent = by_hand(random.Random(seed), 2)
     run = jax.jit(jax.shard_map(fn, mesh=MESH, in_specs=P("a", "b"), out_specs=P("a", "b"), check_vma=False))
     report = px.explain(run)(jax.ShapeDtypeStruct((N, N), jnp.float32))

@@ -37,7 +37,7 @@ def program(body: str, head: str = "") -> _hlo.Program:
         "1 {file_location_id=2}\n2 {file_location_id=1 parent_frame_id=1}\n",
     ],
 )
-def test_calls_are_read_from_tables_however_they_are_numbered(frames: str) -> None:
+def test_explain_reads_calls_from_tables_however_they_are_numbered(frames: str) -> None:
     read = program('%a = f32[2]{0} add(%x, %y), metadata={op_name="jit(f)/add" stack_frame_id=2}', TABLES + frames)
     assert read.frames(read.operations[0]) == [("/home/user/model.py", 7, "loss"), ("/home/user/train.py", 9, "step")]
     assert _lines.behind(read.frames(read.operations[0]))[0] == _lines.Line("/home/user/model.py", 7)
@@ -59,7 +59,7 @@ ALONG = {  # a mesh of 2 x 4: along its second axis, along its first, along all
 
 
 @pytest.mark.parametrize("written", ALONG)
-def test_who_takes_part_is_read_in_each_way_to_write_it(written: str) -> None:
+def test_explain_reads_who_takes_part_in_each_way_to_write_it(written: str) -> None:
     read = program(f"%a = f32[2]{{0}} all-reduce(%x), channel_id=1, replica_groups={written}, to_apply=%add")
     assert read.groups(read.operations[0]) == ALONG[written]
 
@@ -107,7 +107,7 @@ ENTRY %main (y: bf16[2,4]) -> bf16[2,4] {
 
 
 @pytest.mark.parametrize(("kept", "times", "is_certain"), [("%end", 9 - 2, True), ("%next", 1, False)])
-def test_a_loop_runs_as_often_as_its_counter_says_and_parts_in_fusions_are_one_collective(
+def test_explain_runs_a_loop_as_often_as_its_counter_says_and_takes_fused_parts_for_one(
     kept: str, times: int, is_certain: bool
 ) -> None:
     """As a TPU's compiler writes them, which leaves the number of turns out."""
@@ -127,7 +127,7 @@ PAIRS = {  # what GPUs' compilers write where a collective starts → its size, 
 
 
 @pytest.mark.parametrize("begins", PAIRS)
-def test_an_asynchronous_collective_sends_what_its_end_gives(begins: str) -> None:
+def test_explain_counts_for_an_asynchronous_collective_what_its_end_gives(begins: str) -> None:
     (gives, sent), kind = PAIRS[begins], begins.rpartition(" ")[2]
     read = program(
         f"""
@@ -157,7 +157,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("target", CALLS)
-def test_what_libraries_compute_is_counted_or_named(target: str) -> None:
+def test_explain_counts_or_names_what_libraries_compute(target: str) -> None:
     (left, right, gives), more, work = CALLS[target]
     read = program(
         f"""

@@ -34,7 +34,7 @@ SENT = {name: expected for name, (_, _, expected) in PROGRAMS.items()} | {
 @needs_libtpu
 @pytest.mark.newest
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_what_tpus_send_is_known_by_hand(name: str) -> None:
+def test_explain_finds_what_tpus_send_as_known_by_hand(name: str) -> None:
     fn, args, _ = PROGRAMS[name]
     report = px.explain(fn, on="v5e:2x4")(*args)
     assert sorted(sent(report)) == sorted(SENT[name])
@@ -46,14 +46,14 @@ def test_what_tpus_send_is_known_by_hand(name: str) -> None:
 
 
 @needs_libtpu
-def test_a_condition_that_chips_exchange_is_found() -> None:
+def test_explain_finds_a_condition_that_chips_exchange() -> None:
     rows, x = px.Axis("rows", 64), struct(64, 4, lies=lies(mesh(d=8), "d"))
     assert px.explain(jax.vmap(until), on="v5e:2x4")(x).found("condition")
     assert px.explain(lambda x: px.map_fn(until, x, rows), on="v5e:2x4")(x).findings == ()
 
 
 @needs_libtpu
-def test_names_shardings_and_donations_are_those_of_the_program() -> None:
+def test_explain_for_a_topology_has_the_program_s_names_shardings_and_donations() -> None:
     over = mesh(d=2, m=4)
     w = {"a": struct(8, 16, lies=lies(over, None, "m")), "unread": struct(3)}
     step = jax.jit(lambda w, x, key: ({**w, "a": w["a"] - x.T @ (x @ w["a"])}, x.sum()), donate_argnums=0)
@@ -67,7 +67,7 @@ def test_names_shardings_and_donations_are_those_of_the_program() -> None:
 
 
 @needs_libtpu
-def test_axes_lie_over_all_chips_of_a_topology_that_has_more_than_there_are_devices() -> None:
+def test_explain_lays_axes_over_all_chips_of_a_larger_topology() -> None:
     clients = px.Axis("clients", 40)
 
     def mean(w, x):
@@ -85,7 +85,7 @@ def test_axes_lie_over_all_chips_of_a_topology_that_has_more_than_there_are_devi
 
 
 @needs_libtpu
-def test_devices_of_a_topology_may_be_given_as_jax_has_them() -> None:
+def test_explain_takes_devices_of_a_topology_as_jax_has_them() -> None:
     from jax.experimental import topologies
 
     chips = topologies.get_topology_desc("v5e:2x2", platform="tpu").devices
@@ -96,7 +96,7 @@ def test_devices_of_a_topology_may_be_given_as_jax_has_them() -> None:
 
 
 @needs_libtpu
-def test_what_no_chip_holds_and_no_topology_has_is_refused() -> None:
+def test_explain_refuses_what_no_chip_holds_and_no_topology_has() -> None:
     with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
         px.explain(lambda x: jax.nn.softmax(x @ x.T) @ x, on="v5e:2x2")(struct(131072, 128, dtype=jnp.bfloat16))
     with pytest.raises(ValueError, match="there is no topology on='v5e:3x3'; write on='v5e:4x4'"):
@@ -107,7 +107,7 @@ def test_what_no_chip_holds_and_no_topology_has_is_refused() -> None:
         px.explain(lambda x: x * 2, on="v5e:2x2")(struct(64, lies=lies(mesh(d=8), "d")))
 
 
-def test_libtpu_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_names_libtpu_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "libtpu", None)
     with pytest.raises(ModuleNotFoundError, match=r"on=.* needs libtpu, .*; write pip install 'paraxis\[tpu\]'"):
         px.explain(jnp.sin, on="v5e:4x4")

@@ -14,7 +14,7 @@ from tests._explained import FLAT, ROWS, lies, line_with, report_on, struct
 pytestmark = pytest.mark.newest
 
 
-def test_work_is_counted_by_line_with_loops_and_shared_equally() -> None:
+def test_explain_counts_work_by_line_with_loops_and_equal_shares() -> None:
     work = report_on("data-parallel steps in a loop").work
     # Forward x @ w, and in the backward pass one product for w: 2 * 3 * 8 * 4 each, 2 elements a device, 7 turns.
     assert (work.flops, work.share, work.is_certain, work.uncounted) == (2 * 2 * 3 * 8 * 4 * 2 * 7,) * 2 + (True, ())
@@ -53,7 +53,7 @@ CONVOLUTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("case", CONVOLUTIONS)
-def test_convolutions_are_counted_as_xla_counts_them_without_inserted_zeros(case: str) -> None:
+def test_explain_counts_convolutions_as_xla_does_without_inserted_zeros(case: str) -> None:
     fn, args = CONVOLUTIONS[case]
     found: Any = jax.jit(fn).lower(*args).cost_analysis()
     work = px.explain(fn)(*args).work
@@ -65,7 +65,7 @@ def mapped(w, x):
 
 
 @pytest.mark.parametrize("rows", [1, 12, 41])
-def test_padding_is_more_than_an_equal_share(rows: int) -> None:
+def test_explain_counts_padding_as_more_than_an_equal_share(rows: int) -> None:
     """By the places that rows take on eight devices; forward, and in the derivative."""
     w, x = np.ones((16, 16), np.float32), np.ones((rows, 16), np.float32)
     for call in (mapped, jax.grad(lambda w, x: mapped(w, x).sum())):
@@ -79,7 +79,7 @@ def ragged(x, w, groups):
 
 
 @pytest.mark.parametrize("spec", [(), ("d",)])
-def test_rows_that_each_have_a_matrix_of_a_group_are_shared_or_not(spec: Any) -> None:
+def test_explain_shares_or_not_rows_that_each_have_a_matrix_of_a_group(spec: Any) -> None:
     """JAX multiplies all rows with the matrices of all 4 groups, and leaves out the rest; on TPUs, it does not."""
     args = struct(64, 8, lies=lies(FLAT, *spec)), struct(4, 8, 16, lies=lies(FLAT)), struct(4, dtype=jnp.int32)
     rows = 64 // 8 if spec else 64
@@ -91,7 +91,7 @@ def test_rows_that_each_have_a_matrix_of_a_group_are_shared_or_not(spec: Any) ->
     assert px.tabulate(ragged, *args).total.flops == 2 * 64 * 8 * 16
 
 
-def test_each_line_of_a_mapped_function_has_its_own_work_and_what_nothing_needs_is_none() -> None:
+def test_explain_counts_each_line_of_a_mapped_function_and_nothing_that_is_not_needed() -> None:
     def two(x):
         y = x @ x  # first
         return y @ jnp.ones((4, 4))  # second
@@ -104,7 +104,7 @@ def test_each_line_of_a_mapped_function_has_its_own_work_and_what_nothing_needs_
     assert (work.flops, work.share) == (2 * 2 * 5 * 4 * 2,) * 2
 
 
-def test_of_a_solver_only_what_it_runs_is_counted() -> None:
+def test_explain_counts_of_a_solver_only_what_it_runs() -> None:
     work = px.explain(lambda a, b: jnp.linalg.solve(a, b) + a @ b)(struct(8, 8), struct(8)).work
     assert (work.flops, work.share) == (2 * 8 * 8, 2 * 8 * 8)
     assert [name for name in work.uncounted if "getrf" in name]  # the factorization itself is LAPACK's

@@ -84,7 +84,7 @@ def test_fit_fetches_metrics_when_four_later_steps_are_under_way() -> None:
     assert [number for kind, number in order if kind == "fetched"] == list(range(50))
 
 
-def test_an_evaluation_is_the_mean_over_all_rows_on_its_schedule_and_at_the_end() -> None:
+def test_fit_evaluates_the_mean_over_all_rows_on_schedule_and_at_the_end() -> None:
     test_rows = {name: x[:21] for name, x in arrays().items()}
     uneven = [{name: x[part] for name, x in test_rows.items()} for part in (slice(0, 10), slice(10, 20), slice(20, 21))]
     evaluations = [px.Evaluate(evaluate_step, uneven, every=3), px.Evaluate(evaluate_step, [test_rows], name="whole")]
@@ -101,7 +101,7 @@ def test_an_evaluation_is_the_mean_over_all_rows_on_its_schedule_and_at_the_end(
         np.testing.assert_allclose(values, [expected(k) for k in steps], rtol=1e-5)
 
 
-def test_callbacks_are_told_in_order_with_the_state_where_it_is_known() -> None:
+def test_fit_tells_callbacks_in_order_with_the_state_where_it_is_known() -> None:
     told, again = list[tuple[str, int, int | None]](), list[px.train.Event]()
 
     def tell(event: px.train.Event) -> None:
@@ -119,7 +119,7 @@ class Counter(NamedTuple):
 
 
 @pytest.mark.parametrize("begun", [0, 7])
-def test_a_long_history_is_averaged_to_a_bounded_number_of_points(begun: int) -> None:
+def test_fit_averages_a_long_history_to_a_bounded_number_of_points(begun: int) -> None:
     def count(state: Counter, batch: Any) -> tuple[Counter, dict[str, float]]:
         return Counter(state.step + 1), {"loss": float(state.step)}
 

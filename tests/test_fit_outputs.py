@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 TEST = px.Evaluate(evaluate_step, [arrays()])
 
 
-def test_log_and_tensorboard_have_each_step_epoch_and_evaluation(tmp_path: Path) -> None:
+def test_fit_writes_each_step_epoch_and_evaluation_to_log_and_tensorboard(tmp_path: Path) -> None:
     seen: list[px.train.Event] = []
     paths: dict[str, Any] = {"log": tmp_path / "a" / "log", "tensorboard": tmp_path / "board"}
     options: dict[str, Any] = {"evaluate": TEST, "checkpoint": tmp_path / "runs", "progress": False}
@@ -49,7 +49,9 @@ class Steps(NamedTuple):
     step: int
 
 
-def test_tensorboard_shows_the_later_of_two_runs_in_one_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_shows_in_tensorboard_the_later_of_two_runs_in_one_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("time.time", lambda: 1e9)
     for number, loss in ((9999, 0.5), (10000, 0.25)):
         monkeypatch.setattr("os.getpid", lambda number=number: number)
@@ -58,7 +60,7 @@ def test_tensorboard_shows_the_later_of_two_runs_in_one_second(tmp_path: Path, m
     assert fits.points(tmp_path)["train/loss"] == {1: 0.25, 2: 0.25}
 
 
-def test_a_log_is_cut_after_the_step_and_where_a_line_is_not_whole(tmp_path: Path) -> None:
+def test_fit_cuts_a_log_after_the_step_and_where_a_line_is_not_whole(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
 
     def steps_after(start: int, last: int) -> list[int | None]:
@@ -78,7 +80,7 @@ def test_a_log_is_cut_after_the_step_and_where_a_line_is_not_whole(tmp_path: Pat
 
 
 @pytest.mark.parametrize("content", [b"notes\n", b'{"event": "other"}\n', b"\x89PNG"])
-def test_a_file_that_is_no_log_stays_as_it_is(content: bytes, tmp_path: Path) -> None:
+def test_fit_leaves_a_file_that_is_no_log_as_it_is(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_bytes(content)
     with pytest.raises(px.DataError, match=f"{file} is not a log of px.fit"):
@@ -93,7 +95,7 @@ class Stream(io.StringIO):
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_progress_is_one_line_that_changes_on_a_terminal_and_lines_elsewhere(
+def test_fit_shows_progress_in_one_line_on_a_terminal_and_in_lines_elsewhere(
     is_terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = Stream(is_terminal)
@@ -105,7 +107,7 @@ def test_progress_is_one_line_that_changes_on_a_terminal_and_lines_elsewhere(
     assert ("\x1b" in stream.getvalue()) == is_terminal
 
 
-def test_plot_draws_curves_to_a_picture(tmp_path: Path) -> None:
+def test_fit_plots_curves_to_a_picture(tmp_path: Path) -> None:
     history = px.fit(start(), step, data(), epochs=2, evaluate=TEST, progress=False).history
     history.plot(tmp_path / "plots" / "curves.png")
     assert (tmp_path / "plots" / "curves.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")

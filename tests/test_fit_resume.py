@@ -222,7 +222,7 @@ def test_fit_gives_up_an_evaluation_at_a_signal_and_does_it_when_it_goes_on(
 TOKEN = "hf_SECRET_that_is_in_no_checkpoint"
 
 
-def test_no_text_of_a_global_is_in_a_checkpoint(tmp_path: Path) -> None:
+def test_fit_saves_no_text_of_a_global(tmp_path: Path) -> None:
     def guarded(params: Any, batch: Any) -> Any:
         assert TOKEN
         return (batch["x"] @ params["w"] - batch["y"]) ** 2

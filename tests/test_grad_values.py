@@ -25,7 +25,7 @@ def by_nnx(net: Any, *args: Any) -> tuple[jax.Array, list[jax.Array]]:
     return value, jax.tree.leaves(gradients)
 
 
-def test_gradients_are_those_of_nnx() -> None:
+def test_grad_values_gives_the_gradients_of_nnx() -> None:
     net = MLP(nnx.Rngs(0))
     value, expected = by_nnx(net, X, Y)
     gradients, got = px.GradValues(square_loss, net)(X, Y)
@@ -34,7 +34,7 @@ def test_gradients_are_those_of_nnx() -> None:
         np.testing.assert_allclose(g, e, rtol=1e-5, atol=1e-7)
 
 
-def test_gradients_of_inputs_with_and_without_those_of_variables() -> None:
+def test_grad_values_gives_gradients_of_inputs_with_and_without_those_of_variables() -> None:
     net = MLP(nnx.Rngs(0))
     expected = jax.grad(lambda x: square_loss(net, x, Y))(X)
     (of_net, of_x), _ = px.GradValues(square_loss, net, argnums=0)(X, Y)
@@ -45,7 +45,7 @@ def test_gradients_of_inputs_with_and_without_those_of_variables() -> None:
     np.testing.assert_allclose(of_y, jax.grad(lambda y: square_loss(net, X, y))(Y), rtol=1e-6)
 
 
-def test_wrt_chooses_by_type_name_and_collection() -> None:
+def test_grad_values_chooses_variables_by_type_name_and_collection() -> None:
     net = MLP(nnx.Rngs(0))
     biases = px.GradValues(square_loss, net, wrt=lambda name, _: name.endswith("bias"))(X, Y)[0]
     assert [g.ndim for g in biases] == [1, 1]
@@ -58,7 +58,7 @@ def test_wrt_chooses_by_type_name_and_collection() -> None:
     assert len(px.GradValues(square_loss, net, wrt=(nnx.Param, nnx.BatchStat))(X, Y)[0]) == 4
 
 
-def test_state_written_in_the_loss_survives_and_is_written_once() -> None:
+def test_grad_values_keeps_state_written_in_the_loss_and_writes_it_once() -> None:
     net = Normed(nnx.Rngs(0))
     reference = Normed(nnx.Rngs(0))
     px.GradValues(square_loss, net)(X, Y)
@@ -68,14 +68,14 @@ def test_state_written_in_the_loss_survives_and_is_written_once() -> None:
 
 
 @pytest.mark.parametrize("loss", [lambda net, x: net(x), lambda net, x: net(x).sum().astype(int)], ids=["rows", "int"])
-def test_a_loss_must_be_a_float_scalar(loss: Any) -> None:
+def test_grad_values_refuses_a_loss_that_is_no_float_scalar(loss: Any) -> None:
     with pytest.raises(TypeError, match=r"scalar-output|grad requires real"):
         px.GradValues(loss, MLP(nnx.Rngs(0)))(X)
 
 
 @pytest.mark.parametrize("wrap", [jax.jit, jax.grad], ids=["jit", "grad"])
 @pytest.mark.parametrize("rows", [8, 3])
-def test_jax_transforms_what_was_never_called(wrap: Any, rows: int) -> None:
+def test_grad_values_is_transformed_by_jax_before_its_first_call(wrap: Any, rows: int) -> None:
     net, x = MLP(nnx.Rngs(0)), X[:rows]
     fast = px.Parallel(net)
     got = wrap(lambda x: (fast(x) ** 2).sum())(x)
@@ -113,7 +113,7 @@ def by_optax(factory: Any, rates: list[float]) -> list[jax.Array]:
     ],
     ids=["momentum", "adam", "masked decay", "chain"],
 )
-def test_steps_are_those_of_optax_with_the_rate_of_the_call(factory: Any, options: dict[str, Any]) -> None:
+def test_optimizer_takes_the_steps_of_optax_with_the_rate_of_the_call(factory: Any, options: dict[str, Any]) -> None:
     rates = [0.1, 0.02, 0.3]
     net = MLP(nnx.Rngs(0))
     opt = px.Optimizer(net, factory, **options)
@@ -133,7 +133,7 @@ def test_steps_are_those_of_optax_with_the_rate_of_the_call(factory: Any, option
     ],
     ids=["too few", "one of another shape", "several rates"],
 )
-def test_gradients_that_do_not_fit_raise_and_change_nothing(lr: Any, gradients: Any) -> None:
+def test_optimizer_refuses_gradients_that_do_not_fit_and_changes_nothing(lr: Any, gradients: Any) -> None:
     net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
     opt = px.Optimizer(net, optax.sgd, momentum=0.9)
     before = [v[...] for v in px.variables(opt)]
@@ -147,7 +147,7 @@ def test_gradients_that_do_not_fit_raise_and_change_nothing(lr: Any, gradients: 
     [optax.rprop, optax.inject_hyperparams(optax.sgd), lambda lr: optax.chain(optax.clip(1.0), optax.rprop(lr))],
     ids=["rprop", "injected", "chain"],
 )
-def test_an_optimiser_that_keeps_the_rate_in_its_state_is_refused(factory: Any) -> None:
+def test_optimizer_refuses_a_factory_that_keeps_the_rate_in_its_state(factory: Any) -> None:
     with pytest.raises(px.StateError, match=r"keeps the learning rate in its state.*lambda lr: optax\.rprop"):
         px.Optimizer(MLP(nnx.Rngs(0)), factory)
     fixed = px.Optimizer(MLP(nnx.Rngs(0)), lambda lr: optax.chain(optax.rprop(0.01), optax.scale(lr)))

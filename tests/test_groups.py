@@ -34,7 +34,7 @@ def by_hand(clients):
     return np.mean([c["rate"] * np.square(c["x"] @ W - c["y"]).sum() / max(len(c["y"]), 1) for c in clients])
 
 
-def test_elements_of_different_length_count_what_is_real():
+def test_groups_of_different_lengths_count_what_is_real():
     """One of them has no rows. On the mesh, padded, the program gives the same."""
     groups = px.Groups(CLIENTS, lengths=LENGTHS)
     value, gradient = px.Stream(at_once=1).run(jax.value_and_grad(ragged_loss), W, groups)
@@ -43,7 +43,7 @@ def test_elements_of_different_length_count_what_is_real():
         np.testing.assert_allclose(ours, on_mesh, rtol=1e-5)
 
 
-def test_results_of_elements_of_different_length_are_in_the_order_of_the_elements():
+def test_groups_of_different_lengths_give_results_in_their_order():
     clients = CLIENTS * 2
     groups = px.Groups(clients, lengths=LENGTHS * 2)
     axis = px.Axis("clients", len(clients))
@@ -56,7 +56,7 @@ def test_results_of_elements_of_different_length_are_in_the_order_of_the_element
 
 @pytest.mark.parametrize("by", [10, 1, -1, -2])
 @pytest.mark.parametrize("wrong", range(5))
-def test_an_element_with_other_rows_than_lengths_says_is_named(wrong, by):
+def test_groups_name_an_element_with_other_rows_than_lengths_says(wrong, by):
     """Whichever it is: the shortest, the longest, one between them."""
     own = [3, 5, 2, 7, 4]
     lengths = [n + by * (i == wrong) for i, n in enumerate(own)]
@@ -64,7 +64,7 @@ def test_an_element_with_other_rows_than_lengths_says_is_named(wrong, by):
         px.Groups([{"x": np.ones((n, 3), "float32")} for n in own], lengths=lengths).arrays()
 
 
-def test_the_lengths_chosen_are_the_best_there_are():
+def test_groups_choose_the_best_lengths_there_are():
     """Eight elements of each length are a chunk on eight devices: its length, or a greater one that is chosen."""
     values = sorted(np.random.default_rng(3).choice(np.arange(1, 60), 14, replace=False).tolist())
     lengths = np.repeat(values, 8)
@@ -76,7 +76,7 @@ def test_the_lengths_chosen_are_the_best_there_are():
     assert sum(length or 0 for _, (length,) in found) == best
 
 
-def test_a_padded_element_has_its_arrays_its_mask_and_its_count():
+def test_groups_pad_an_element_with_its_arrays_mask_and_count():
     """Arrays of the user's that are called mask and count as well."""
     elements = [{**c, "mask": c["y"] > 0, "count": np.float32(i)} for i, c in enumerate(CLIENTS)]
     padded = px.Groups(elements, lengths=LENGTHS).arrays()
@@ -90,7 +90,7 @@ def test_a_padded_element_has_its_arrays_its_mask_and_its_count():
         _ = padded.x
 
 
-def test_a_memory_mapped_array_and_a_source_that_gives_many_at_once(tmp_path):
+def test_groups_take_a_memory_mapped_array_and_a_source_that_gives_many_at_once(tmp_path):
     x = np.random.default_rng(2).normal(size=(20, 3)).astype("float32")
     np.save(tmp_path / "x.npy", x)
     axis = px.Axis("rows", 20)
@@ -107,7 +107,7 @@ def test_a_memory_mapped_array_and_a_source_that_gives_many_at_once(tmp_path):
     assert asked == [8, 8, 4]
 
 
-def test_a_cohort_is_drawn_by_its_seed_alone():
+def test_groups_draw_a_cohort_by_its_seed_alone():
     groups = px.Groups.of_arrays(np.arange(8))
     draw = lambda *seed: [int(x) for x in groups.sample(3, seed=seed)]  # noqa: E731
     assert draw(0, 5) == draw(0, 5)
@@ -119,7 +119,7 @@ def test_a_cohort_is_drawn_by_its_seed_alone():
         groups.sample(9, seed=0)
 
 
-def test_cohorts_share_what_was_traced():
+def test_groups_of_cohorts_share_what_was_traced():
     """All of a size are padded to the lengths that are best for the whole source."""
     traces = []
 
@@ -135,7 +135,7 @@ def test_cohorts_share_what_was_traced():
     assert len(set(traces)) == len(traces)
 
 
-def test_an_element_that_cannot_be_read_is_named():
+def test_groups_name_an_element_that_cannot_be_read():
     class Broken(list):
         def __getitem__(self, number) -> Any:
             if number in (2, 4):
@@ -153,7 +153,7 @@ ROWS = {"x": np.zeros((4, 3), np.float32), "y": np.zeros(4, np.float32)}
 @pytest.mark.parametrize(
     "odd", [{"x": ROWS["x"], "t": ROWS["y"]}, {**ROWS, "x": ROWS["x"][:, :2]}, {**ROWS, "y": np.zeros(4, int)}, None]
 )
-def test_an_element_that_looks_otherwise_is_named(odd, ragged):
+def test_groups_name_an_element_that_looks_otherwise(odd, ragged):
     clients = [ROWS, ROWS, odd, {k: v[:2] for k, v in ROWS.items()}][: 3 + ragged]
     with pytest.raises(px.DataError, match=r"element 2 is .*, and not \['x'\] float32\[4, 3\]"):
         px.Groups(clients, lengths=[4, 4, 4, 2] if ragged else None).arrays()
@@ -176,6 +176,6 @@ def test_an_element_that_looks_otherwise_is_named(odd, ragged):
         (lambda: px.Stream(memory="1GB", map=map), "with map at_once"),
     ],
 )
-def test_bad_arguments(make, text):
+def test_groups_refuse_bad_arguments(make, text):
     with pytest.raises((px.DataError, ValueError), match=text):
         make()

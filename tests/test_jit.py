@@ -26,7 +26,7 @@ class Scaler(nnx.Module):
         return -self.scaled(x) if negate else self.scaled(x)
 
 
-def test_every_form_computes_what_is_computed_without_it() -> None:
+def test_jit_computes_in_every_form_what_is_computed_without_it() -> None:
     x, net, scaler = values(5, 3), MLP(nnx.Rngs(0)), Scaler()
     w = np.asarray(scaler.scale[...])
     assert_close(px.Jit(net)(x), net(x))
@@ -44,7 +44,7 @@ def _static(net: Scaler, x: jax.Array, kind: str, power: int = 1, flag: bool = F
     return (net(x, negate=flag) ** power) + (1.0 if kind == "plus" else 0.0)
 
 
-def test_static_arguments_are_those_of_jax_jit_by_number_or_name() -> None:
+def test_jit_takes_static_arguments_by_number_or_name_as_jax_jit_does() -> None:
     net, x = Scaler(), values(2, 3)
     plain = np.asarray(net.scale[...]) * np.asarray(x)
     for fn in (
@@ -60,7 +60,7 @@ def test_static_arguments_are_those_of_jax_jit_by_number_or_name() -> None:
             assert_close(got, jnp.asarray(expected))
 
 
-def test_writes_come_back_exactly_once_and_nothing_else_is_replaced() -> None:
+def test_jit_writes_back_once_and_replaces_nothing_else() -> None:
     net = Counter(nnx.Rngs(0))
     kernel, bias = net.layer.kernel.get_value(), net.layer.bias.get_value()
     fast = px.Jit(net)
@@ -72,7 +72,7 @@ def test_writes_come_back_exactly_once_and_nothing_else_is_replaced() -> None:
         assert net.layer.bias.get_value() is bias
 
 
-def test_tied_weights_stay_one_variable() -> None:
+def test_jit_keeps_tied_weights_one_variable() -> None:
     def step(net: Tied, x: jax.Array) -> jax.Array:
         net.encode.bias[...] += 1.0
         net.decode.kernel[...] *= 2.0
@@ -105,7 +105,7 @@ WAYS = [(px.Jit, lambda x: x), (px.Parallel, lambda x: px.pmean(x, "device"))]
 
 
 @pytest.mark.parametrize(("wrap", "mean"), WAYS, ids=["Jit", "Parallel"])
-def test_donated_steps_are_the_others_and_an_exception_while_tracing_gives_nothing_away(wrap: Any, mean: Any) -> None:
+def test_jit_with_donation_takes_the_same_steps_and_gives_nothing_away_if_tracing_fails(wrap: Any, mean: Any) -> None:
     nets = [MLP(nnx.Rngs(0)) for _ in range(2)]
     opts = [px.Optimizer(net, optax.adam) for net in nets]
     options: dict[str, Any] = {"reduce": "same"} if wrap is px.Parallel else {}

@@ -33,7 +33,7 @@ def _slope(fun: Callable[[Any], Any], x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("name", CLASSICS)
 @in_float64
-def test_it_finds_what_scipy_finds(name: str) -> None:
+def test_lbfgs_finds_what_scipy_finds(name: str) -> None:
     problem = CLASSICS[name]
     solver = px.solve.LBFGS(problem.fun, tol=1e-7, maxiter=1000)
     slope = functools.partial(_slope, problem.fun)
@@ -50,7 +50,7 @@ def test_it_finds_what_scipy_finds(name: str) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("history", [1, 3, 10])
 @in_float64
-def test_a_fixed_step_iterates_as_jaxopts(history: int) -> None:
+def test_lbfgs_with_a_fixed_step_iterates_as_jaxopt_s(history: int) -> None:
     def fun(x: Any) -> Any:
         return (np.array([1.0, 3.0, 0.2, 0.7]) * x**2).sum() + 0.1 * (x[0] - x[1] * x[2]) ** 2 + 0.05 * x[3] ** 4
 
@@ -69,7 +69,7 @@ def test_a_fixed_step_iterates_as_jaxopts(history: int) -> None:
 
 @pytest.mark.slow
 @in_float64
-def test_arguments_aux_and_gradients_of_ones_own() -> None:
+def test_lbfgs_takes_arguments_aux_and_gradients_of_ones_own() -> None:
     def shifted(x: jax.Array, by: Any, *, scale: float) -> Any:
         return scale * beale(x - by)
 
@@ -96,7 +96,7 @@ def test_arguments_aux_and_gradients_of_ones_own() -> None:
 
 
 @in_float64
-def test_a_loop_of_updates_is_a_run() -> None:
+def test_lbfgs_run_is_a_loop_of_updates() -> None:
     solver = px.solve.LBFGS(rosenbrock, tol=1e-8)
     params = jnp.array([-1.2, 1.0])
     expected, end = solver.run(params)
@@ -109,13 +109,13 @@ def test_a_loop_of_updates_is_a_run() -> None:
     assert_close((params, state.value), (expected, end.value), rtol=1e-6, atol=1e-9)
 
 
-def test_a_solver_that_has_run_can_be_pickled() -> None:
+def test_lbfgs_can_be_pickled_after_a_run() -> None:
     solver = px.solve.LBFGS(beale)
     found = solver.run(jnp.ones(2)).params
     assert_close(pickle.loads(pickle.dumps(solver)).run(jnp.ones(2)).params, found)
 
 
-def test_a_step_of_negative_curvature_is_not_remembered() -> None:
+def test_lbfgs_forgets_a_step_of_negative_curvature() -> None:
     solver, params = px.solve.LBFGS(jnp.cos, stepsize=0.5, maxiter=4, tol=0), jnp.float32(0.3)
     state, update = jax.jit(solver.init_state)(params), jax.jit(solver.update)
     values = [float(state.value)]

@@ -23,7 +23,7 @@ print(state.status.tolist())
 
 
 @pytest.mark.slow
-def test_a_batch_of_problems_with_784_columns_ends_on_two_threads():
+def test_lbfgs_of_many_problems_with_784_columns_ends_on_two_threads():
     """In a process of its own, whose time limit only a batch that never ends can reach."""
     env = {**os.environ, "NPROC": "2", "PJRT_NPROC": "2", "XLA_FLAGS": "", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=400)

@@ -34,7 +34,7 @@ def _mesh(devices: int, kind: AxisType = AxisType.Auto, name: str = "data") -> M
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-def test_rows_that_the_user_put_on_a_mesh(kind: AxisType) -> None:
+def test_lbfgs_takes_rows_that_the_user_put_on_a_mesh(kind: AxisType) -> None:
     start, x, y = _data("poisson", 48, "float32")
     solver = px.solve.LBFGS(FUNCTIONS["poisson"], tol=1e-6)
     expected = float(solver.run(start, L2, (x, y)).state.value)  # on one device
@@ -51,7 +51,7 @@ def test_rows_that_the_user_put_on_a_mesh(kind: AxisType) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("softmax with intercept", AxisType.Auto), ("poisson", AxisType.Explicit)])
-def test_a_step_sums_the_gradient_and_three_scalars_over_the_devices(name: str, kind: AxisType) -> None:
+def test_lbfgs_sums_the_gradient_and_three_scalars_a_step_over_the_devices(name: str, kind: AxisType) -> None:
     start, x, y = _data(name, 48, "float32")
     data = jax.device_put((x, y, np.ones(48, "float32")), NamedSharding(_mesh(8, kind), P("data")))
     solver = px.solve.LBFGS(FUNCTIONS[name])

@@ -16,7 +16,7 @@ from tests._support import axis_on
 
 @pytest.mark.parametrize("where", ["here", "in jit"])
 @pytest.mark.parametrize("intercept", [False, True])
-def test_the_inverse_is_that_of_the_kronecker_product(intercept: bool, where: str) -> None:
+def test_lbfgs_preconditions_with_the_inverse_of_the_kronecker_product(intercept: bool, where: str) -> None:
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
         X, y = rng.standard_normal((600, 100)), rng.integers(0, 4, 600)  # all are used, in a block and a rest
@@ -43,7 +43,7 @@ def _steps(data: Any, precondition: Any, **options: Any) -> Any:
     return solver.run(jnp.zeros((20, 3)), 1e-3, data).state
 
 
-def test_it_is_made_where_it_saves_iterations_and_only_there() -> None:
+def test_lbfgs_preconditions_where_it_saves_iterations_and_only_there() -> None:
     x, y = labelled(2000, 20, 3)
     alike = px.solve.rows(x.astype("float32"), y, axis=axis_on(2, 2000))
     apart = alike._replace(X=alike.X * np.logspace(0, 2, 20).astype("float32"))
@@ -54,14 +54,14 @@ def test_it_is_made_where_it_saves_iterations_and_only_there() -> None:
     assert int(found.iter_num) < 0.3 * int(without.iter_num)
 
 
-def test_inside_jit_it_is_as_outside() -> None:
+def test_lbfgs_preconditions_inside_jit_as_outside() -> None:
     (x, y), inside = labelled(500, 20, 3), jax.jit(lambda data: _steps(data, "auto", maxiter=9))
     for scales in (np.ones(20), np.logspace(0, 2, 20)):
         data = px.solve.rows((x * scales).astype("float32"), y, axis=axis_on(2, 500))
         np.testing.assert_allclose(_steps(data, "auto", maxiter=9).value, inside(data).value, rtol=1e-3)
 
 
-def test_it_is_made_anew_only_where_the_solution_is_far() -> None:
+def test_lbfgs_preconditions_anew_only_where_the_solution_is_far() -> None:
     x, y = labelled(500, 20, 3)
     start, data = jnp.zeros((20, 3)), px.solve.rows((x * np.logspace(0, 2, 20)).astype("float32"), y)
     solve = functools.partial(LBFGS, objective.l2_multiclass_logreg, precondition="gram")
@@ -73,7 +73,7 @@ def test_it_is_made_anew_only_where_the_solution_is_far() -> None:
             assert np.allclose(last, first, rtol=1e-3) != is_far
 
 
-def test_no_program_calls_lapack() -> None:
+def test_lbfgs_calls_no_lapack() -> None:
     """Its threads and XLA's would wait for each other: of several problems, or on several devices, for ever."""
     x, y = labelled(90, 70, 3)
     solver = LBFGS(objective.l2_multiclass_logreg, precondition="gram")

@@ -32,7 +32,7 @@ def _solution(l2: Any, x: Any, weight: Any) -> tuple[jax.Array, jax.Array]:
 @pytest.mark.slow
 @pytest.mark.parametrize("by", ["l2reg", "X", "weight"])
 @in_float64
-def test_a_linear_models_solution_by_each_argument(by: str) -> None:
+def test_lbfgs_solution_of_a_linear_model_has_a_derivative_by_each_argument(by: str) -> None:
     given = {"l2reg": jnp.asarray(0.1), "X": jnp.asarray(X), "weight": jnp.asarray(WEIGHT)}
 
     def moved(value: Any) -> jax.Array:
@@ -54,7 +54,7 @@ def test_a_linear_models_solution_by_each_argument(by: str) -> None:
 
 @pytest.mark.parametrize("batched", [False, pytest.param(True, marks=pytest.mark.slow)])
 @in_float64
-def test_ridge_by_hand(batched: bool) -> None:
+def test_lbfgs_solution_of_ridge_has_the_derivative_by_hand(batched: bool) -> None:
     """Both modes of differentiation, in one program with one solve."""
     x, y = X, X @ np.array([1.0, -2.0, 0.5]) + np.sin(np.arange(40.0))
     solver = px.solve.LBFGS(objective.ridge, **TIGHT)
@@ -86,7 +86,7 @@ def test_ridge_by_hand(batched: bool) -> None:
 
 
 @in_float64
-def test_keywords_pytrees_and_integers_beside_what_is_differentiated() -> None:
+def test_lbfgs_solution_has_derivatives_beside_keywords_pytrees_and_integers() -> None:
     def fun(p: Any, *, target: Any, power: Any) -> jax.Array:
         return ((p["a"] - target["a"]) ** power).sum() + (p["b"] - p["a"].sum()) ** 2 + 0.1 * (p["a"] ** 2).sum()
 

@@ -65,7 +65,7 @@ def _optimum(name: str) -> tuple[np.ndarray, float]:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("precondition", [None, "auto"])
 @pytest.mark.parametrize("name", HARD)
-def test_hard_data_in_float32_are_solved_or_said_not_to_be(name: str, precondition: Any) -> None:
+def test_lbfgs_solves_hard_logistic_data_in_float32_or_says_that_it_did_not(name: str, precondition: Any) -> None:
     x, y, l2 = _hard(name)
     fun = objective.l2_multiclass_logreg_with_intercept
     solver = px.solve.LBFGS(fun, tol=1e-5, maxiter=3000, precondition=precondition)

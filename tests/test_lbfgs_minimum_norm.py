@@ -26,7 +26,7 @@ def _deficient(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("precondition", [None, "auto"])
-def test_a_solver_finds_the_smallest_solution(precondition: Any) -> None:
+def test_lbfgs_finds_the_smallest_of_all_solutions(precondition: Any) -> None:
     solver = px.solve.LBFGS(objective.least_squares, tol=1e-4, precondition=precondition)
     for seed in range(4):
         x, y = (a.astype("float32") for a in _deficient(seed))

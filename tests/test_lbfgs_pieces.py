@@ -21,7 +21,7 @@ def _grad(x: np.ndarray, y: np.ndarray, coef: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 @pytest.mark.parametrize(("name", "devices"), [("two", 8), ("many", 8), ("many", 3), ("no", 1)])
-def test_rows_that_the_user_put_on_a_mesh_stay_where_they_are(name: str, devices: int, kind: AxisType) -> None:
+def test_lbfgs_leaves_rows_that_the_user_put_on_a_mesh_where_they_are(name: str, devices: int, kind: AxisType) -> None:
     n, d, k = SHAPES[name]
     draw = np.random.default_rng(n)
     x, y = draw.normal(size=(n, d)).astype(np.float32), draw.integers(0, k or 2, n).astype(np.int32)

@@ -43,7 +43,7 @@ def _searched(fun: Any, first: float, dtype: str = "float64") -> tuple[float, An
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @in_float64
-def test_a_step_keeps_the_strong_wolfe_conditions(name: str) -> None:
+def test_lbfgs_search_keeps_the_strong_wolfe_conditions(name: str) -> None:
     fun = FUNCTIONS[name]
     value, slope = fun(0.0), fun(1e-30j).imag / 1e-30
     for first in (1e-3, 0.1, 1.0, 10.0, 1e3):
@@ -55,7 +55,7 @@ def test_a_step_keeps_the_strong_wolfe_conditions(name: str) -> None:
         assert int(state.num_linesearch_iter) <= 30, where
 
 
-def test_where_values_are_noise_slopes_decide_in_float32() -> None:
+def test_lbfgs_search_decides_by_slopes_where_values_are_noise_in_float32() -> None:
     def flat(s: jax.Array) -> jax.Array:
         return 1 + 1e-9 * (s - 3) ** 2  # every value is 1 in float32
 

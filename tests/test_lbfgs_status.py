@@ -15,7 +15,7 @@ START = jnp.array([-1.2, 1.0], "float32")
 
 
 @pytest.mark.sampled(1)
-def test_converged_means_that_the_gradient_is_small() -> None:
+def test_lbfgs_says_converged_where_the_gradient_is_small() -> None:
     params, state = px.solve.LBFGS(rosenbrock, tol=1e-3).run(START)
     assert int(state.status) == Status.CONVERGED
     assert float(state.error) <= 1e-3
@@ -25,7 +25,7 @@ def test_converged_means_that_the_gradient_is_small() -> None:
     assert state.reason == "the error is as small as tol asks"
 
 
-def test_a_limit_of_iterations_is_kept() -> None:
+def test_lbfgs_keeps_a_limit_of_iterations() -> None:
     for limit in (1, 5):
         _, state = px.solve.LBFGS(rosenbrock, maxiter=limit, tol=1e-6).run(START)
         assert (int(state.status), int(state.iter_num)) == (Status.ITERATION_LIMIT, limit)
@@ -33,7 +33,7 @@ def test_a_limit_of_iterations_is_kept() -> None:
         assert float(state.error) > 1e-6
 
 
-def test_the_error_at_a_limit_of_iterations_is_that_of_the_parameters() -> None:
+def test_lbfgs_gives_the_error_of_its_parameters_at_a_limit_of_iterations() -> None:
     """From far away, predictions that are added up step by step keep the rounding of the first ones."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((200, 10)).astype("float32")
@@ -45,7 +45,7 @@ def test_the_error_at_a_limit_of_iterations_is_that_of_the_parameters() -> None:
     np.testing.assert_allclose(float(state.error), np.linalg.norm(grad), rtol=0.1)
 
 
-def test_a_gradient_of_the_wrong_sign_fails_the_search() -> None:
+def test_lbfgs_fails_the_search_for_a_gradient_of_the_wrong_sign() -> None:
     def wrong(x: jax.Array) -> Any:
         return (x**2).sum(), -2 * x
 
@@ -57,14 +57,14 @@ def test_a_gradient_of_the_wrong_sign_fails_the_search() -> None:
     assert float(state.value) == 10
 
 
-def test_a_start_that_is_not_finite_is_said() -> None:
+def test_lbfgs_says_that_a_start_is_not_finite() -> None:
     _, state = px.solve.LBFGS(lambda x: jnp.log(x).sum()).run(jnp.array([-1.0]))
     assert (int(state.status), int(state.iter_num)) == (Status.NOT_FINITE, 0)
     assert "not finite" in state.reason
 
 
 @pytest.mark.parametrize("solver", [px.solve.LBFGS, px.solve.ProximalGradient])
-def test_fixed_steps_out_of_the_domain_are_no_solution(solver: Any) -> None:
+def test_lbfgs_takes_fixed_steps_out_of_the_domain_for_no_solution(solver: Any) -> None:
     """Where the value is not a number, its gradient may be zero."""
 
     def fun(p: jax.Array) -> jax.Array:
@@ -76,7 +76,7 @@ def test_fixed_steps_out_of_the_domain_are_no_solution(solver: Any) -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["Wood", "condition 1e4"])
-def test_what_float32_cannot_do_is_not_claimed(name: str) -> None:
+def test_lbfgs_claims_nothing_that_float32_cannot_do(name: str) -> None:
     problem = CLASSICS[name]
     solver = px.solve.LBFGS(problem.fun, tol=0.0, maxiter=2000)
     for start in problem.starts[:2]:

@@ -30,7 +30,7 @@ def _errors(data: Any, compiled: Any) -> list[float]:
 
 @pytest.mark.parametrize("compiled", [lambda fn: fn, jax.jit], ids=["here", "in jit"])
 @in_float64
-def test_steps_do_not_depend_on_where_the_rows_lie(compiled: Any) -> None:
+def test_lbfgs_update_makes_the_same_steps_wherever_the_rows_lie(compiled: Any) -> None:
     x, y = labelled(SIZE, 5, 3)
     expected = _errors((x, y), compiled)
     assert len(set(expected)) == 3
@@ -47,7 +47,7 @@ Schedule = float | Callable[[Any], Any]
 
 @pytest.mark.parametrize("stepsize", [0.1, lambda i: 0.1 / (i + 1)], ids=["a number", "a function"])
 @in_float64
-def test_a_given_step_size_is_that_of_a_step_along_the_gradient(stepsize: Schedule) -> None:
+def test_lbfgs_update_with_a_step_size_steps_along_the_gradient(stepsize: Schedule) -> None:
     x, y = labelled(40, 5, 3)
     x = 20 * x  # the gradient is long
     plain = px.solve.ProximalGradient(FUN, stepsize=stepsize, acceleration=False)

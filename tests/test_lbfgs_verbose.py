@@ -33,7 +33,7 @@ RUNS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_each_iteration_is_told_in_pythons_numbers_and_what_it_raises_is_raised(name: str) -> None:
+def test_lbfgs_tells_each_iteration_in_pythons_numbers_and_raises_the_callbacks_errors(name: str) -> None:
     seen: list[px.solve.Iteration] = []
 
     def total(number: int) -> float:
@@ -57,7 +57,7 @@ def test_each_iteration_is_told_in_pythons_numbers_and_what_it_raises_is_raised(
 
 
 @pytest.mark.parametrize("by", ["a callback", "Ctrl-C"])
-def test_an_interrupted_run_has_what_was_found(by: str) -> None:
+def test_lbfgs_that_was_interrupted_has_what_was_found(by: str) -> None:
     def watch(one: px.solve.Iteration) -> None:
         if one.iter_num == 2 and by == "a callback":
             raise KeyboardInterrupt
@@ -74,7 +74,7 @@ def test_an_interrupted_run_has_what_was_found(by: str) -> None:
     assert quartic(params) < quartic(start)
 
 
-def test_an_estimator_that_was_interrupted_is_as_it_was() -> None:
+def test_estimators_that_were_interrupted_are_as_they_were() -> None:
     def stop(_: px.solve.Iteration) -> None:
         raise KeyboardInterrupt
 

@@ -36,7 +36,7 @@ def test_loader_gives_each_row_once_an_epoch_in_the_same_order_on_any_devices(de
         np.testing.assert_array_equal(batch["x"], X[rows_of(batch)].astype("float32"))
 
 
-def test_the_order_of_a_seed_never_changes() -> None:
+def test_loader_never_changes_the_order_of_a_seed() -> None:
     """It is in checkpoints' promises: another order here makes every run resume with other rows."""
     data = px.loader(np.arange(10), 10, seed=1)
     assert data.rows(0).tolist() == [3, 5, 2, 9, 7, 0, 8, 6, 1, 4]
@@ -44,7 +44,7 @@ def test_the_order_of_a_seed_never_changes() -> None:
 
 
 @pytest.mark.parametrize("read_ahead", [0, 3])
-def test_batches_from_a_number_on_are_those_of_the_whole(read_ahead: int) -> None:
+def test_loader_gives_batches_from_a_number_on_as_in_the_whole(read_ahead: int) -> None:
     data = px.loader(SOURCE, 5, read_ahead=read_ahead)
     for start in (1, 4, 5, 13):
         whole, later = itertools.islice(data.batches(), start, start + 6), itertools.islice(data.batches(start), 6)
@@ -52,7 +52,7 @@ def test_batches_from_a_number_on_are_those_of_the_whole(read_ahead: int) -> Non
 
 
 @pytest.mark.parametrize(("size", "kind"), [(8, jax.Array), (16, jax.Array), (5, np.ndarray)])
-def test_rows_that_divide_by_the_devices_lie_there_and_others_on_the_host(size: int, kind: type) -> None:
+def test_loader_lays_rows_that_divide_on_the_devices_and_others_on_the_host(size: int, kind: type) -> None:
     axis = axis_on(8, 1, "batch")
     batch = next(px.loader(SOURCE, size, axis=axis).batches())
     assert isinstance(batch["x"], kind)
@@ -63,7 +63,7 @@ def test_rows_that_divide_by_the_devices_lie_there_and_others_on_the_host(size: 
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-def test_a_batch_lies_where_the_mesh_in_force_says(kind: AxisType) -> None:
+def test_loader_lays_a_batch_where_the_mesh_in_force_says(kind: AxisType) -> None:
     mesh = Mesh(np.array(jax.devices()[:6]).reshape(2, 3), ("batch", "model"), axis_types=(kind,) * 2)
     with jax.set_mesh(mesh):
         found = px.loader(SOURCE, 4).batches()
@@ -99,7 +99,7 @@ def readers() -> int:
 
 
 @pytest.mark.parametrize("read_ahead", [0, 4])
-def test_an_error_of_the_source_names_batch_and_row_and_comes_in_its_place(read_ahead: int) -> None:
+def test_loader_names_batch_and_row_of_an_error_of_the_source_in_its_place(read_ahead: int) -> None:
     found = px.loader(Rows(), 5, shuffle=False, read_ahead=read_ahead).batches(8)
     assert [len(rows_of(next(found))) for _ in range(3)] == [5, 5, 5]
     with pytest.raises(OSError, match=r"(?s)bad sector.*row 17.*batch number 4 of epoch 2"):
@@ -109,7 +109,7 @@ def test_an_error_of_the_source_names_batch_and_row_and_comes_in_its_place(read_
     assert readers() == 0
 
 
-def test_no_more_is_read_ahead_than_asked_for() -> None:
+def test_loader_reads_no_more_ahead_than_asked_for() -> None:
     source = Rows()
     found = px.loader(source, 2, shuffle=False, read_ahead=3).batches()
     next(found)
@@ -122,7 +122,7 @@ def test_no_more_is_read_ahead_than_asked_for() -> None:
 
 
 @pytest.mark.parametrize("use", [lambda data: next(data.batches()), lambda data: list(data.epoch(0))])
-def test_the_thread_ends_with_the_batches(use: Any) -> None:
+def test_loader_ends_its_thread_with_the_batches(use: Any) -> None:
     use(px.loader(np.arange(10), 2))
     gc.collect()
     assert readers() == 0

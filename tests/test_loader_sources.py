@@ -94,7 +94,7 @@ def test_loader_keeps_the_batches_and_the_order_of_a_data_loader(start: int) -> 
     assert first(9 - start, data.batches(start)) == expected[start:]
 
 
-def test_a_source_may_use_its_memory_again() -> None:
+def test_loader_lets_a_source_use_its_memory_again() -> None:
     buffer = np.zeros((64, 1024), np.float32)  # large enough for JAX to take it as it is
 
     def batches() -> Iterator[np.ndarray]:
@@ -105,7 +105,7 @@ def test_a_source_may_use_its_memory_again() -> None:
     assert [float(batch.mean()) for batch in px.loader(batches, read_ahead=3).epoch(0)] == [0, 1, 2]
 
 
-def test_a_grain_dataset_has_the_same_rows_and_other_random_numbers_in_each_epoch() -> None:
+def test_loader_takes_a_grain_dataset_with_other_random_numbers_in_each_epoch() -> None:
     dataset = grain.MapDataset.range(10).seed(3)
     drawn = px.loader(dataset.random_map(lambda x, rng: {"number": x, "noise": rng.normal()}), 10)
     found = [batch for epoch in (0, 1) for batch in drawn.epoch(epoch)]
@@ -117,7 +117,7 @@ def test_a_grain_dataset_has_the_same_rows_and_other_random_numbers_in_each_epoc
     assert list(itertools.chain(*rows)) == [shuffled[i] for i in range(20)]
 
 
-def test_a_function_of_the_epoch_is_asked_for_the_epoch_in_question_only() -> None:
+def test_loader_asks_a_function_of_the_epoch_for_the_epoch_in_question_only() -> None:
     asked: list[int] = []
 
     def source(epoch: int) -> list[np.ndarray]:
@@ -137,7 +137,7 @@ def drawn(size: int, epoch: int, seed: int = 0) -> dict[int, float]:
     return {row: float(x) for batch in batches for row, x in zip(numbers(batch), batch["noise"], strict=True)}
 
 
-def test_what_a_transform_draws_for_a_row_depends_on_the_seed_the_epoch_and_the_row() -> None:
+def test_loader_lets_a_transform_draw_by_the_seed_the_epoch_and_the_row() -> None:
     assert drawn(1, 1) == drawn(3, 1) == drawn(10, 1)
     found = [*drawn(4, 0).values(), *drawn(4, 1).values(), *drawn(4, 0, 1).values()]
     assert len(set(found)) == 30
@@ -149,7 +149,7 @@ def mixed_up(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("read_ahead", [0, 2])
-def test_in_one_process_a_transform_may_mix_the_rows_of_a_batch(read_ahead: int) -> None:
+def test_loader_lets_a_transform_mix_the_rows_of_a_batch_in_one_process(read_ahead: int) -> None:
     x = np.random.default_rng(0).normal(size=(23, 3)).astype("float32")
     data = px.loader({"x": x, "number": np.arange(23)}, 8, transform=mixed_up, read_ahead=read_ahead)
     for number, batch in enumerate(data.epoch(0)):

@@ -35,7 +35,7 @@ def counted(*modules: Any) -> tuple[Callable[..., Any], list[int]]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_edits_made_outside_are_seen_without_compiling(mode: str) -> None:
+def test_wrapped_modules_show_edits_made_outside_without_compiling(mode: str) -> None:
     net, x = MLP(nnx.Rngs(0)), values(2, 3)
     fast, traces = counted(net)
     other = nnx.state(MLP(nnx.Rngs(7)))
@@ -58,7 +58,7 @@ def test_edits_made_outside_are_seen_without_compiling(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_train_and_eval_take_effect_and_are_traced_once_each(mode: str) -> None:
+def test_wrapped_modules_take_train_and_eval_and_are_traced_once_each(mode: str) -> None:
     here, there, x = Noisy(nnx.Rngs(0)), Noisy(nnx.Rngs(0)), values(4, 3)
     with MODES[mode]():
         fast, traces = counted(here)
@@ -113,7 +113,7 @@ REPLACED: dict[str, Callable[[Holder], Any]] = {
 
 
 @pytest.mark.parametrize("what", REPLACED)
-def test_what_is_replaced_is_seen(what: str) -> None:
+def test_wrapped_modules_show_what_is_replaced(what: str) -> None:
     net, there, x = Holder(), Holder(), values(2, 3)
     fast, traces = counted(net)
     fast(x)
@@ -149,7 +149,7 @@ POINTS = ["before any write", "after a write", "by a change of structure", "whil
 
 @pytest.mark.parametrize("at", POINTS)
 @pytest.mark.parametrize("is_compiled", [False, True], ids=["at the first call", "at the second call"])
-def test_after_an_exception_all_variables_are_as_they_were(at: str, is_compiled: bool) -> None:
+def test_wrapped_modules_are_as_they_were_after_an_exception(at: str, is_compiled: bool) -> None:
     net, there, x = Counter(nnx.Rngs(0)), Counter(nnx.Rngs(0)), values(2, 3)
     fast = px.Jit(_failing, net, static_argnames="at")
     for _ in range(is_compiled):
@@ -173,7 +173,7 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_what_is_no_value_of_a_variable_cannot_be_changed_inside(what: str) -> None:
+def test_wrapped_modules_cannot_change_inside_what_is_no_value_of_a_variable(what: str) -> None:
     change, culprit = CHANGES[what]
     net, x = MLP(nnx.Rngs(0)), values(2, 3)
     before, attributes = arrays_in(net), [dict(vars(n)) for n in (net, net.first, net.last)]

@@ -80,7 +80,7 @@ def loss(net: Counter, x: jax.Array, scale: float = 1.0) -> jax.Array:
     return net(x).sum() * scale
 
 
-def test_copies_have_modules_of_their_own_and_shallow_ones_share() -> None:
+def test_wrapped_modules_are_copied_and_shared_by_shallow_copies() -> None:
     net = Counter(nnx.Rngs(0))
     for fn in (px.Jit(call, net), px.Jit(px.Jit(net)), px.Vectorize(net), px.GradValues(loss, net)):
         for copied in (copy.deepcopy(fn), pickle.loads(pickle.dumps(fn)), nnx.clone(fn)):
@@ -151,7 +151,7 @@ def counted(f: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 @pytest.mark.parametrize("wrap", WRAPS)
-def test_a_part_of_what_was_given_is_refused_and_nothing_is_written(wrap: str) -> None:
+def test_wrapped_modules_refuse_a_part_of_what_was_given_and_write_nothing(wrap: str) -> None:
     for f in (lambda net: net, lambda net: {"found": (X, net.layers[0])}, lambda net: net.layers[0].bias):
         net = Net()
         message = (
@@ -181,7 +181,7 @@ def _linear(net: Counter, x: jax.Array) -> jax.Array:
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("outer", NESTED)
 @pytest.mark.parametrize("inner", NESTED)
-def test_two_transforms_in_any_order_write_once(outer: str, inner: str, style: str) -> None:
+def test_wrapped_modules_in_two_transforms_in_any_order_are_written_once(outer: str, inner: str, style: str) -> None:
     net = Counter(nnx.Rngs(0))
     x = values(3, 8, 3) if outer == "Vectorize" else values(8, 3)
     fn = STYLES[style](NESTED[outer], NESTED[inner], net)

@@ -19,7 +19,7 @@ def text_of(history: History) -> str:
     return " ".join(form.itertext())
 
 
-def test_a_form_is_well_formed_and_says_what_it_is_of() -> None:
+def test_history_in_a_notebook_is_well_formed_and_says_what_it_is_of() -> None:
     name = f"{HOSTILE}/loss"
     steps = tuple(Record(k, 0, {name: 1.0 / k}) for k in range(1, 9))
     evaluations = Record(4, 0, {f"test/{name}": 0.5}), Record(8, 0, {f"test/{name}": float("nan")})
@@ -28,7 +28,7 @@ def test_a_form_is_well_formed_and_says_what_it_is_of() -> None:
         assert said in text
 
 
-def test_what_is_large_is_shown_in_part() -> None:
+def test_history_in_a_notebook_shows_a_part_of_what_is_large() -> None:
     records = tuple(Record(k, k, {"loss": 1.0 / (k + 1)}) for k in range(20_000))
     assert len(History((), 1, records, records)._repr_html_()) < 30_000
     assert "19,960 more" in text_of(History((), 1, records, ()))

@@ -51,7 +51,7 @@ def step(state: State, batch: Any) -> tuple[State, dict[str, float]]:
     return State(state.step + 1), {"loss": 1.0 / (state.step + 1)}
 
 
-def test_a_run_shows_one_area_that_changes(kernel: Kernel, capfd: pytest.CaptureFixture[str]) -> None:
+def test_fit_in_a_notebook_shows_one_area_that_changes(kernel: Kernel, capfd: pytest.CaptureFixture[str]) -> None:
     test = px.Evaluate(lambda state, batch: {"<b>": 0.25}, [0])
     px.fit(State(0), step, [np.zeros(4)] * 5, epochs=2, evaluate=test)
     (forms,) = kernel.areas
@@ -63,7 +63,7 @@ def test_a_run_shows_one_area_that_changes(kernel: Kernel, capfd: pytest.Capture
     assert (captured.out, captured.err) == ("", "")
 
 
-def test_a_long_run_shows_a_form_a_quarter_of_a_second(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_in_a_notebook_shows_a_form_a_quarter_of_a_second(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
 
@@ -74,14 +74,14 @@ def test_a_long_run_shows_a_form_a_quarter_of_a_second(kernel: Kernel, monkeypat
     assert 35 <= len(kernel.areas[0]) <= 45
 
 
-def test_ipython_on_a_terminal_is_no_notebook(kernel: Kernel, capfd: pytest.CaptureFixture[str]) -> None:
+def test_fit_takes_ipython_on_a_terminal_for_no_notebook(kernel: Kernel, capfd: pytest.CaptureFixture[str]) -> None:
     kernel.kernel = None
     px.fit(State(0), step, [np.zeros(4)] * 5, epochs=1)
     assert kernel.areas == []
     assert "step 5 of 5" in capfd.readouterr().err
 
 
-def test_a_streamed_run_shows_one_area_that_changes(kernel: Kernel, capfd: pytest.CaptureFixture[str]) -> None:
+def test_stream_in_a_notebook_shows_one_area_that_changes(kernel: Kernel, capfd: pytest.CaptureFixture[str]) -> None:
     total = px.Stream(at_once=1, verbose=True).run
     total(lambda x: px.reduce_sum(x, px.Axis("<rows>", 40)), px.Groups.of_arrays(np.ones(40, np.float32)))
     (forms,) = kernel.areas
@@ -93,7 +93,7 @@ def test_a_streamed_run_shows_one_area_that_changes(kernel: Kernel, capfd: pytes
     assert (captured.out, captured.err) == ("", "")
 
 
-def test_the_fit_of_an_ensemble_shows_one_area_that_changes_unless_it_is_off(kernel: Kernel) -> None:
+def test_ensemble_fit_in_a_notebook_shows_one_area_that_changes_unless_it_is_off(kernel: Kernel) -> None:
     def step(w: Any, x: Any) -> Any:
         return w + x.mean(), w
 

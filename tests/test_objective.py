@@ -56,7 +56,7 @@ def _row_costs(loss: str, z: Any, y: Any) -> Any:
 
 @pytest.mark.slow
 @in_float64
-def test_values_are_those_of_jaxopts_namesakes() -> None:
+def test_objective_has_the_values_of_jaxopt_s_namesakes() -> None:
     theirs = _jaxopt_objective()
     for name, loss, intercept, l2 in (
         ("multiclass_logreg", "softmax", False, False),
@@ -75,7 +75,7 @@ def test_values_are_those_of_jaxopts_namesakes() -> None:
 
 @pytest.mark.parametrize("loss", ["huber", "squared"])
 @in_float64
-def test_several_outputs_cost_the_mean_of_what_each_costs(loss: LossName) -> None:
+def test_objective_of_several_outputs_is_the_mean_of_what_each_costs(loss: LossName) -> None:
     rng = np.random.default_rng(4)
     for rows in (N, K):  # as many rows as outputs must not mix the two up
         x, coef, weight = rng.normal(size=(rows, D)), rng.normal(size=(D, K)), rng.uniform(0.2, 3, rows)
@@ -115,7 +115,7 @@ def _close(actual: Any, expected: Any) -> None:
 
 @pytest.mark.sampled(5)
 @_all_cases
-def test_a_point_has_value_and_gradient(loss: LossName, case: str) -> None:
+def test_objective_at_a_point_has_value_and_gradient(loss: LossName, case: str) -> None:
     problem, params, plain = _posed(loss, case)
 
     @jax.jit
@@ -130,7 +130,7 @@ def test_a_point_has_value_and_gradient(loss: LossName, case: str) -> None:
 
 @pytest.mark.sampled(5)
 @_all_cases
-def test_a_line_is_the_function_along_it(loss: LossName, case: str) -> None:
+def test_objective_along_a_line_is_the_function_there(loss: LossName, case: str) -> None:
     problem, params, plain = _posed(loss, case)
     direction = jax.tree.map(lambda p: jnp.asarray(np.random.default_rng(5).normal(size=p.shape)), params)
 
@@ -158,7 +158,7 @@ def test_a_line_is_the_function_along_it(loss: LossName, case: str) -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("loss", LOSSES)
 @in_float64
-def test_a_weight_is_a_number_of_copies_and_zero_is_none(loss: LossName) -> None:
+def test_objective_takes_a_weight_for_a_number_of_copies_and_zero_for_none(loss: LossName) -> None:
     x, y, _ = _data(loss)
     params = _params(loss, True)
     copies = np.random.default_rng(7).integers(0, 4, N)
@@ -171,7 +171,7 @@ def test_a_weight_is_a_number_of_copies_and_zero_is_none(loss: LossName) -> None
     _close(look(params, (wild, y, copies.astype(float))), expected)
 
 
-def test_what_does_not_fit_is_said() -> None:
+def test_objective_says_what_does_not_fit() -> None:
     x, y = jnp.ones((5, 2)), jnp.zeros(5, int)
     fun: Any = objective
     for call, error, text in (

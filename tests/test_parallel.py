@@ -23,7 +23,7 @@ def grid(*names: str, kind: AxisType = AxisType.Auto) -> Mesh:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", SOME_DEVICES)
-def test_a_module_gives_what_it_gives_on_one_device(devices: int) -> None:
+def test_parallel_gives_what_a_module_gives_on_one_device(devices: int) -> None:
     x, mesh = values(24, 3), mesh_of(devices)
     for net in (mlp(), Tied(nnx.Rngs(0))):
         got = px.Parallel(net, mesh=mesh)(x)
@@ -58,7 +58,7 @@ OUTPUTS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 3, 8])
-def test_each_reduction_of_each_output(devices: int) -> None:
+def test_parallel_reduces_each_output_in_each_way(devices: int) -> None:
     x = values(24, 3)
     for name, output in OUTPUTS.items():
         stacked = jnp.stack([output(share) for share in jnp.split(x, devices)])
@@ -69,7 +69,7 @@ def test_each_reduction_of_each_output(devices: int) -> None:
             assert_close({(name, kind): host(one)}, {(name, kind): host(expected)})
 
 
-def test_the_same_is_checked_before_anything_runs() -> None:
+def test_parallel_checks_what_is_to_be_the_same_before_anything_runs() -> None:
     net, x = mlp(), values(16, 3)
     got = px.Parallel(lambda net, x: px.pmean(net(x).mean(), "device"), net, reduce="same")(x)
     assert_close(np.asarray(got), np.asarray(net(x)).mean())
@@ -79,7 +79,7 @@ def test_the_same_is_checked_before_anything_runs() -> None:
 
 
 @pytest.mark.parametrize("devices", SOME_DEVICES)
-def test_collectives_are_over_all_devices(devices: int) -> None:
+def test_parallel_has_collectives_over_all_devices(devices: int) -> None:
     x = values(24, 3)
     total = px.Parallel(lambda x: x / px.psum(x.sum(), "device"), mesh=mesh_of(devices))(x)
     assert_close(host(total), x / x.sum())
@@ -96,7 +96,7 @@ KINDS = [AxisType.Auto, AxisType.Explicit]
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_a_mesh_that_is_given_or_set(kind: AxisType) -> None:
+def test_parallel_runs_on_a_mesh_that_is_given_or_set(kind: AxisType) -> None:
     x, expected = values(24, 3), mlp()(values(24, 3))
     body = lambda net, x: (net(x), px.pmean(net(x), "device"))  # noqa: E731
     places: list[tuple[Mesh, Any, int]] = [
@@ -114,7 +114,7 @@ def test_a_mesh_that_is_given_or_set(kind: AxisType) -> None:
         assert_close(jax.tree.map(np.asarray, as_set), (np.asarray(expected), mean))
 
 
-def test_arguments_that_lie_elsewhere() -> None:
+def test_parallel_takes_arguments_that_lie_elsewhere() -> None:
     x = values(24, 3)
     expected = np.asarray(mlp()(x))
     rows = NamedSharding(mesh_of(8, "other"), P("other"))
@@ -125,7 +125,7 @@ def test_arguments_that_lie_elsewhere() -> None:
             assert_close(np.asarray(fast(given)), expected)
 
 
-def test_variables_are_sent_to_all_devices_once() -> None:
+def test_parallel_sends_variables_to_all_devices_once() -> None:
     net = mlp()
     net.last.kernel.set_value(jax.device_put(net.last.kernel[...], jax.devices()[3]))
     fast, mesh = px.Parallel(net), mesh_of(8)
@@ -160,7 +160,7 @@ TREES: dict[str, tuple[Any, Callable[..., Any], Callable[[], tuple[Any, ...]]]] 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("devices", [3, 8])
 @pytest.mark.parametrize("name", TREES)
-def test_axes_of_arguments(name: str, devices: int) -> None:
+def test_parallel_splits_arguments_by_their_axes(name: str, devices: int) -> None:
     axes, body, make = TREES[name]
     args = make()
     got = px.Parallel(body, batch_axis=axes, mesh=mesh_of(devices))(*args)
@@ -212,7 +212,7 @@ RULES: dict[str, Callable[[np.ndarray], Any]] = {
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", ["float32", "int32", "uint32", "int8", "bool"])
 @pytest.mark.parametrize(("devices", "kind"), [*((n, AxisType.Auto) for n in DEVICES), (8, AxisType.Explicit)], ids=str)
-def test_each_rule_keeps_the_dtype(devices: int, kind: AxisType, dtype: str) -> None:
+def test_parallel_keeps_the_dtype_under_each_rule(devices: int, kind: AxisType, dtype: str) -> None:
     start = np.array([0, 1, 1], dtype)
     stacked = (start.astype("int64") + np.arange(devices)[:, None]).astype(dtype).astype("float64")
     own = Store(**{rule: Total(jnp.asarray(start), sync=rule) for rule in RULES})
@@ -229,7 +229,7 @@ def test_each_rule_keeps_the_dtype(devices: int, kind: AxisType, dtype: str) -> 
     assert_close(np.asarray(typed["v"]), stacked.max(0).astype(dtype))
 
 
-def test_no_rule_is_an_error_that_names_the_variable() -> None:
+def test_parallel_names_the_variable_that_has_no_rule() -> None:
     with pytest.raises(px.StateError, match=r"variable \(Store\)\.v could be left.*sync=\{.*Total: 'mean'\}"):
         px.Parallel(add_index, Store(v=Total(jnp.ones(2))))()
     for variable, sync in (
@@ -244,7 +244,7 @@ def test_no_rule_is_an_error_that_names_the_variable() -> None:
 
 
 @pytest.mark.parametrize("devices", SOME_DEVICES)
-def test_batch_statistics_of_each_device_are_averaged(devices: int) -> None:
+def test_parallel_averages_batch_statistics_of_each_device(devices: int) -> None:
     net, x = nnx.BatchNorm(3, momentum=0.9, rngs=nnx.Rngs(0)), values(24, 3)
     y = px.Parallel(net, mesh=mesh_of(devices))(x)
     shares = np.asarray(x, "float64").reshape(devices, -1, 3)
@@ -261,7 +261,7 @@ def loss(net: Normed, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", SOME_DEVICES)
-def test_synchronised_batch_norm_is_that_of_one_device(devices: int) -> None:
+def test_parallel_synchronises_batch_norm_as_on_one_device(devices: int) -> None:
     def step(net: Normed, x: jax.Array, y: jax.Array) -> Any:
         gradients, (_, out) = px.GradValues(loss, net)(x, y)
         return px.pmean(gradients, "device"), out
@@ -286,7 +286,7 @@ def test_synchronised_batch_norm_is_that_of_one_device(devices: int) -> None:
 @pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", SOME_DEVICES)
-def test_each_device_and_each_call_has_its_own_mask(devices: int) -> None:
+def test_parallel_gives_each_device_and_each_call_its_own_mask(devices: int) -> None:
     drop = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
     fast = px.Parallel(lambda drop, x: (drop(x), drop(x)), drop, reduce="stack", mesh=mesh_of(devices))
     assert drop.rngs is not None

@@ -41,7 +41,7 @@ def shares(rows: int, devices: int = 8) -> list[slice]:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("rows", [1, 3, 13, 20, 237])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_each_share_is_computed_with_the_rows_that_it_has(name: str, rows: int) -> None:
+def test_parallel_computes_each_share_with_the_rows_that_it_has(name: str, rows: int) -> None:
     net, x, y, fn = MLP(nnx.Rngs(0)), values(rows, 3), LABELS[:rows], FUNCTIONS[name]
     got = jax.tree.map(np.asarray, px.Parallel(fn, net)(x, y))
     each = [fn(net, x[share], y[share]) for share in shares(rows)]
@@ -49,7 +49,7 @@ def test_each_share_is_computed_with_the_rows_that_it_has(name: str, rows: int) 
     assert_close(got, expected, rtol=1e-5)
 
 
-def test_a_net_in_eval_mode_and_one_with_dropout() -> None:
+def test_parallel_pads_rows_of_a_net_in_eval_mode_and_one_with_dropout() -> None:
     net, drop, x = Normed(nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(0)), values(13, 3)
     net.norm.mean[...] = values(8)
     net.eval()
@@ -60,7 +60,7 @@ def test_a_net_in_eval_mode_and_one_with_dropout() -> None:
     assert int(drop.rngs.count[...]) == 1
 
 
-def test_it_has_the_derivative_of_one_device() -> None:
+def test_parallel_with_padding_has_the_derivative_of_one_device() -> None:
     net, x = MLP(nnx.Rngs(0)), values(7, 3)
     fast = px.Parallel(lambda net, x: net(x.T), net, mesh=mesh_of(3), batch_axis=1)
     for wrap in (jax.grad, lambda f: jax.jit(jax.grad(f))):
@@ -83,7 +83,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
 
 @pytest.mark.parametrize("rows", [10, 13])
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_needs_shares_of_one_size_is_refused(name: str, rows: int) -> None:
+def test_parallel_refuses_padding_where_shares_must_have_one_size(name: str, rows: int) -> None:
     body, reduce = REFUSED[name]
     net = MLP(nnx.Rngs(0))
     before = [v[...] for v in px.variables(net)]
@@ -92,7 +92,7 @@ def test_what_needs_shares_of_one_size_is_refused(name: str, rows: int) -> None:
     assert all(v[...] is old for v, old in zip(px.variables(net), before, strict=True))
 
 
-def test_without_the_check_shares_are_filled_and_what_is_not_rows_is_not_cut() -> None:
+def test_parallel_without_the_check_fills_shares_and_cuts_only_rows() -> None:
     x = values(10, 3)
     got = px.Parallel(lambda x: (x, x.mean(0), x.sum()), check=False)(x)
     assert [y.shape for y in got] == [(10, 3), (24,), (8,)]

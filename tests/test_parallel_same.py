@@ -46,5 +46,5 @@ def is_refused(body: Callable[..., Any], *args: Any) -> bool:
         (lambda x, w: 3.0, False),
     ],
 )
-def test_what_may_differ_between_elements(body: Callable[..., Any], expected: bool) -> None:
+def test_parallel_finds_what_may_differ_between_elements(body: Callable[..., Any], expected: bool) -> None:
     assert is_refused(body, jnp.ones(24), jnp.ones(3)) == expected

@@ -64,7 +64,7 @@ def trained_by_hand(rule: optax.GradientTransformation, steps: int) -> tuple[Any
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", DEVICES)
-def test_the_step_is_that_of_one_device(devices: int) -> None:
+def test_parallel_takes_the_training_step_of_one_device(devices: int) -> None:
     expected, losses = trained_by_hand(optax.sgd(0.1, momentum=0.9), 5)
     net = mlp()
     opt = px.Optimizer(net, optax.sgd, momentum=0.9)
@@ -75,7 +75,7 @@ def test_the_step_is_that_of_one_device(devices: int) -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", [1, 3, 8])
-def test_the_step_in_the_words_of_nnx_and_lax(devices: int) -> None:
+def test_parallel_takes_the_training_step_in_the_words_of_nnx_and_lax(devices: int) -> None:
     def step(net: MLP, opt: nnx.Optimizer, x: jax.Array, y: jax.Array) -> jax.Array:
         value, gradients = nnx.value_and_grad(loss)(net, x, y)
         opt.update(net, jax.lax.pmean(gradients, "device"))
@@ -90,7 +90,7 @@ def test_the_step_in_the_words_of_nnx_and_lax(devices: int) -> None:
     assert int(opt.step[...]) == 5
 
 
-def test_a_forgotten_mean_is_an_error_before_anything_runs() -> None:
+def test_parallel_refuses_a_forgotten_mean_before_anything_runs() -> None:
     ran: list[int] = []
 
     def step(net: MLP, opt: px.Optimizer, x: jax.Array, y: jax.Array, lr: float) -> jax.Array:
@@ -122,7 +122,7 @@ REDUCED: list[tuple[str, Callable[..., Any]]] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 3, 8])
-def test_gradients_taken_outside_are_not_scaled(devices: int) -> None:
+def test_parallel_does_not_scale_gradients_taken_outside(devices: int) -> None:
     params, mesh = weights(mlp()), mesh_of(devices)
     value, (of_params, of_x) = jax.value_and_grad(plain_loss, argnums=(0, 1))(params, X, Y)
     for reduce, body in REDUCED:
@@ -142,7 +142,7 @@ def test_gradients_taken_outside_are_not_scaled(devices: int) -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", [1, 2, 8])
-def test_it_communicates_what_a_step_by_hand_does(devices: int) -> None:
+def test_parallel_communicates_what_a_step_by_hand_does(devices: int) -> None:
     rule, mesh = optax.sgd(0.1, momentum=0.9), mesh_of(devices)
 
     def by_hand(params: Any, state: Any, x: jax.Array, y: jax.Array) -> Any:

@@ -53,7 +53,7 @@ AXES: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]], dict
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [5, 1, 20])
-def test_axes_of_arguments_and_results(size: int) -> None:
+def test_pmap_takes_axes_of_arguments_and_results(size: int) -> None:
     for name, (fn, make, options) in AXES.items():
         args = make(size)
         here, there = px.pmap(fn, **options)(*args), rival(size)(fn, **options)(*args)
@@ -64,14 +64,14 @@ def test_axes_of_arguments_and_results(size: int) -> None:
     assert_close(host(px.pmap(lambda x: x, out_axes=None)(jnp.arange(1.0, size + 1))), 1.0)  # the first, as by jax.pmap
 
 
-def test_keyword_arguments() -> None:
+def test_pmap_takes_keyword_arguments() -> None:
     x, y = values(5, 2), values(5, 2, seed=1)
     for fn in (lambda x, *, y: x - y, lambda x, y=None: x * y):
         assert_close(host(px.pmap(fn)(x, y=y)), host(jax.pmap(fn)(x, y=y)))
     assert_close(host(px.pmap(lambda **k: k["a"] + k["b"])(a=x, b=y)), x + y)
 
 
-def test_static_arguments() -> None:
+def test_pmap_takes_static_arguments() -> None:
     def fn(kind: str, x: jax.Array, power: int) -> jax.Array:
         assert isinstance(power, int)
         return x**power if kind == "power" else x
@@ -85,7 +85,7 @@ def test_static_arguments() -> None:
     assert_close(host(alone(values(9), True)), values(9) * 2)
 
 
-def test_donated_arguments() -> None:
+def test_pmap_donates_arguments() -> None:
     for size in (8, 16):
         x, y = values(size, 4), values(size, 4, seed=1)
         placed = px.pmap(lambda x: x * 1.0)(x)
@@ -95,7 +95,7 @@ def test_donated_arguments() -> None:
         assert not y.is_deleted()
 
 
-def test_axis_size() -> None:
+def test_pmap_takes_axis_size() -> None:
     for size in (3, 10):
         fn = lambda x: x + lax.axis_index("i")  # noqa: E731
         here = px.pmap(fn, axis_name="i", axis_size=size, in_axes=None)(2.0)
@@ -103,7 +103,7 @@ def test_axis_size() -> None:
     assert_close(host(px.pmap(lambda: jnp.ones(2), axis_size=3)()), jnp.ones((3, 2)))
 
 
-def test_nested() -> None:
+def test_pmap_may_be_nested() -> None:
     def fn(x: jax.Array) -> Any:
         index = lax.axis_index("i") * 10 + lax.axis_index("j")
         return lax.psum(x, "i"), lax.pmean(x, "j"), lax.psum(x, ("i", "j")), index
@@ -114,13 +114,13 @@ def test_nested() -> None:
     assert_close(host(px.pmap(jax.vmap(fn, axis_name="j"), axis_name="i")(x)), there)
 
 
-def test_placement_of_results() -> None:
+def test_pmap_places_results_as_jax_does() -> None:
     """One element to a device while there are enough."""
     assert px.pmap(lambda x: x)(values(5)).sharding.device_set == set(jax.devices()[:5])
     assert px.pmap(lambda x: x)(values(16)).sharding.device_set == set(jax.devices())
 
 
-def test_arrays_bound_to_some_device() -> None:
+def test_pmap_takes_arrays_that_are_bound_to_some_device() -> None:
     x, w = values(8, 2), values(2)
     fn = px.pmap(lambda w, x: w * x, in_axes=(None, 0))
     spread = NamedSharding(Mesh(np.array(jax.devices()), ("other",)), P("other"))
@@ -135,7 +135,7 @@ def test_arrays_bound_to_some_device() -> None:
 
 @pytest.mark.newest
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
-def test_on_a_mesh_that_is_set(kind: AxisType) -> None:
+def test_pmap_runs_on_a_mesh_that_is_set(kind: AxisType) -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("i", "model"), axis_types=(kind, kind))
     x = values(6, 2)
     for name in ("i", "elsewhere", None):
@@ -148,13 +148,13 @@ def test_on_a_mesh_that_is_set(kind: AxisType) -> None:
         assert_close(host(got), host(jax.vmap(fn, axis_name=name or "unused")(x)))
 
 
-def test_an_index_in_a_checkpoint_passes_the_checks_of_jax() -> None:
+def test_pmap_with_an_index_in_a_checkpoint_passes_the_checks_of_jax() -> None:
     with jax.enable_checks(True):
         got = px.pmap(jax.checkpoint(lambda x: x + lax.axis_index("i")), "i")(values(8))
     assert_close(got, values(8) + jnp.arange(8.0))
 
 
-def test_a_function_that_raises_is_called_once() -> None:
+def test_pmap_calls_a_function_that_raises_once() -> None:
     count = [0]
 
     def fn(x: jax.Array) -> jax.Array:
@@ -168,7 +168,7 @@ def test_a_function_that_raises_is_called_once() -> None:
         assert count[0] == 1
 
 
-def test_an_element_that_raises_ends_no_process_where_the_size_does_not_divide() -> None:
+def test_pmap_ends_no_process_where_an_element_raises_and_the_size_does_not_divide() -> None:
     """XLA's CPU devices would wait a minute for the one that has raised, and then end the process."""
 
     def refused(x: np.ndarray) -> np.ndarray:

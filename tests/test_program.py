@@ -35,13 +35,13 @@ SPELLINGS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_every_spelling_declares_the_axis(spelling):
+def test_program_declares_the_axis_in_every_spelling(spelling):
     declared = SPELLINGS[spelling](summed)
     assert declared(X) == 7
     assert [(axis.name, axis.size) for axis in declared.axes] == [("clients", 3)]
 
 
-def test_the_only_axis_may_be_left_out_named_or_passed():
+def test_program_lets_the_only_axis_be_left_out_named_or_passed():
     thrice = px.program(clients=3)(lambda x: [px.reduce_sum(x, a) for a in (None, "clients", px.Axis("clients", 3))])
     assert [float(y) for y in thrice(X)] == [7.0] * 3
 
@@ -57,11 +57,11 @@ WHERE = {
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_the_devices_are_shared_out_so_that_the_busiest_has_least(where):
+def test_program_shares_devices_out_so_that_the_busiest_has_least(where):
     assert repr(px.program(WHERE[where])(summed)) == f"<program summed: {where}>"
 
 
-def test_a_mesh_in_force_or_of_the_axis_decides_instead():
+def test_program_follows_a_mesh_in_force_or_of_the_axis():
     with jax.set_mesh(Mesh(np.array(jax.devices()).reshape(2, 4), ("pods", "clients"))):
         assert "pods=4 on 2 devices (2 each), clients=20 on 4" in repr(px.program(pods=4, clients=20)(summed))
     axis = px.Axis("clients", 3, mesh=Mesh(np.array(jax.devices()[:1]), ("data",)), over="data")
@@ -79,13 +79,13 @@ VERBS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_outside_a_program_both_ways_to_write_it_are_said(verb):
+def test_program_is_named_in_both_ways_to_write_it_where_a_verb_stands_outside(verb):
     both = rf"^{verb}: no axis was given.*px\.{verb}\(…, px\.Axis\('clients', 8\)\).*@px\.program\(clients=8\)"
     with pytest.raises(px.AxisError, match=both):
         VERBS[verb](X)
 
 
-def test_a_program_leaves_no_trace_behind_even_when_it_fails():
+def test_program_leaves_no_trace_behind_even_when_it_fails():
     @px.program(clients=3)
     def broken(x):
         raise KeyError("inner")
@@ -96,7 +96,7 @@ def test_a_program_leaves_no_trace_behind_even_when_it_fails():
         px.reduce_sum(X)
 
 
-def test_a_program_called_in_another_has_its_own_axes():
+def test_program_called_in_another_has_its_own_axes():
     inner = px.program(members=2)(lambda x: px.reduce_sum(px.broadcast(x)))
 
     @px.program(clients=3)
@@ -107,7 +107,7 @@ def test_a_program_called_in_another_has_its_own_axes():
     assert (outer(1.0), jax.grad(outer)(1.0)) == (3 + 2 * 3 + 3, 12)
 
 
-def test_programs_in_threads_do_not_mix():
+def test_program_does_not_mix_with_those_of_other_threads():
     """All are inside at the same moment: each sums as many ones as it has elements."""
     sizes = [2, 3, 5, 8]
     everyone = threading.Barrier(len(sizes), timeout=60)
@@ -135,13 +135,13 @@ def combined(x, how="sum", *, double=False, scale=None):
     return y if scale is None else y * scale
 
 
-def test_numbers_are_traced_and_all_else_is_constant():
+def test_program_traces_numbers_and_takes_all_else_for_constant():
     assert (combined(X), combined(X, "max"), combined(X, how="max", double=True)) == (7, 4, 8)
     assert (combined(X, double=True, scale=None), combined(X, scale=np.float32(0.5))) == (14, 3.5)
     assert jax.grad(lambda s: combined(X, scale=s))(3.0) == 7
 
 
-def test_methods():
+def test_program_decorates_methods():
     class Model:
         def __init__(self, scale):
             self.scale = scale
@@ -174,7 +174,7 @@ def mean_loss(library, w):
 
 @pytest.mark.filterwarnings("ignore:jax.interpreters.pxla:DeprecationWarning")  # DrJAX reads a mesh of old
 @pytest.mark.parametrize("weights", [None, np.arange(1, 7, dtype=np.float32)], ids=["mean", "weighted mean"])
-def test_value_and_gradient_agree_with_drjax(weights):
+def test_program_has_value_and_gradient_of_drjax(weights):
     rng = np.random.default_rng(0)
     model = {name: rng.normal(size=s).astype("f") for name, s in (("w1", (4, 8)), ("b1", (8,)), ("w2", (8, 3)))}
     data = tuple(rng.normal(size=(6, 7, width)).astype("f") for width in (4, 3))
@@ -200,7 +200,7 @@ DERIVATIVES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("derivative", DERIVATIVES)
-def test_derivatives_show_the_verbs_by_axis(derivative):
+def test_program_shows_the_verbs_by_axis_in_derivatives(derivative):
     x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
     found = {
         (eqn.primitive.name, eqn.params["axis"])
@@ -211,7 +211,7 @@ def test_derivatives_show_the_verbs_by_axis(derivative):
     assert {axis for _, axis in found} == {"pods", "clients"}
 
 
-def test_differentiation_traces_a_body_once_each_time_and_compiles_it_once():
+def test_program_traces_a_body_once_a_differentiation_and_compiles_it_once():
     calls = []
 
     @px.program(clients=3)
@@ -225,7 +225,7 @@ def test_differentiation_traces_a_body_once_each_time_and_compiles_it_once():
         assert number == 1 or not compiled
 
 
-def test_what_is_kept_has_numbers_of_its_own():
+def test_program_keeps_copies_of_numpy_arrays():
     """A NumPy array that an inner ``jit`` closes over may be written to, and another one have its old numbers."""
     axis, x = px.Axis("rows", 8), np.ones((8, 3), np.float32)
 

@@ -27,7 +27,7 @@ PENALTIES: dict[str, tuple[Callable[..., Any], Any, Callable[[np.ndarray], float
 @pytest.mark.parametrize("shape", [(4,), (3, 2)])
 @pytest.mark.parametrize("name", PENALTIES)
 @in_float64
-def test_an_operator_minimises_what_defines_it(name: str, shape: tuple[int, ...]) -> None:
+def test_prox_minimises_what_defines_it(name: str, shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     operator, hyper, penalty = PENALTIES[name]
     x, scaling = rng.normal(size=shape) * 2, 0.6
@@ -44,14 +44,14 @@ def test_an_operator_minimises_what_defines_it(name: str, shape: tuple[int, ...]
     np.testing.assert_allclose(found.ravel(), best.x, atol=1e-4)
 
 
-def test_bounds_clip_each_leaf_at_its_own() -> None:
+def test_prox_clips_each_leaf_at_its_own_bounds() -> None:
     x = {"a": jnp.array([-3.0, 0.5, 3.0]), "b": jnp.array([-3.0, 3.0])}
     found = prox.box(x, ({"a": -1.0, "b": jnp.array([-4.0, 0.0])}, {"a": jnp.inf, "b": 1.0}))
     np.testing.assert_array_equal(found["a"], [-1, 0.5, 3])
     np.testing.assert_array_equal(found["b"], [-3, 1])
 
 
-def test_the_intercept_goes_free() -> None:
+def test_prox_lets_the_intercept_go_free() -> None:
     coef, bias = prox.first(prox.l1)((jnp.array([3.0, 0.5]), jnp.array(0.5)), 1.0, 2.0)
     np.testing.assert_array_equal(coef, [1, 0])
     assert bias == 0.5

@@ -39,7 +39,7 @@ def _half_mean_square(params: Any, data: Any) -> jax.Array:
 @pytest.mark.parametrize("fun", [objective.least_squares, _half_mean_square])
 @pytest.mark.parametrize("acceleration", [True, False])
 @in_float64
-def test_the_lasso_is_that_of_scikit_learn(fun: Callable[..., Any], acceleration: bool) -> None:
+def test_proximal_gradient_finds_the_lasso_of_scikit_learn(fun: Callable[..., Any], acceleration: bool) -> None:
     solver = ProximalGradient(fun, prox.l1, tol=1e-10, maxiter=5000, acceleration=acceleration)
     params, state = solver.run(jnp.asarray(START), 0.05, (X, Y))
     assert state.status == Status.CONVERGED
@@ -58,7 +58,7 @@ VALUES: dict[str, tuple[Callable[..., Any], Any, Callable[[np.ndarray], Any]]] =
 
 @pytest.mark.parametrize("name", VALUES)
 @in_float64
-def test_what_is_told_is_what_is_minimised_the_penalty_included(name: str) -> None:
+def test_proximal_gradient_tells_what_it_minimises_the_penalty_included(name: str) -> None:
     operator, hyper, penalty = VALUES[name]
     seen: list[px.solve.Iteration] = []
     targets = np.stack([Y, -Y], 1)
@@ -70,7 +70,7 @@ def test_what_is_told_is_what_is_minimised_the_penalty_included(name: str) -> No
 
 
 @in_float64
-def test_the_group_lasso_is_that_of_scikit_learn() -> None:
+def test_proximal_gradient_finds_the_group_lasso_of_scikit_learn() -> None:
     targets = np.stack([Y, X @ TRUE[::-1] + 0.1], 1)
     oracle = MultiTaskLasso(alpha=0.3, fit_intercept=False, tol=1e-14, max_iter=100000).fit(X, targets)
     # Theirs sums over the outputs, ours averages.
@@ -81,7 +81,7 @@ def test_the_group_lasso_is_that_of_scikit_learn() -> None:
 
 
 @in_float64
-def test_mixtures_on_the_simplex_are_those_of_scipy() -> None:
+def test_proximal_gradient_finds_mixtures_on_the_simplex_as_scipy_does() -> None:
     params, state = ProximalGradient(_half_mean_square, prox.simplex, tol=1e-11, maxiter=5000).run(
         jnp.asarray(START), 1.0, (X, Y)
     )
@@ -100,7 +100,7 @@ def test_mixtures_on_the_simplex_are_those_of_scipy() -> None:
 
 
 @pytest.mark.parametrize("num_devices", [1, 3, 8])
-def test_rows_on_any_devices_lead_to_the_same_optimum(num_devices: int) -> None:
+def test_proximal_gradient_finds_the_same_optimum_for_rows_on_any_devices(num_devices: int) -> None:
     weight = np.where(np.arange(NUM_ROWS) % 7 == 3, 0.0, 1.0)
     wrong = np.where(weight > 0, Y, 1e3)  # what has no weight does not count
     data = px.solve.rows(X.astype("float32"), wrong.astype("float32"), weight, axis=axis_on(num_devices, NUM_ROWS))
@@ -109,7 +109,7 @@ def test_rows_on_any_devices_lead_to_the_same_optimum(num_devices: int) -> None:
     np.testing.assert_allclose(params, _lasso(0.05, weight), atol=2e-4)
 
 
-def test_an_update_sums_over_the_devices_twice_and_gathers_nothing() -> None:
+def test_proximal_gradient_sums_twice_an_update_and_gathers_nothing() -> None:
     data = px.solve.rows(X.astype("float32"), Y.astype("float32"), axis=axis_on(8, NUM_ROWS))
     solver = ProximalGradient(objective.least_squares, prox.l1)
     params = jnp.zeros(NUM_FEATURES)
@@ -122,7 +122,7 @@ def test_an_update_sums_over_the_devices_twice_and_gathers_nothing() -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["group", "simplex", "box"])
 @in_float64
-def test_solutions_have_the_derivatives_of_finite_differences_by_data_and_hyperparameters(name: str) -> None:
+def test_proximal_gradient_solutions_have_the_derivatives_of_finite_differences(name: str) -> None:
     hyper = {"group": 0.4, "simplex": 1.5, "box": (-0.5, 1.5)}[name]
     solver = ProximalGradient(_half_mean_square, getattr(prox, name), tol=1e-12, maxiter=5000)
     weigh = jnp.arange(1.0, 1 + NUM_FEATURES)
@@ -138,7 +138,7 @@ def test_solutions_have_the_derivatives_of_finite_differences_by_data_and_hyperp
 
 @pytest.mark.slow
 @in_float64
-def test_what_function_and_operator_close_over_is_differentiated() -> None:
+def test_proximal_gradient_differentiates_what_function_and_operator_close_over() -> None:
     def solved(strength: Any) -> Any:
         def fun(p: Any) -> jax.Array:
             return _half_mean_square(p, (X, Y * strength * 20))
@@ -156,13 +156,13 @@ def test_what_function_and_operator_close_over_is_differentiated() -> None:
     ("operator", "hyper"),
     [(prox.box, (np.zeros(8), np.r_[np.ones(7), -2])), (prox.l1, np.nan), (prox.elastic_net, (0.1, -1.0))],
 )
-def test_hyperparameters_without_sense_are_refused(operator: Callable[..., Any], hyper: Any) -> None:
+def test_proximal_gradient_refuses_hyperparameters_without_sense(operator: Callable[..., Any], hyper: Any) -> None:
     solver = ProximalGradient(lambda pair: jnp.sum(pair[0] ** 2), prox.first(operator))
     with pytest.raises(px.DataError, match=r"ProximalGradient\.run: hyperparams_prox of prox\."):
         solver.run((jnp.zeros(8), jnp.zeros(())), hyper)
 
 
 @pytest.mark.parametrize("operator", [prox.l1, prox.elastic_net, prox.group, prox.box, prox.first(prox.l1)])
-def test_a_penalty_without_a_strength_is_refused(operator: Callable[..., Any]) -> None:
+def test_proximal_gradient_refuses_a_penalty_without_a_strength(operator: Callable[..., Any]) -> None:
     with pytest.raises(TypeError, match=r"hyperparams_prox of .* is missing"):
         ProximalGradient(lambda w: jnp.sum((w[0] - 1) ** 2), operator).run((jnp.zeros(8), jnp.zeros(())))

@@ -37,7 +37,7 @@ def test_rows_keep_their_order_and_padding_weighs_nothing(placement: tuple[int, 
     assert len(data.X) - size < used
 
 
-def test_what_does_not_fit_is_said() -> None:
+def test_rows_say_what_does_not_fit() -> None:
     x, y, weight = _some(6)
     rows: Any = px.solve.rows
     for call, text in (
@@ -62,7 +62,7 @@ def test_rows_are_a_copy(devices: int) -> None:
 
 
 @pytest.mark.parametrize("total", [1e38, 1e-38])
-def test_weights_that_vanish_when_divided_by_their_sum_are_refused_wherever_they_are_given(total: float) -> None:
+def test_rows_refuse_weights_that_vanish_when_divided_by_their_sum(total: float) -> None:
     """In float32 the least number above zero is 1.2e-38, of which the inverse is 8.5e37; a solver would end at once."""
     x, y, weight = _some(6)
     x, weight = x.astype(np.float32), weight * total / weight.sum()

@@ -37,7 +37,7 @@ PLACED = {
 
 
 @pytest.mark.parametrize("case", PLACED)
-def test_blocks_are_where_the_shards_are(case: str) -> None:
+def test_show_draws_blocks_where_the_shards_are(case: str) -> None:
     shape, spec = PLACED[case]
     x = put(shape, *spec)
     layout = px.show(x).leaves[0]
@@ -49,7 +49,7 @@ def test_blocks_are_where_the_shards_are(case: str) -> None:
     assert layout.bytes == px.show(x).bytes == x.nbytes
 
 
-def test_a_picture_has_each_block_in_its_place() -> None:
+def test_show_draws_each_block_in_its_place() -> None:
     x = put((4, 6, 8), "a", "c", "b")
     page = px.show(x)._repr_html_()
     assert re.findall(r"dimension 0: (\d:\d)</h2>", page) == ["0:2", "2:4"]
@@ -91,7 +91,7 @@ LEAVES = {
 
 
 @pytest.mark.parametrize("case", LEAVES)
-def test_any_leaf_is_told(case: str) -> None:
+def test_show_tells_any_leaf(case: str) -> None:
     make, state, text, size = LEAVES[case]
     shown = px.show(make())
     assert shown.leaves[0].state == state
@@ -100,13 +100,13 @@ def test_any_leaf_is_told(case: str) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("int2", 2), ("int4", 3), ("float8_e4m3fn", 5), ("bool", 5)])
-def test_numbers_of_less_than_a_byte_take_what_the_compiler_says(dtype: str, size: int) -> None:
+def test_show_counts_numbers_of_less_than_a_byte_as_the_compiler_does(dtype: str, size: int) -> None:
     x = jnp.zeros(5, dtype)
     report = px.explain(lambda x: x)(x)
     assert report.arguments[0].bytes == report.memory.arguments == px.show(x).bytes == size
 
 
-def test_each_variable_of_a_module_counts_once() -> None:
+def test_show_counts_each_variable_of_a_module_once() -> None:
     layer = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
     shown = px.show({"net": nnx.Sequential(layer, nnx.BatchNorm(4, rngs=nnx.Rngs(0)), layer)})
     assert [leaf.name.removeprefix("['net'].layers") for leaf in shown.leaves] == [
@@ -116,7 +116,7 @@ def test_each_variable_of_a_module_counts_once() -> None:
     assert (shown.bytes, px.show(layer.kernel).bytes) == (4 * (16 + 4 + 4 * 4), 64)
 
 
-def test_an_array_that_is_there_twice_counts_once_and_what_is_no_array_is_left_out() -> None:
+def test_show_counts_an_array_that_is_there_twice_once_and_leaves_out_what_is_no_array() -> None:
     x = put((16,), "a")
     shown = px.show({"a": x, "b": x, "f": jnp.sin, "t": "text", "none": None})
     assert (len(shown.leaves), shown.bytes, shown.bytes_per_device["cpu 0"]) == (1, 64, 32)

@@ -20,7 +20,7 @@ print(len(jax.devices()), os.environ["XLA_FLAGS"].strip())
 """
 
 
-def test_devices_are_made_whatever_the_flags_said_and_other_flags_are_kept() -> None:
+def test_simulate_devices_makes_devices_and_keeps_other_flags() -> None:
     flags = f"{OTHER_FLAG} --xla_force_host_platform_device_count=2"
     command, environment = [sys.executable, "-c", CODE], {**os.environ, "XLA_FLAGS": flags}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
@@ -35,7 +35,7 @@ def flags(monkeypatch: pytest.MonkeyPatch) -> str:
     return os.environ["XLA_FLAGS"]
 
 
-def test_too_late_with_fewer_devices_fails_and_with_enough_is_fine_and_flags_are_kept(flags: str) -> None:
+def test_simulate_devices_fails_too_late_with_fewer_devices_and_passes_with_enough(flags: str) -> None:
     simulate_devices(2)
     assert len(jax.devices()) == 8
     with pytest.raises(px.DeviceError, match=r"64 devices were asked for.*already started with 8.*_device_count=64"):

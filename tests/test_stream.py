@@ -28,7 +28,7 @@ def streamed(fn: Callable[..., Any], *args: Any, at_once: int = 1, **options: An
 
 @pytest.mark.parametrize("at_once", [1, *(pytest.param(k, marks=pytest.mark.slow) for k in (2, 3, 12))])
 @pytest.mark.parametrize("name", [pytest.param(n, marks=MARKS.get(n, ())) for n in PROGRAMS])
-def test_value_and_gradient_are_those_of_the_mesh(name, at_once):
+def test_stream_gives_value_and_gradient_of_the_mesh(name, at_once):
     fn = jax.value_and_grad(PROGRAMS[name])
     expected = jax.jit(fn)(W, X, Y)
     assert_close(streamed(fn, W, at_once=at_once), expected)
@@ -46,7 +46,7 @@ DERIVED: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize("how", [pytest.param(h, marks=pytest.mark.slow) if h == "hessian" else h for h in DERIVED])
-def test_whatever_jax_makes_of_a_program_can_be_streamed(how):
+def test_stream_takes_whatever_jax_makes_of_a_program(how):
     fn = DERIVED[how](PROGRAMS["mean"])
     expected = jax.jit(fn)(W, X, Y)  # what JAX keeps of it is not for chunks
     jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-6), streamed(fn, W), expected)
@@ -83,7 +83,7 @@ def of_each_row(x: Any, y: Any) -> Any:
 
 
 @pytest.mark.parametrize("fn", [other_results, of_each_row])
-def test_each_of_many_results_is_that_of_the_mesh(fn):
+def test_stream_gives_each_of_many_results_of_the_mesh(fn):
     fn = px.program(clients=N)(fn)
     actual = streamed(fn)
     for name, value in jax.jit(fn)(X, Y).items():
@@ -92,7 +92,7 @@ def test_each_of_many_results_is_that_of_the_mesh(fn):
         assert isinstance(actual[name], np.ndarray) == (value.shape[:1] == (N,))
 
 
-def test_what_is_compared_with_a_maximum_is_the_value_of_which_it_was_taken():
+def test_stream_compares_with_a_maximum_the_value_of_which_it_was_taken():
     """As if each pass rounded otherwise: a loss that is computed again is another, and would attain no maximum."""
     computed = itertools.count()
 
@@ -114,14 +114,14 @@ def test_what_is_compared_with_a_maximum_is_the_value_of_which_it_was_taken():
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 5])
-def test_a_stream_of_few_elements_given_as_groups_or_as_an_array(size):
+def test_stream_takes_few_elements_as_groups_or_as_an_array(size):
     x = np.arange(1.0, size + 1, dtype="float32")
     total = px.program(rows=size)(lambda x: px.reduce_sum(px.map_fn(lambda x: x * 2, x)))
     for rows in (x, px.Groups.of_arrays(x)):
         assert px.Stream(at_once=2).run(total, rows) == size * (size + 1)
 
 
-def test_a_chunk_does_what_all_elements_do_however_few_it_has():
+def test_stream_does_in_a_chunk_what_all_elements_do_however_few_it_has():
     """Of few elements, a device runs convolutions one after the other, and sums what they give afterwards."""
     axis, x = px.Axis("clients", 100), np.random.default_rng(1).normal(size=(100, 2, 1, 6, 6)).astype("float32")
 
@@ -136,7 +136,7 @@ def test_a_chunk_does_what_all_elements_do_however_few_it_has():
     assert_close(px.Stream(at_once=1).run(mean_gradient, kernel, px.Groups.of_arrays(x)), expected, rtol=1e-4)
 
 
-def test_arrays_used_as_rows_are_cut_and_what_is_closed_over_as_well():
+def test_stream_cuts_arrays_used_as_rows_and_what_is_closed_over():
     gradient = jax.grad(PROGRAMS["mean"])
     expected = gradient(W, X, Y)
     assert_close(px.Stream(at_once=1).run(lambda w: gradient(w, X, Y), W), expected)
@@ -144,7 +144,7 @@ def test_arrays_used_as_rows_are_cut_and_what_is_closed_over_as_well():
 
 
 @pytest.mark.parametrize("at_once", [1, N])
-def test_what_is_as_long_as_there_are_elements_is_not_taken_for_theirs(at_once):
+def test_stream_cuts_nothing_that_is_only_as_long_as_the_elements(at_once):
     """The chunks of elements of different length are not in order, not even one of all of them."""
     rng, lengths = np.random.default_rng(1), [1 + i % 3 for i in range(N)]
     square, order = rng.normal(size=(N, N)).astype("f"), rng.integers(0, N, N)
@@ -168,7 +168,7 @@ def test_what_is_as_long_as_there_are_elements_is_not_taken_for_theirs(at_once):
         (lambda devices: {"mesh": Mesh(devices.reshape(4, 2), ("data", "model")), "over": "data", "at_once": 1}, 4),
     ],
 )
-def test_chunks_lie_where_the_axis_says(place, count):
+def test_stream_lays_chunks_where_the_axis_says(place, count):
     placed = px.Axis("clients", N, **place(np.array(jax.devices())))
     fn = jax.value_and_grad(px.program(clients=placed)(lambda w, x, y: px.reduce_mean(losses_of(w, x, y))))
     groups = [px.Groups.of_arrays(x) for x in (X, Y)]
@@ -176,7 +176,7 @@ def test_chunks_lie_where_the_axis_says(place, count):
     assert px.Stream(at_once=1).passes(fn, W, *groups).chunks[0][0] == count
 
 
-def test_nothing_is_copied_between_devices_at_each_chunk():
+def test_stream_copies_nothing_between_devices_at_each_chunk():
     """Neither what the elements share, nor the numbers of which their keys are made: JAX would, on its own."""
     groups = [px.Groups.of_arrays(x) for x in (X, Y)]
     step = px.Stream(at_once=1).jit(jax.value_and_grad(PROGRAMS["noisy"]))
@@ -185,7 +185,7 @@ def test_nothing_is_copied_between_devices_at_each_chunk():
         assert_close(step(W, *groups), expected)
 
 
-def test_a_jitted_run_follows_the_mesh_and_the_width_that_are_in_force():
+def test_stream_jit_follows_the_mesh_and_the_width_that_are_in_force():
     mean = px.Stream(at_once=1).jit(lambda x: px.reduce_mean(px.map_fn(lambda x: (x**2).sum(), (x,), AXIS), AXIS))
     exact = np.random.default_rng(0).normal(size=(N, 3))
     groups = px.Groups(list(exact))
@@ -204,7 +204,7 @@ def test_a_jitted_run_follows_the_mesh_and_the_width_that_are_in_force():
     ("name", "passes", "kept", "reads"),
     [("mean", 1, 0, 1), ("weighted", 2, 0, 2), ("normalised", 3, 0, 3), ("extremes", 3, 1, 2)],
 )
-def test_each_element_is_read_once_in_each_pass_and_the_passes_are_known_before(name, passes, kept, reads):
+def test_stream_reads_each_element_once_a_pass_and_knows_the_passes_before(name, passes, kept, reads):
     """A function that is jitted is traced once, and takes other numbers; the stream may be used in a ``with``."""
     traces, read, other = [], [], px.Groups.of_arrays(Y)
 
@@ -230,7 +230,7 @@ def test_each_element_is_read_once_in_each_pass_and_the_passes_are_known_before(
     assert len(traces) == count
 
 
-def test_an_axis_that_says_at_once_runs_so_within_a_chunk():
+def test_stream_runs_an_axis_s_at_once_within_a_chunk():
     turns: list[int] = []
 
     def count(x):
@@ -248,7 +248,7 @@ def test_an_axis_that_says_at_once_runs_so_within_a_chunk():
     assert len(turns) == numbers.sum()  # run together, a loop goes on for all
 
 
-def test_what_has_effects_happens_once_though_a_later_pass_needs_its_result():
+def test_stream_has_effects_once_though_a_later_pass_needs_the_result():
     seen, axis = [], px.Axis("clients", N, mesh=Mesh(jax.devices()[:1], "clients"))
 
     def noted(x):
@@ -265,7 +265,7 @@ def test_what_has_effects_happens_once_though_a_later_pass_needs_its_result():
     np.testing.assert_allclose(sorted(seen), sorted(X.sum((1, 2))), rtol=1e-4)
 
 
-def test_progress_is_told():
+def test_stream_tells_progress():
     told = []
     streamed(PROGRAMS["mean"], W, verbose=told.append)
     assert [(p.done, p.elements, p.pass_number, p.passes) for p in told] == [(8, N, 1, 1), (12, N, 1, 1)]
@@ -322,7 +322,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_chunks_cannot_do_is_refused_with_the_line(name):
+def test_stream_refuses_what_chunks_cannot_do_with_the_line(name):
     fn, text = REFUSED[name]
     with pytest.raises(px.AxisError, match=text.replace("HERE", r".*test_stream\.py:\d+")):
         px.Stream(at_once=1).run(
@@ -331,12 +331,12 @@ def test_what_chunks_cannot_do_is_refused_with_the_line(name):
 
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.grad, lambda f: lambda w: jax.vmap(f)(w[None])])
-def test_a_stream_cannot_be_traced(transform):
+def test_stream_refuses_to_be_traced(transform):
     with pytest.raises(px.AxisError, match=r"called inside jax\.jit, jax\.grad or the like; write px\.Stream"):
         transform(lambda w: streamed(PROGRAMS["mean"], w))(W)
 
 
-def test_groups_and_axes_that_do_not_fit():
+def test_stream_refuses_groups_and_axes_that_do_not_fit():
     groups, run = px.Groups.of_arrays, px.Stream(at_once=1).run
     with pytest.raises(px.AxisError, match=r"of 5 elements, as groups have.*has 'clients' of 12"):
         run(lambda x: px.reduce_sum(jnp.zeros(N), AXIS) + x.sum(), groups(np.zeros(5)))
@@ -348,7 +348,7 @@ def test_groups_and_axes_that_do_not_fit():
 
 
 @pytest.mark.parametrize("how", [jax.jit, jax.grad, lambda fn: fn, lambda fn: lambda w, x: px.pmap(jnp.sum)(x)])
-def test_groups_given_to_something_else_say_what_to_write(how):
+def test_stream_is_named_where_groups_are_given_to_something_else(how):
     program = px.program(clients=N)(lambda w, x: w * px.reduce_sum(x))
     with pytest.raises(px.DataError, match=r"it is no array; write .*px\.Stream\(at_once=64\)\.run\(loss, w, groups\)"):
         how(program)(1.0, px.Groups.of_arrays(Y[:, 0]))

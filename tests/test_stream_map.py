@@ -76,14 +76,14 @@ FN = jax.value_and_grad(spread)
 
 
 @pytest.mark.parametrize("name", ["mean", "extremes", "noisy", "normalised"])
-def test_a_pool_gives_what_the_mesh_gives(pool, name):
+def test_stream_on_a_pool_gives_what_the_mesh_gives(pool, name):
     """The arrays are sent; on eight devices, five elements at once are no multiple of anything."""
     fn, groups = jax.value_and_grad(jax.jit(PROGRAMS[name])), [px.Groups.of_arrays(x) for x in (X, Y)]
     expected = fn(W, X, Y)  # what JAX keeps of it is not for one device
     assert_close(px.Stream(at_once=5, map=pool).run(fn, W, *groups), expected)
 
 
-def test_the_bits_do_not_depend_on_who_computes(pool):
+def test_stream_gives_the_same_bits_whoever_computes(pool):
     """Read here, read there, in memory-mapped files; by one process, two, or this one."""
     x = np.stack([ROWS[i] for i in range(CLIENTS)])
     expected = bits(px.Stream(at_once=3, map=map).run(FN, W, px.Groups(ROWS)))
@@ -91,7 +91,7 @@ def test_the_bits_do_not_depend_on_who_computes(pool):
         assert bits(px.Stream(at_once=3, map=pool).run(FN, W, source)) == expected
 
 
-def test_rows_keys_and_other_widths(pool, tmp_path):
+def test_stream_on_a_pool_takes_rows_keys_and_other_widths(pool, tmp_path):
     np.save(tmp_path / "x.npy", X)
     mapped = px.Groups.of_arrays(np.load(tmp_path / "x.npy", mmap_mode="r"))
     stream = px.Stream(at_once=5, map=pool)
@@ -110,7 +110,7 @@ def test_rows_keys_and_other_widths(pool, tmp_path):
     np.testing.assert_allclose(total, np.exp(exact).sum(), rtol=1e-14)
 
 
-def test_a_pool_that_lost_a_process_is_resumed_to_the_same_bits(tmp_path):
+def test_stream_on_a_pool_that_lost_a_process_resumes_to_the_same_bits(tmp_path):
     expected = bits(px.Stream(at_once=3, map=map).run(FN, W, px.Groups(ROWS)))
     groups = px.Groups(Deadly(tmp_path / "mark"))
     with executor(1) as first, pytest.raises(BrokenProcessPool) as broken:
@@ -124,14 +124,14 @@ def test_a_pool_that_lost_a_process_is_resumed_to_the_same_bits(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_cluster_runs_the_tasks_of_a_lost_worker_again(ray, tmp_path):
+def test_ray_map_runs_the_tasks_of_a_lost_worker_again(ray, tmp_path):
     expected = bits(px.Stream(at_once=3, map=map).run(FN, W, px.Groups(ROWS)))
     groups = px.Groups(Deadly(tmp_path / "mark"))
     assert bits(px.Stream(at_once=3, map=ray).run(FN, W, groups)) == expected
     assert (tmp_path / "mark").exists()
 
 
-def test_an_error_of_a_task_is_raised_here(pool):
+def test_stream_on_a_pool_raises_an_error_of_a_task_here(pool):
     odd = px.Groups([*X[:-1], X[-1, :4]])
     with pytest.raises(px.DataError, match="element 11 is"):
         px.Stream(at_once=4, map=pool).run(px.program(clients=N)(mean), W, odd, px.Groups.of_arrays(Y))

@@ -59,21 +59,21 @@ def megabytes(kind):
 
 
 @HAS_PROC
-def test_the_peak_of_memory_does_not_depend_on_the_number_of_elements() -> None:
+def test_stream_has_the_same_peak_of_memory_for_any_number_of_elements() -> None:
     """Of 8 chunks, as many as are ever in flight, and of 100. What is freed goes back to the system at once."""
     few, many = printed(MANY, MALLOC_MMAP_THRESHOLD_="131072", MALLOC_TRIM_THRESHOLD_="131072")
     assert many < 1.05 * few
 
 
 @HAS_PROC
-def test_memory_holds_where_the_compiler_leaves_out_what_a_library_takes() -> None:
+def test_stream_keeps_to_memory_where_the_compiler_leaves_out_what_a_library_takes() -> None:
     """Attention over 4,096 rows: scores of 64 MiB for each of the elements at once."""
     count, grown = printed(ATTENTION, XLA_FLAGS="", JAX_PLATFORMS="cpu")
     assert 1 <= count < 8
     assert grown < 400
 
 
-def test_memory_decides_how_many_are_run_at_once():
+def test_stream_decides_by_memory_how_many_are_run_at_once():
     size, x = 4000, np.random.default_rng(0).normal(size=(4000, 100, 3)).astype("float32")
 
     @px.program(clients=size)
@@ -92,7 +92,7 @@ def test_memory_decides_how_many_are_run_at_once():
         px.Stream(memory="1kB").run(loss, W, groups)
 
 
-def test_memory_holds_for_longer_elements_of_the_same_type():
+def test_stream_keeps_to_memory_for_longer_elements_of_the_same_type():
     told: list[Any] = []
     total = px.program(clients=32)(lambda d: px.reduce_sum(px.map_fn(lambda d: jnp.where(d.mask, d["x"], 0).sum(), d)))
     run = px.Stream(memory="250kB", verbose=told.append).jit(total)

@@ -111,21 +111,21 @@ ACCUSED = r"test_padding\.py:\d+.*the result depends on rows that only pad the e
 
 
 @pytest.mark.parametrize(("name", "around", "reduced"), cases(INNOCENT))
-def test_what_uses_the_mask_is_never_accused(name, around, reduced):
+def test_stream_never_accuses_what_uses_the_mask(name, around, reduced):
     body, derive = AROUND[around](INNOCENT[name]), DERIVED[reduced != "each"]
     actual = px.Stream(at_once=1).run(derive(program(body, reduced)), W, GROUPS)
     assert_close(actual, derive(plain(body, reduced))(W), rtol=1e-4)
 
 
 @pytest.mark.parametrize(("name", "around", "reduced"), cases(GUILTY))
-def test_what_counts_padding_is_an_error(name, around, reduced):
+def test_stream_refuses_what_counts_padding(name, around, reduced):
     body, derive = AROUND[around](GUILTY[name]), DERIVED[reduced != "each"]
     with pytest.raises(px.AxisError, match=ACCUSED):
         px.Stream(at_once=1).run(derive(program(body, reduced)), W, GROUPS)
 
 
 @pytest.mark.parametrize("derive", DERIVED, ids=["value", "gradient"])
-def test_values_at_which_all_rows_give_the_same_hide_nothing(derive):
+def test_stream_finds_padding_at_values_where_all_rows_give_the_same(derive):
     """A softmax loss with weights of zero, the usual start, is log(4) whatever the rows are."""
 
     def loss(w, d):
@@ -137,7 +137,7 @@ def test_values_at_which_all_rows_give_the_same_hide_nothing(derive):
         step(jnp.zeros(3), GROUPS)
 
 
-def test_a_call_whose_elements_need_no_padding_says_nothing_of_the_next():
+def test_stream_forgets_a_call_that_needed_no_padding():
     long = px.Groups(CLIENTS[:1] * 3, lengths=[9] * 3)
     others = px.Groups([*CLIENTS[1:3], CLIENTS[0]], lengths=[3, 5, 9])
     axis = px.Axis("clients", 3)
@@ -147,7 +147,7 @@ def test_a_call_whose_elements_need_no_padding_says_nothing_of_the_next():
         step(others)
 
 
-def test_groups_of_different_lengths_in_one_program():
+def test_stream_takes_groups_of_different_lengths_in_one_program():
     """As a training and a validation part of each client."""
     held_out = px.Groups([{"z": np.arange(2.0 * n).reshape(n, 2)} for n in LENGTHS[::-1]], lengths=LENGTHS[::-1])
 

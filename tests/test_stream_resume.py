@@ -54,7 +54,7 @@ def run(folder: Path | None, x=X, w=W, at_once=1, fn=FN, **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"map": map, "at_once": 8}], ids=["here", "map"])
-def test_a_run_goes_on_from_where_it_was_stopped(tmp_path, options):
+def test_stream_goes_on_from_where_it_was_stopped(tmp_path, options):
     whole, seen, notes = [], [], []
     expected = run(None, verbose=stopped_after(10**9, whole), **options)
     while True:
@@ -71,7 +71,7 @@ def test_a_run_goes_on_from_where_it_was_stopped(tmp_path, options):
     assert not (tmp_path / "run").exists()
 
 
-def test_another_run_and_a_damaged_file_are_refused(tmp_path):
+def test_stream_refuses_another_run_and_a_damaged_file(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "run", verbose=stopped_after(2, []))
     (path,) = (tmp_path / "run").iterdir()
@@ -111,7 +111,7 @@ print(json.dumps([[float(y).hex() for y in found], len(seen)]))
 """
 
 
-def test_a_run_that_was_killed_goes_on(tmp_path):
+def test_stream_goes_on_when_it_was_killed(tmp_path):
     command = [sys.executable, "-c", SLOWLY]
     env = {**os.environ, "XLA_FLAGS": ""}
     whole = subprocess.run([*command, str(tmp_path / "whole")], capture_output=True, check=True, env=env)

@@ -44,7 +44,7 @@ def written(folder, kind: str) -> px.Table:
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "npy"])
 @pytest.mark.parametrize("size", [1, 4, 23, 100])
-def test_rows_come_in_blocks_in_the_order_of_the_files_names(tmp_path, kind, size):
+def test_table_gives_rows_in_blocks_in_the_order_of_the_files_names(tmp_path, kind, size):
     table = written(tmp_path, kind)
     assert (len(table), table.shape, table.dtype) == (23, (23, 3), np.float32)
     for _ in range(2):  # as often as one likes
@@ -58,7 +58,7 @@ def test_rows_come_in_blocks_in_the_order_of_the_files_names(tmp_path, kind, siz
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
-def test_an_index_of_pandas_is_no_column_to_predict_from(tmp_path, kind):
+def test_table_takes_an_index_of_pandas_for_no_column_to_predict_from(tmp_path, kind):
     """Of shuffled rows, it would tell the target."""
     frame = pd.DataFrame(X, columns=["x0", "x1", "x2"]).assign(y=Y).sample(frac=1, random_state=0)
     file = tmp_path / f"rows.{kind}"
@@ -73,7 +73,7 @@ def test_an_index_of_pandas_is_no_column_to_predict_from(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "npy", "arrays"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_number_that_is_none_is_named_by_file_row_and_column(tmp_path, kind, value):
+def test_table_names_a_number_that_is_none_by_file_row_and_column(tmp_path, kind, value):
     x = X.copy()
     x[11, 1] = value
     for part, (start, stop) in enumerate([(0, 9), (9, 23)]):
@@ -95,7 +95,7 @@ def test_a_number_that_is_none_is_named_by_file_row_and_column(tmp_path, kind, v
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "npy"])
-def test_files_that_change_or_go_are_named(tmp_path, kind):
+def test_table_names_files_that_change_or_go(tmp_path, kind):
     table = written(tmp_path, kind)
     list(table.blocks(10))
     last = max(tmp_path.iterdir())
@@ -107,7 +107,7 @@ def test_files_that_change_or_go_are_named(tmp_path, kind):
         list(table.blocks(10))
 
 
-def test_of_csv_classes_are_integers_where_all_are(tmp_path):
+def test_table_of_csv_has_integer_classes_where_all_are(tmp_path):
     (tmp_path / "a.csv").write_text("x,y\n" + "".join(f"{number},{number % 2}\n" for number in range(64)))
     table = px.Table.csv(tmp_path, target="y")
     assert px.solve.rows(table, engine=px.Stream(at_once=4)).y.dtype.kind == "i"
@@ -130,14 +130,14 @@ class Uneven:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 10, 11])
-def test_blocks_are_put_together_of_what_a_source_gives(size):
+def test_table_puts_blocks_together_of_what_a_source_gives(size):
     blocks = list(px.Table(Uneven()).blocks(size))
     assert [len(y) for _, y in blocks] == [size] * (10 // size) + [10 % size] * (10 % size > 0)
     np.testing.assert_array_equal(np.concatenate([y for _, y in blocks]), [2, 2, 1, 4, 4, 4, 4, 3, 3, 3])
     np.testing.assert_array_equal(np.concatenate([x[:, 0] for x, _ in blocks]), [2, 2, 1, 4, 4, 4, 4, 3, 3, 3])
 
 
-def test_arrays_are_paired_by_their_names(tmp_path):
+def test_table_pairs_arrays_by_their_names(tmp_path):
     for name in ("X-a", "X-b", "y-b", "y-c"):
         np.save(tmp_path / f"{name}.npy", np.ones((3, 2)) if name[0] == "X" else np.ones(3))
     with pytest.raises(px.DataError, match=r"a file y… for each X… of the same name, .*, \['-a\.npy'\] alone"):
@@ -146,7 +146,7 @@ def test_arrays_are_paired_by_their_names(tmp_path):
     assert len(px.Table.npy(tmp_path)) == 6
 
 
-def test_columns_that_do_not_fit_are_refused(tmp_path):
+def test_table_refuses_columns_that_do_not_fit(tmp_path):
     cases: tuple[tuple[Any, Any, dict[str, Any], str], ...] = (
         (None, None, {}, r"must have \.parquet files, or be one, got '.*', which has none"),
         (columns(0, 9, city=["a"] * 9), None, {}, r"columns must hold numbers, got 'city' \(string\)"),
@@ -164,7 +164,7 @@ def test_columns_that_do_not_fit_are_refused(tmp_path):
             list(px.Table.parquet(tmp_path, **{"target": "y", **chosen}).blocks(9))
 
 
-def test_table_parquet_holds_the_rows_that_are_asked_for_and_not_a_row_group(tmp_path):
+def test_table_of_parquet_holds_the_rows_that_are_asked_for_and_not_a_row_group(tmp_path):
     values = np.random.default_rng(0).normal(size=(400_000, 8))  # 26 MB in one row group
     pq.write_table(
         pa.table({f"x{at}": x for at, x in enumerate(values.T)} | {"y": values[:, 0]}), tmp_path / "a.parquet"

@@ -31,7 +31,7 @@ def expected(texts: list[str]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_rows_are_those_of_pythons_reader(tmp_path, seed):
+def test_table_of_csv_has_the_rows_of_pythons_reader(tmp_path, seed):
     rng = np.random.default_rng(seed)
     texts = [text(rng, int(rng.integers(0, 60)), str(rng.choice(["\n", "\r\n"]))) for _ in range(4)]
     for number, one in enumerate(texts):
@@ -46,7 +46,7 @@ def test_rows_are_those_of_pythons_reader(tmp_path, seed):
 
 
 @pytest.mark.parametrize("row", ["1,2,3\n", "1\n", '1,"2\n'], ids=["more values", "fewer", "an open quote"])
-def test_a_row_that_is_not_as_the_others_is_refused(tmp_path, row):
+def test_table_of_csv_refuses_a_row_that_is_not_as_the_others(tmp_path, row):
     (tmp_path / "a.csv").write_text("x,y\n" + "1,2\n" * 9 + row + "1,2\n" * 9)
     with pytest.raises(px.DataError, match=r"a\.csv' (cannot be read|has 1 quotes)"):
         list(px.Table.csv(tmp_path, target="y").blocks(100))
@@ -58,7 +58,7 @@ CODES = ["00", "01", "+01", " 007", "-00", "000", "9007199254740993"]  # and mor
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_labels_are_the_same_where_their_numbers_are_or_among_codes_where_their_text_is(tmp_path, seed):
+def test_table_of_csv_tells_labels_apart_by_their_numbers_or_their_text(tmp_path, seed):
     rng = np.random.default_rng(seed)
     labels = [str(label) for label in rng.choice(WHOLE if seed % 3 else WRITTEN, 300)]
     if seed % 3:  # one code is enough among whole numbers, wherever it is
@@ -74,7 +74,7 @@ def test_labels_are_the_same_where_their_numbers_are_or_among_codes_where_their_
 
 
 @pytest.mark.parametrize("empty", ["", '""'])
-def test_a_missing_label_among_text_is_no_class(tmp_path, empty):
+def test_table_of_csv_takes_a_missing_label_among_text_for_no_class(tmp_path, empty):
     (tmp_path / "a.csv").write_text(f"x,y\n1,a\n2,NA\n3,{empty}\n")
     with pytest.raises(px.DataError, match=r"got None in '.*a\.csv', row 2, column 'y'"):
         list(px.Table.csv(tmp_path, target="y").blocks(2))

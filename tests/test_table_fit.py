@@ -38,7 +38,7 @@ ESTIMATORS = {
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_an_estimator_finds_what_scikit_learn_finds_in_memory_in_few_passes(name):
+def test_table_is_fitted_as_scikit_learn_fits_it_in_memory_in_few_passes(name):
     ours, theirs, y = ESTIMATORS[name]
     rows, source = table(y)
     ours.fit(rows, engine=STREAM)
@@ -67,7 +67,7 @@ SPARSE = {
 
 
 @pytest.mark.parametrize(("name", "weighted"), [("lasso", True), ("elastic net", False), ("sparse classes", True)])
-def test_a_penalty_that_makes_coefficients_zero_makes_the_same_ones_zero_as_in_scikit_learn(name, weighted):
+def test_table_is_fitted_with_the_zero_coefficients_of_scikit_learn(name, weighted):
     ours, theirs, y = SPARSE[name]
     weight = np.random.default_rng(1).integers(0, 3, N).astype(float) if weighted else None
     rows, source = table(y)
@@ -82,7 +82,7 @@ def test_a_penalty_that_makes_coefficients_zero_makes_the_same_ones_zero_as_in_s
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_predictions_for_a_table_are_those_for_its_rows_and_it_is_read_once(name):
+def test_table_has_the_predictions_of_its_rows_and_is_read_once(name):
     ours, _, y = ESTIMATORS[name]
     model = sklearn.base.clone(ours).fit(X, y)
     methods = ["predict"]
@@ -101,7 +101,7 @@ def test_predictions_for_a_table_are_those_for_its_rows_and_it_is_read_once(name
     assert source.passes == [[N]]
 
 
-def test_columns_are_those_of_the_fit_by_name_and_in_order(tmp_path):
+def test_table_has_the_columns_of_the_fit_by_name_and_in_order(tmp_path):
     pa, arrow_csv = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.csv")
     names, double = ["a", "b", "c", "d"], np.asarray(X)
     for kind, order in (("fitted", names), ("turned", names[::-1]), ("other", ["a", "x", "c", "d"])):
@@ -120,7 +120,7 @@ def test_columns_are_those_of_the_fit_by_name_and_in_order(tmp_path):
 
 
 @pytest.mark.parametrize(("devices", "at_once"), [(1, 29), (1, 203), (3, 10), (8, 1)])
-def test_value_and_gradient_do_not_depend_on_chunks_and_devices(devices, at_once):
+def test_table_has_value_and_gradient_whatever_chunks_and_devices(devices, at_once):
     rng = np.random.default_rng(2)
     axis = px.Axis("rows", N, mesh=Mesh(np.array(jax.devices()[:devices]), ("rows",)))
     weight = rng.integers(0, 3, N)
@@ -138,7 +138,7 @@ def test_value_and_gradient_do_not_depend_on_chunks_and_devices(devices, at_once
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_what_cannot_be_is_said():
+def test_table_refuses_what_cannot_be_fitted():
     rows, _ = table(Z)
     ridge, fun = px.solve.Ridge(), objective.least_squares
     for call, error, text in (

@@ -62,7 +62,7 @@ def logistic(watch: Any, where: px.Stream) -> px.solve.LogisticRegression:
 
 @pytest.mark.parametrize("error", [Stopped, KeyboardInterrupt], ids=["an exception", "Ctrl-C"])
 @pytest.mark.parametrize("fit", [lasso, sparse_logistic, logistic], ids=["lasso", "L1", "logistic"])
-def test_a_fit_goes_on_from_where_it_was_stopped(tmp_path, fit, error):
+def test_table_fit_goes_on_from_where_it_was_stopped(tmp_path, fit, error):
     whole: list[int] = []
     expected = fit(lambda one: whole.append(one.iter_num), engine(None))
     seen: list[int] = []
@@ -76,7 +76,7 @@ def test_a_fit_goes_on_from_where_it_was_stopped(tmp_path, fit, error):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_with_another_run_is_refused_and_stays_as_it_is(tmp_path):
+def test_table_fit_refuses_a_folder_with_another_run_and_leaves_it(tmp_path):
     folder = tmp_path / "run"
 
     def fit(alpha: float = 1.0, y: np.ndarray = Z, at_once: int = 5, watch: Any = 0) -> None:
@@ -95,7 +95,7 @@ def test_a_folder_with_another_run_is_refused_and_stays_as_it_is(tmp_path):
     assert not folder.exists()
 
 
-def test_each_option_of_an_engine_works_for_a_table_or_is_refused_by_name():
+def test_table_fit_takes_each_option_of_an_engine_or_refuses_it_by_name():
     seen: list[px.streaming.Progress] = []
     rows = table(Z)
     model = px.solve.Ridge(tol=1e-9).fit(rows, engine=engine(None, verbose=seen.append))

@@ -80,7 +80,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("case", MODELS)
-def test_flops_and_parameters_are_those_counted_by_hand(case: str) -> None:
+def test_tabulate_counts_flops_and_parameters_as_by_hand(case: str) -> None:
     make, options, named, is_again = MODELS[case]
     table = px.tabulate(make(), struct(4, 3), **options)
     found = numbers(table)
@@ -95,7 +95,7 @@ def test_flops_and_parameters_are_those_counted_by_hand(case: str) -> None:
     assert (table.total.inputs[0], table.total.outputs) == ("float32[4,3]", ("float32[4,2]",))
 
 
-def test_nothing_is_computed_and_the_model_stays_as_it_is() -> None:
+def test_tabulate_computes_nothing_and_leaves_the_model_as_it_is() -> None:
     net, model = OfNNX(), OfEquinox()
     state = lambda: nnx.to_pure_dict(nnx.state(net, nnx.Not(nnx.RngKey)))  # noqa: E731
     before = jax.tree.map(np.asarray, state())
@@ -106,7 +106,7 @@ def test_nothing_is_computed_and_the_model_stays_as_it_is() -> None:
     assert (type(model), type(model.first)) == (OfEquinox, eqx.nn.Linear)
 
 
-def test_a_module_that_is_called_twice_has_a_row() -> None:
+def test_tabulate_has_one_row_for_a_module_that_is_called_twice() -> None:
     class Twice(nnx.Module):
         def __init__(self) -> None:
             self.a = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
@@ -124,7 +124,7 @@ def test_a_module_that_is_called_twice_has_a_row() -> None:
     assert [row.path for row in table.rows] == [(), ("a",), ("layers", "0"), ("layers", "1")]
 
 
-def test_other_callables_have_one_row() -> None:
+def test_tabulate_has_one_row_for_other_callables() -> None:
     def product(w, x, times=1):
         return x @ w * times
 
@@ -135,7 +135,7 @@ def test_other_callables_have_one_row() -> None:
     assert px.tabulate(lambda n: n.sum(), struct(3, dtype=jnp.int32)).total.backward_flops == 0
 
 
-def test_a_method_has_the_modules_that_it_calls_and_leaves_the_model_alone() -> None:
+def test_tabulate_of_a_method_has_the_modules_that_it_calls() -> None:
     class Net(nnx.Module):
         def __init__(self) -> None:
             self.layer = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
@@ -152,7 +152,7 @@ def test_a_method_has_the_modules_that_it_calls_and_leaves_the_model_alone() -> 
     assert (table.total.kind, net.calls[...]) == ("encode", 0)
 
 
-def test_it_is_shown_and_saved(tmp_path: Path) -> None:
+def test_tabulate_is_shown_and_saved(tmp_path: Path) -> None:
     table = px.tabulate(OfNNX(), struct(4, 3))
     lines = str(table).splitlines()
     assert (lines[0], lines[-1].split()[:2]) == ("OfNNX: 138 parameters, 552 bytes", ["total", "OfNNX"])

@@ -20,7 +20,7 @@ def plain_state(**options: Any) -> px.TrainState:
     return px.TrainState.create(plain_params(), SGD, **options)
 
 
-def test_a_state_gives_its_module_back() -> None:
+def test_train_state_gives_its_module_back() -> None:
     net, linen, x = Net(), LinenNet(), rows(3)["x"]
     state = px.TrainState.create(net, SGD)
     back = state.model()
@@ -56,12 +56,12 @@ def variables() -> Any:
         (lambda: px.train_step(plain_loss)(replicate(plain_state()), rows(4)), "and not replicated"),
     ],
 )
-def test_what_makes_no_state_or_step_is_refused(make: Any, message: str) -> None:
+def test_train_state_refuses_what_makes_no_state_or_step(make: Any, message: str) -> None:
     with pytest.raises(px.StateError, match=message):
         make()
 
 
-def test_a_state_that_a_step_has_consumed_says_so() -> None:
+def test_train_state_that_a_step_has_consumed_says_so() -> None:
     state = plain_state()
     px.train_step(plain_loss)(state, rows(4))
     for use in (px.train_step(plain_loss), px.eval_step(plain_loss), lambda state, batch: state.model()):
@@ -91,7 +91,7 @@ def per_device(params: Any, batch: Any) -> jax.Array:
         (writes, px.StateError, "the loss function wrote a parameter"),
     ],
 )
-def test_a_loss_function_that_gives_no_loss_is_refused_and_the_state_stays(
+def test_train_step_refuses_a_loss_function_that_gives_no_loss_and_keeps_the_state(
     fn: Any, kind: type[Exception], message: str
 ) -> None:
     state = px.TrainState.create(Net(norm=False, dropout=0), SGD) if fn is writes else plain_state()
@@ -109,12 +109,12 @@ def test_a_loss_function_that_gives_no_loss_is_refused_and_the_state_stays(
         ({"x": np.array([2**40])}, px.DataError, "holds 1099511627776"),
     ],
 )
-def test_what_is_no_batch_is_refused(batch: Any, kind: type[Exception], message: str) -> None:
+def test_train_step_refuses_what_is_no_batch(batch: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         px.train_step(plain_loss)(plain_state(), batch)
 
 
-def test_means_add_up_and_a_mean_without_weight_is_none() -> None:
+def test_mean_adds_up_and_is_none_without_weight() -> None:
     assert float(px.Mean(6.0, 3.0) + px.Mean(0.0, 1.0)) == 1.5
     assert f"{px.Mean(1.0, 4.0):.3f}" == "0.250"
     assert np.isnan(float(px.Mean(0.0, 0.0)))

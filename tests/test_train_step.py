@@ -114,7 +114,7 @@ def test_train_step_without_a_guard_goes_on_after_a_loss_that_is_not_finite() ->
 
 
 @pytest.mark.parametrize("make", [px.train_step, px.eval_step])
-def test_precision_is_that_of_the_parameters_and_rounds_no_targets(make: Any) -> None:
+def test_train_step_has_the_precision_of_the_parameters_and_rounds_no_targets(make: Any) -> None:
     """Near 1,000, numbers of bfloat16 are four apart."""
     seen = []
 
@@ -232,7 +232,7 @@ def test_train_step_uses_a_mesh_that_is_set(kind: AxisType) -> None:
     assert len(state.params["w"].devices()) == 4
 
 
-def test_a_batch_on_the_host_may_be_changed_once_a_step_returns() -> None:
+def test_train_step_lets_a_batch_on_the_host_be_changed_once_it_returns() -> None:
     batch = {"x": np.ones((1 << 16, models.FEATURES), "float32"), "y": np.ones(1 << 16, "float32")}
     step, state = px.train_step(plain_loss, axis=axis(8), donate=False), plain_state()
     _, expected = step(state, jax.tree.map(np.copy, batch))

@@ -25,12 +25,12 @@ TABLE = """\
 +Total(4)                             25"""
 
 
-def test_it_prints_names_sizes_shapes_and_a_total() -> None:
+def test_variables_prints_names_sizes_shapes_and_a_total() -> None:
     assert str(px.variables(_net())) == repr(px.variables(_net())) == TABLE
 
 
 @pytest.mark.parametrize("wrap", [px.Jit, px.Parallel, px.Vectorize, px.GradValues])
-def test_the_variables_of_a_wrapped_function_are_those_of_its_modules(wrap: Any) -> None:
+def test_variables_of_a_wrapped_function_are_those_of_its_modules(wrap: Any) -> None:
     net, name = _net(), wrap.__name__
     lines = TABLE.splitlines()
     total = f"{lines[-1][:9]}{' ' * (len(name) + 2)}{lines[-1][9:]}"
@@ -44,7 +44,7 @@ def test_the_variables_of_a_wrapped_function_are_those_of_its_modules(wrap: Any)
     assert_close(px.variables(wrap(net))[0].get_value(), values(3))
 
 
-def test_names_of_modules_side_by_side_never_clash() -> None:
+def test_variables_of_modules_side_by_side_never_clash_in_names() -> None:
     a, b = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.Linear(2, 2, rngs=nnx.Rngs(1))
     mixed = px.variables((a, MLP(nnx.Rngs(0))))
     assert mixed.names()[:3] == ["(Linear).bias", "(Linear).kernel", "(MLP).first(Linear).bias"]
@@ -56,7 +56,7 @@ def test_names_of_modules_side_by_side_never_clash() -> None:
         assert {id(v) for v in found} == {id(v) for v in (a.bias, a.kernel, b.bias, b.kernel)}
 
 
-def test_subsets_by_type_by_test_and_by_collection() -> None:
+def test_variables_are_chosen_by_type_by_test_and_by_collection() -> None:
     net = Normed(nnx.Rngs(0))
     found = px.variables(net)
     statistics = {id(net.norm.mean), id(net.norm.var)}
@@ -77,7 +77,7 @@ def test_subsets_by_type_by_test_and_by_collection() -> None:
     assert str(found.subset(nnx.RngKey)).split() == ["+Total(0)", "0"]
 
 
-def test_collections_add_up_each_variable_once() -> None:
+def test_variables_are_added_up_once_each() -> None:
     net, other = MLP(nnx.Rngs(0)), Counter(nnx.Rngs(1))
     both = px.variables(net) + px.variables(other)
     assert both.names() == px.variables(net).names() + px.variables(other).names()

@@ -14,7 +14,7 @@ X = np.random.default_rng(0).normal(size=(10, 3)).astype("float32")
 Y = np.random.default_rng(1).normal(size=(10, 4)).astype("float32")
 
 
-def test_rows_have_their_own_randomness_and_the_stream_advances_once() -> None:
+def test_vectorize_gives_rows_their_own_randomness_and_advances_the_stream_once() -> None:
     rngs = nnx.Rngs(0)
     draw = px.Vectorize(lambda rngs, x: rngs.normal(), rngs)
     first, second = draw(jnp.zeros(64)), draw(jnp.zeros(64))
@@ -23,7 +23,7 @@ def test_rows_have_their_own_randomness_and_the_stream_advances_once() -> None:
     assert rngs.default.key.shape == ()
 
 
-def test_streams_of_several_keys_and_lone_keys_are_split_as_well() -> None:
+def test_vectorize_splits_streams_of_several_keys_and_lone_keys() -> None:
     rngs = nnx.Rngs(0).split(2)
 
     def draw_both(rngs: nnx.Rngs, x: Any) -> jax.Array:
@@ -49,7 +49,7 @@ def test_streams_of_several_keys_and_lone_keys_are_split_as_well() -> None:
     [(1, ((3, 10), (4, 10))), ((0, 1), ((10, 3), (4, 10))), (({"a": 0, "b": None}, -1), None)],
     ids=["one for all", "each", "trees"],
 )
-def test_batch_axes(batch_axis: Any, shapes: Any) -> None:
+def test_vectorize_takes_batch_axes(batch_axis: Any, shapes: Any) -> None:
     if shapes is None:
         tree = {"a": jnp.asarray(X), "b": jnp.ones(3)}
         out = px.Vectorize(lambda t, y: (t["a"] * t["b"]).sum() + y.sum(), batch_axis=batch_axis)(tree, Y.T)
@@ -61,7 +61,7 @@ def test_batch_axes(batch_axis: Any, shapes: Any) -> None:
     np.testing.assert_allclose(out[1], 2 * Y, rtol=1e-6)
 
 
-def test_what_differs_needs_a_rule() -> None:
+def test_vectorize_needs_a_rule_for_what_differs() -> None:
     seen = nnx.Variable(jnp.zeros(3))
     note = lambda seen, x: seen.set_value(x)  # noqa: E731
     with pytest.raises(px.StateError, match=r"rows leave variable \(Variable\) with different values.*sync="):
@@ -73,7 +73,7 @@ def test_what_differs_needs_a_rule() -> None:
     np.testing.assert_allclose(seen[...], X.max(0))
 
 
-def test_rows_within_rows_tell_their_own_differences() -> None:
+def test_vectorize_within_vectorize_keeps_differences_apart() -> None:
     total = nnx.Variable(jnp.zeros(()))
     inner = px.Vectorize(lambda total, x: total.set_value(total[...] + x), total, sync={nnx.Variable: "sum"})
     px.Vectorize(lambda inner, x: inner(x), inner, sync={nnx.Variable: "sum"})(jnp.ones((3, 4)))

@@ -89,13 +89,13 @@ def test_branches_have_the_functions_derivative_or_none(name: str, alike: bool, 
 
 
 @pytest.mark.parametrize(("name", "alike"), BODIES, ids=str)
-def test_what_is_refused_has_another_derivative_in_jax(name: str, alike: bool) -> None:
+def test_branches_that_are_refused_have_another_derivative_in_jax(name: str, alike: bool) -> None:
     x, body = _inputs(4), (ALIKE if alike else APART)[name]
     is_right = np.allclose(jax.grad(lambda x: _score(body, x))(x), _differences(body, x), rtol=1e-3, atol=1e-4)
     assert is_right == alike
 
 
-def test_a_branch_is_taken_alike_if_what_decides_is_shared() -> None:
+def test_branches_are_taken_alike_if_what_decides_is_shared() -> None:
     axis, x = axis_on(2, 4), _inputs(4)
 
     def score(taken: jax.Array, x: jax.Array) -> jax.Array:
@@ -107,7 +107,7 @@ def test_a_branch_is_taken_alike_if_what_decides_is_shared() -> None:
         jax.grad(score, argnums=1)(jnp.ones(4, bool), x)
 
 
-def test_a_loop_that_elements_leave_apart_has_its_forward_derivative() -> None:
+def test_loops_that_elements_leave_apart_have_their_forward_derivative() -> None:
     def body(x: jax.Array) -> jax.Array:
         def turn(s: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             return s[0] + 1, jnp.sin(0.5 * s[1] + lax.pmean(s[1], NAME))
@@ -134,7 +134,7 @@ _summed_back.defvjp(lambda x: (2 * x, None), lambda _, ct: (lax.psum(ct, NAME),)
 
 @pytest.mark.parametrize("placement", [(1, 5), (2, 5), (8, 5), (8, 8)], ids=str)
 @pytest.mark.parametrize("mesh_axis", [NAME, "devices"])
-def test_an_exchange_that_stands_in_a_rule_alone(placement: tuple[int, int], mesh_axis: str) -> None:
+def test_an_exchange_may_stand_in_a_rule_alone(placement: tuple[int, int], mesh_axis: str) -> None:
     """Also where a mesh axis of the same name lies under the elements, and has fewer."""
     mesh = axis_on(*placement, name=mesh_axis).mesh
     axis, x = px.Axis(NAME, placement[1], mesh=mesh, over=mesh_axis), np.asarray(values(placement[1]))

@@ -53,7 +53,7 @@ def _score(y: Any) -> jax.Array:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
-def test_every_collective_and_its_derivative(placement: tuple[int, int]) -> None:
+def test_collectives_and_their_derivatives_are_those_of_vmap(placement: tuple[int, int]) -> None:
     axis = axis_on(*placement, name=NAME)
     size, body = axis.size, _everything(axis.size)
     x = values(size, size, 2)
@@ -69,7 +69,7 @@ def test_every_collective_and_its_derivative(placement: tuple[int, int]) -> None
 
 
 @pytest.mark.parametrize("placement", [(1, 3), (8, 10)], ids=str)
-def test_our_names_for_them(placement: tuple[int, int]) -> None:
+def test_collectives_have_our_names_too(placement: tuple[int, int]) -> None:
     axis, x = axis_on(*placement), np.asarray(values(placement[1], 2))
 
     def body(x: jax.Array) -> Any:
@@ -82,7 +82,7 @@ def test_our_names_for_them(placement: tuple[int, int]) -> None:
     assert got[1].dtype == jnp.int32
 
 
-def test_those_who_are_sent_nothing_get_zero() -> None:
+def test_collectives_give_zero_to_those_who_are_sent_nothing() -> None:
     """As under ``jax.pmap``, with one element on each device; ``vmap`` asks for whole permutations."""
     axis, x = axis_on(8, 8), np.asarray(values(8, 2))
     to_the_right = [(i, i + 1) for i in range(axis.size - 1)]
@@ -115,7 +115,7 @@ def _in_loops(x: jax.Array) -> Any:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
-def test_inside_loops_branches_and_calls(placement: tuple[int, int]) -> None:
+def test_collectives_work_inside_loops_branches_and_calls(placement: tuple[int, int]) -> None:
     axis, x = axis_on(*placement), values(placement[1], 2)
 
     def both(mapped: Callable[[jax.Array], Any]) -> Any:
@@ -165,7 +165,7 @@ def _own_branches(x: jax.Array) -> Any:
 
 
 @pytest.mark.parametrize("placement", [(1, 5), (2, 5), (5, 5), (8, 5)], ids=str)
-def test_elements_go_their_own_ways_and_exchange_on_the_way(placement: tuple[int, int]) -> None:
+def test_collectives_may_stand_between_branches_that_elements_take_apart(placement: tuple[int, int]) -> None:
     """As under ``vmap``. Devices that took different branches, or turns, would wait for each other forever."""
     axis, x = axis_on(*placement), values(placement[1], 2)
 
@@ -178,7 +178,7 @@ def test_elements_go_their_own_ways_and_exchange_on_the_way(placement: tuple[int
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("placement", [(1, 3), (2, 7), (8, 3), (8, 10)], ids=str)
-def test_gradient_taken_inside_the_body(placement: tuple[int, int]) -> None:
+def test_collectives_may_be_differentiated_inside_the_body(placement: tuple[int, int]) -> None:
     """Each element differentiates its own loss, which hears of the others: scaled as under ``vmap``."""
     axis, x = axis_on(*placement), values(placement[1], 2)
 
@@ -193,7 +193,7 @@ def test_gradient_taken_inside_the_body(placement: tuple[int, int]) -> None:
     assert_close(here, jax.vmap(step, in_axes=(None, 0), axis_name=NAME)(x[0], x), rtol=1e-4, atol=1e-4)
 
 
-def test_constants_that_no_element_owns() -> None:
+def test_collectives_take_constants_that_no_element_owns() -> None:
     axis, x, c = axis_on(2, 7), values(7), jnp.arange(2.0)
 
     def body(x: jax.Array) -> Any:
@@ -206,7 +206,7 @@ UNDER = {"data": (2, ("data",)), "b": (4, ("a", "b"))}
 
 
 @pytest.mark.parametrize("name", UNDER)
-def test_the_mesh_axis_under_the_elements_raises(name: str) -> None:
+def test_collectives_over_the_mesh_axis_under_the_elements_raise(name: str) -> None:
     devices, names = UNDER[name]
     mesh = Mesh(np.array(jax.devices()[:devices]).reshape((2,) * len(names)), names)
     axis = px.Axis("clients", 8, mesh=mesh, over=names)
@@ -214,14 +214,14 @@ def test_the_mesh_axis_under_the_elements_raises(name: str) -> None:
         px.map_fn(lambda x: lax.psum(x, name), values(8), axis)
 
 
-def test_elements_that_run_apart_cannot_exchange() -> None:
+def test_collectives_between_elements_that_run_apart_raise() -> None:
     with pytest.raises(px.AxisError, match=r"at_once=2, so elements do not run together and cannot exchange values"):
         px.map_fn(lambda x: px.psum(x, NAME), values(8), axis_on(2, 8, at_once=2))
     with pytest.raises(px.AxisError, match="lowering='unroll', so elements do not run together"):
         px.map_fn(lambda x: px.psum(x, NAME), values(8), axis_on(2, 8), lowering="unroll")
 
 
-def test_inside_a_function_with_a_derivative_of_its_own() -> None:
+def test_collectives_may_stand_in_a_function_with_a_derivative_of_its_own() -> None:
     @jax.custom_vjp
     def total(x: jax.Array) -> jax.Array:
         return lax.psum(x, NAME)
@@ -240,7 +240,7 @@ def test_inside_a_function_with_a_derivative_of_its_own() -> None:
     assert_close(jax.grad(lambda x: px.map_fn(mean, x, axis).sum())(x), np.full(5, 2.0))
 
 
-def test_outside_a_mapped_function() -> None:
+def test_collectives_outside_a_mapped_function_raise() -> None:
     for collective in (px.psum, px.pmean, px.pmax, px.pmin, px.all_gather):
         with pytest.raises(px.AxisError, match=rf"{collective.__name__}: axis 'rows' of 4 elements is not being"):
             collective(1.0, axis_on(2, 4))

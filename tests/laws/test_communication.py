@@ -68,7 +68,7 @@ def test_a_tree_is_reduced_in_one_all_reduce() -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("devices", "size", "at_once"), [(8, 8, None), (8, 16, None), (2, 8, 2), (8, 10, None)])
-def test_value_and_gradient_of_a_mean_of_losses(devices: int, size: int, at_once: int | None) -> None:
+def test_a_mean_of_losses_and_its_gradient_are_one_all_reduce(devices: int, size: int, at_once: int | None) -> None:
     axis = axis_on(devices, size, at_once=at_once)
 
     def loss(p: Any, x: jax.Array) -> jax.Array:
@@ -92,7 +92,7 @@ def temporary_bytes(fn: Any, *args: Any) -> int:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("at_once", [None, 4])
 @pytest.mark.parametrize("size", [64, 60])
-def test_no_copy_of_the_parameters_per_element(size: int, at_once: int | None) -> None:
+def test_a_map_holds_no_copy_of_the_parameters_per_element(size: int, at_once: int | None) -> None:
     """Of a parameter that outweighs all else: a copy per element on a device would be 32 of them."""
     axis = axis_on(2, size, at_once=at_once)
     w = jnp.ones((256, 256))
@@ -122,7 +122,7 @@ def test_at_once_bounds_the_memory() -> None:
     assert needed(256, 4) < needed(256, None) / 4
 
 
-def test_the_gradient_of_nested_maps_that_leave_devices_idle() -> None:
+def test_a_gradient_of_nested_maps_that_leave_devices_idle_is_one_all_reduce() -> None:
     """Ten clients on eight devices, each with a map over its rows: the gradient's one all-reduce, and no residuals."""
     clients, rows = axis_on(8, 10, name="clients"), px.Axis("rows", 4)
 

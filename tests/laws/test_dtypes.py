@@ -29,7 +29,7 @@ def numbers(dtype: str) -> jax.Array:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", [8, *at_night([2], 1)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dtypes(dtype: str, devices: int) -> None:
+def test_verbs_keep_every_dtype(dtype: str, devices: int) -> None:
     axis, x = axis_on(devices, 5), numbers(dtype)
     ordered = [name for name in REDUCTIONS if dtype != "complex64" or name not in ("max", "min")]
 
@@ -54,7 +54,7 @@ def test_half_precision_is_summed_in_single(dtype: str) -> None:
     assert float(total(jnp.ones(8192, dtype))) == 8192
 
 
-def test_float64() -> None:
+def test_verbs_keep_float64() -> None:
     with jax.enable_x64(True):
         axis, x = axis_on(2, 5), jnp.linspace(1.0, 2.0, 5)
         for reduce, plain in REDUCTIONS.values():
@@ -66,7 +66,7 @@ def test_float64() -> None:
         np.testing.assert_allclose(gradient, jax.grad(lambda x: (x**3).sum() / x.sum())(x), rtol=1e-13)
 
 
-def test_empty_trees() -> None:
+def test_verbs_take_empty_trees() -> None:
     axis = axis_on(2, 3)
     x = jnp.arange(3.0)
     assert px.broadcast({}, axis) == {}
@@ -78,7 +78,7 @@ def test_empty_trees() -> None:
     assert_close(got, ({"w": None}, x, None))
 
 
-def test_python_numbers_and_weak_types() -> None:
+def test_verbs_take_python_numbers_and_weak_types() -> None:
     """A Python number stays weakly typed through a broadcast, a map and a reduction, as through ``jnp``."""
     axis, x = axis_on(2, 3), jnp.ones(3, jnp.bfloat16)
     plain = jnp.broadcast_to(jnp.asarray(2.0), (3,))
@@ -94,7 +94,7 @@ def test_python_numbers_and_weak_types() -> None:
         assert weak(mapped) == weak(jax.vmap(lambda x: (2.0 * x, 1.0, 1))(x))
 
 
-def test_the_extremes_of_padded_negative_integers() -> None:
+def test_extremes_of_negative_integers_are_not_those_of_padding() -> None:
     axis, x = axis_on(2, 3), jnp.array([-3, -2, -5])
     assert (int(px.reduce_max(x, axis)), int(px.reduce_min(-x, axis))) == (-2, 2)
     assert px.map_fn(lambda x: px.pmax(x, axis), x, axis).tolist() == [-2] * 3

@@ -58,7 +58,7 @@ def test_members_are_those_of_a_loop(size: int, lowering: Any, devices: int, nam
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("size", "lowering"), [(5, "vmap"), (7, "unroll")])
-def test_at_once_and_donation_change_nothing(size: int, lowering: Any) -> None:
+def test_at_once_and_donation_change_nothing_of_members(size: int, lowering: Any) -> None:
     check("dict", size, 2, lowering=lowering, at_once=2, donate=True)
 
 
@@ -71,7 +71,7 @@ def test_a_member_does_not_depend_on_how_many_others_there_are() -> None:
 @pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("lowering", ["auto", "vmap"])
-def test_on_an_explicit_mesh_all_is_the_same(lowering: Any) -> None:
+def test_members_are_the_same_on_an_explicit_mesh(lowering: Any) -> None:
     mesh = Mesh(np.array(jax.devices()[:2]), ("members",), axis_types=(AxisType.Explicit,))
     here, there = (
         px.ensemble(make_dict, 5, KEY, apply=DICT.apply, mesh=m, lowering=lowering) for m in (mesh, mesh_of(2))
@@ -94,7 +94,9 @@ PLACES = [(7, 2), (2, 2), (8, 2), (5, 8), (8, 8), (10, 8)]
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize(("size", "devices"), PLACES)
-def test_a_step_communicates_nothing_and_an_average_one_all_reduce(size: int, devices: int, lowering: Any) -> None:
+def test_a_step_of_members_sends_nothing_and_an_average_is_one_all_reduce(
+    size: int, devices: int, lowering: Any
+) -> None:
     ens = px.ensemble(make_dict, size, KEY, apply=DICT.apply, mesh=mesh_of(devices), lowering=lowering)
     own = values(size, *X.shape), jnp.tile(Y, (size, 1))
     for _ in range(2):  # as they were made, and as they lie after a step

@@ -58,7 +58,7 @@ def test_integers_that_would_be_cut_are_refused(name: str) -> None:
     TAKES[name](np.array([3, 2, 1]))  # of the same dtype, and kept
 
 
-def test_the_integer_is_named() -> None:
+def test_integers_that_would_be_cut_are_named() -> None:
     with pytest.raises(Exception, match=r"-2147483649 \(int64\), which int32"):
         px.reduce_sum(np.array([0, -(2**31) - 1, 5]), ROWS)
     with pytest.raises(Exception, match=r"4294967296 \(uint64\), which uint32"):

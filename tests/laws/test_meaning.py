@@ -156,7 +156,7 @@ def _mesh(kind: AxisType, **axes: int) -> Mesh:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [3, 4])
 @pytest.mark.parametrize("named", [True, False], ids=["mesh=", "the mesh in force"])
-def test_a_body_with_a_shard_map_of_its_own(named: bool, size: int) -> None:
+def test_a_body_may_have_a_shard_map_of_its_own(named: bool, size: int) -> None:
     mesh, x = _mesh(AxisType.Auto, rows=2, model=4), values(size, 8)
 
     def body(x: jax.Array) -> jax.Array:
@@ -293,7 +293,7 @@ def test_callbacks_that_compare_equal_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("at_once", [None, 1, 2])
-def test_a_second_derivative_through_a_rule_of_the_users(at_once: int | None) -> None:
+def test_a_rule_of_the_users_has_a_second_derivative(at_once: int | None) -> None:
     """A rule that is not the derivative: of what its forward pass returns, the next derivative is the true one."""
 
     @jax.custom_vjp

@@ -49,7 +49,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [3, 8, 10])
 @pytest.mark.parametrize("given", [True, False], ids=["mesh given", "mesh set"])
-def test_over_one_or_several_axes_of_a_mesh(kind: str, size: int, given: bool) -> None:
+def test_axes_lie_over_one_or_several_axes_of_a_mesh(kind: str, size: int, given: bool) -> None:
     mesh, w, x = mesh_of(kind, a=2, b=2, c=2), values(2), values(size, 2)
     expected = jax.value_and_grad(plain_loss, argnums=(0, 1))(w, x)
     for over in ("b", ("a", "c"), ("c", "a", "b")):
@@ -75,7 +75,7 @@ def test_a_broadcast_made_at_once_lies_where_somebody_said(kind: str, said: str,
     np.testing.assert_array_equal(np.asarray(copies), np.broadcast_to(np.arange(4.0), (8, 4)))
 
 
-def test_values_scattered_and_gathered() -> None:
+def test_values_are_scattered_and_gathered() -> None:
     axis, x = px.Axis("rows", 16), np.arange(32.0, dtype=np.float32).reshape(16, 2)
     placed: Any = px.scatter({"x": x}, axis)["x"]
     assert {shard.data.shape for shard in placed.addressable_shards} == {(2, 2)}
@@ -91,7 +91,7 @@ def test_values_scattered_and_gathered() -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [4, 7])
-def test_a_body_that_lays_a_weight_over_another_axis(size: int) -> None:
+def test_a_body_may_lay_a_weight_over_another_axis(size: int) -> None:
     mesh, axis = mesh_of(data=2, model=4), px.Axis("rows", size, over="data")
     w, x = values(4, 8), values(size, 4)
 
@@ -140,7 +140,7 @@ NESTED: dict[str, tuple[str, dict[str, int]]] = {
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("where", NESTED)
 @pytest.mark.parametrize("sizes", [(4, 8), (3, 5)], ids=str)
-def test_nested_axes_and_gradients_through_both(where: str, sizes: tuple[int, int]) -> None:
+def test_nested_axes_have_gradients_through_both(where: str, sizes: tuple[int, int]) -> None:
     w, x, (how, shape) = values(2), values(*sizes, 2), NESTED[where]
     mesh = mesh_of(how, **shape) if shape else None
     pods, clients = px.Axis("pods", sizes[0], mesh=mesh if how == "auto" else None), px.Axis("clients", sizes[1])
@@ -150,7 +150,7 @@ def test_nested_axes_and_gradients_through_both(where: str, sizes: tuple[int, in
     assert_close(jax.tree.map(np.asarray, got), jax.tree.map(np.asarray, expected), rtol=1e-4, atol=1e-4)
 
 
-def test_an_axis_named_as_the_mesh_axis_of_another() -> None:
+def test_an_axis_may_have_the_name_of_another_s_mesh_axis() -> None:
     x = values(3, 5)
     rows, columns = px.Axis("rows", 3, over="columns"), px.Axis("columns", 5, over="rows")
 
@@ -163,7 +163,7 @@ def test_an_axis_named_as_the_mesh_axis_of_another() -> None:
     assert_close(got, jax.vmap(jax.vmap(plain, axis_name="c"), axis_name="r")(x))
 
 
-def test_the_same_axis_within_itself() -> None:
+def test_an_axis_within_itself_is_refused() -> None:
     """A map of the same name inside: the inner name hides the outer one."""
     outer, inner, x = px.Axis("rows", 3), px.Axis("rows", 4), values(3, 4)
     got = px.map_fn(lambda x: px.map_fn(lambda x: x / px.psum(x, "rows"), x, inner), x, outer)
@@ -173,7 +173,7 @@ def test_the_same_axis_within_itself() -> None:
 # --- what cannot be placed --------------------------------------------------------------------------------------------
 
 
-def test_an_axis_that_the_mesh_lacks() -> None:
+def test_an_axis_that_the_mesh_lacks_is_refused() -> None:
     axis, x = px.Axis("clients", 4), values(4)
     lacks = r"axis 'clients' cannot be placed: the mesh set by jax\.set_mesh has no axis 'clients'; .*over='data'\)"
     for verb in (px.broadcast, px.reduce_sum, px.scatter, px.gather, lambda x, axis: px.map_fn(jnp.sin, x, axis)):
@@ -185,7 +185,7 @@ def test_an_axis_that_the_mesh_lacks() -> None:
         px.reduce_sum(x, px.Axis("clients", 4, over="data"))
 
 
-def test_nested_axes_that_clash() -> None:
+def test_nested_axes_that_clash_are_refused() -> None:
     mesh, x = mesh_of(data=2, model=4), values(4, 4)
     outer = px.Axis("pods", 4, mesh=mesh, over="data")
     with pytest.raises(px.AxisError, match="mesh axis 'data', which already carries an axis that it is nested in"):
@@ -196,7 +196,7 @@ def test_nested_axes_that_clash() -> None:
         px.map_fn(lambda x: px.reduce_sum(x, px.Axis("clients", 4, over="rest")), x, outer)
 
 
-def test_data_that_lie_elsewhere() -> None:
+def test_data_may_lie_elsewhere() -> None:
     """Arrays bound to other devices, or to one, are brought in eagerly."""
     axis = px.Axis("rows", 8, mesh=Mesh(np.array(jax.devices()[:4]), ("rows",)))
     x = np.asarray(values(8))
@@ -223,7 +223,7 @@ BODIES = {
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("types", ["E", "AE", "EE"])
-def test_operations_that_keep_what_they_were_traced_with(body: str, types: str) -> None:
+def test_operations_keep_the_mesh_that_they_were_traced_with(body: str, types: str) -> None:
     """Types that name the user's mesh may stand in an operation's parameters, and in bodies without operations."""
     kinds = tuple({"A": AxisType.Auto, "E": AxisType.Explicit}[kind] for kind in types)
     devices = np.array(jax.devices()[:4]).reshape((4,) if len(kinds) == 1 else (2, 2))
@@ -242,7 +242,7 @@ def test_operations_that_keep_what_they_were_traced_with(body: str, types: str) 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [3, 8, 10])
-def test_derivatives_of_all_reductions_on_explicit_meshes(size: int) -> None:
+def test_reductions_on_explicit_meshes_have_derivatives(size: int) -> None:
     axis, x = px.Axis("rows", size, mesh=mesh_of("explicit", rows=4)), values(size, 2)
     weights = np.arange(1.0, size + 1, dtype=np.float32)
     theirs = {

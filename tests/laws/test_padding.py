@@ -40,7 +40,7 @@ def everything(mapped: Callable[..., jax.Array], mean: Callable[[jax.Array], jax
 @pytest.mark.parametrize(
     ("placement", "at_once"), [((8, 10), None), ((3, 8), 2), ((8, 3), None), ((2, 7), None), ((2, 7), 2)], ids=str
 )
-def test_bodies_that_zeros_would_break(placement: tuple[int, int], at_once: int | None) -> None:
+def test_bodies_that_zeros_would_break_are_padded_with_rows(placement: tuple[int, int], at_once: int | None) -> None:
     axis = axis_on(*placement, at_once=at_once)
     index, x = jnp.arange(1.0, axis.size + 1), values(axis.size, 2)
     here = everything(lambda f, i, x: px.map_fn(f, (i, x), axis), lambda y: px.reduce_mean(y, axis))
@@ -51,7 +51,7 @@ def test_bodies_that_zeros_would_break(placement: tuple[int, int], at_once: int 
 
 
 @pytest.mark.parametrize("placement", [(2, 7), (8, 10)], ids=str)
-def test_reductions_of_rows_that_padding_would_break(placement: tuple[int, int]) -> None:
+def test_reductions_count_no_padding(placement: tuple[int, int]) -> None:
     """Two maps in a row (the padding of the first reaches the second), the last element masked out."""
     axis = axis_on(*placement)
     x = values(axis.size)

@@ -163,7 +163,7 @@ CASES_OF_THE_NIGHT = at_night(
 
 
 @pytest.mark.parametrize("case", [*CASES_OF_EVERY_DAY, *CASES_OF_THE_NIGHT], ids=str)
-def test_every_verb_under_every_transformation(case: tuple[str, tuple[int, int]]) -> None:
+def test_every_verb_under_every_transformation_is_that_of_one_device(case: tuple[str, tuple[int, int]]) -> None:
     transformation, (devices, size) = case
     change = TRANSFORMATIONS[transformation]
     w, x = values(2), values(size, 2, seed=1)
@@ -183,7 +183,7 @@ def test_at_once_never_changes_the_answer(case: tuple[tuple[int, int], int]) -> 
     )
 
 
-def test_convolutions_with_weights_per_element() -> None:
+def test_convolutions_may_have_weights_per_element() -> None:
     """The bodies that ``auto`` unrolls on CPU."""
 
     def convolve(w: jax.Array, x: jax.Array) -> jax.Array:
@@ -211,7 +211,7 @@ NUMPY: dict[str, tuple[Callable[..., Any], Callable[[np.ndarray], Any]]] = {
 
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 @pytest.mark.parametrize("reduction", NUMPY)
-def test_reductions_against_numpy(reduction: str, placement: tuple[int, int]) -> None:
+def test_reductions_are_those_of_numpy(reduction: str, placement: tuple[int, int]) -> None:
     devices, size = placement
     axis, (reduce, expected) = axis_on(devices, size), NUMPY[reduction]
     x = np.asarray(values(size, 2))
@@ -221,7 +221,7 @@ def test_reductions_against_numpy(reduction: str, placement: tuple[int, int]) ->
     np.testing.assert_allclose(reduce(given, axis, where=keep), expected(x[keep]), rtol=1e-5)
 
 
-def test_nothing_kept() -> None:
+def test_reductions_of_nobody_are_those_of_numpy() -> None:
     axis, x, none = axis_on(2, 3), values(3), np.zeros(3, bool)
     got = [reduce(x, axis, where=none) for reduce, _ in NUMPY.values()]
     np.testing.assert_array_equal(np.asarray(got, float), [0.0, np.nan, -np.inf, np.inf, False, True])

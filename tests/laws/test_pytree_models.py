@@ -129,7 +129,7 @@ def test_transforms_take_models_bound_and_when_called(make: Callable[..., Any]) 
 
 
 @MAKES
-def test_training_is_that_of_a_plain_loop(make: Callable[..., Any], tmp_path: pathlib.Path) -> None:
+def test_training_of_a_model_is_that_of_a_plain_loop(make: Callable[..., Any], tmp_path: pathlib.Path) -> None:
     model, x, y = make(jax.random.key(0)), values(13, 3), values(13, 2, seed=1)
     step = px.train_step(lambda model, batch: mean_loss(model, batch["x"], batch["y"]))
     first = px.TrainState.create(model, OPTIMIZER)

@@ -132,7 +132,7 @@ SEEDS = [s if s in SEEDS_OF_EVERY_DAY else pytest.param(s, marks=pytest.mark.slo
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_reductions_of_any_body_and_their_gradients(seed: int) -> None:
+def test_reductions_of_any_body_and_their_gradients_are_those_of_vmap(seed: int) -> None:
     devices, size, at_once = PLACES[seed % len(PLACES)]
     here, there = REDUCTIONS[seed // 2 % len(REDUCTIONS)]
     axis, args = axis_on(devices, size, at_once=at_once), arguments(size, seed)

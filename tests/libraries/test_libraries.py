@@ -178,7 +178,7 @@ EVERY = itertools.product(CASES, (8, 10, 20), (None, 1, 2), (True, False))
 
 
 @pytest.mark.parametrize(("name", "size", "at_once", "compiled"), table(DAILY, EVERY))
-def test_a_library_in_a_map(name: str, size: int, at_once: int | None, compiled: bool) -> None:
+def test_a_library_in_a_map_does_what_it_does_alone(name: str, size: int, at_once: int | None, compiled: bool) -> None:
     """Values and the gradient through the map; at night also each element's own gradient, inside."""
     case, axis, (w, x) = CASES[name], axis_on(8, size, at_once=at_once), _inputs(size)
     inside = (name, size, at_once, compiled) not in DAILY
@@ -189,7 +189,7 @@ def test_a_library_in_a_map(name: str, size: int, at_once: int | None, compiled:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_a_library_sends_nothing(name: str) -> None:
+def test_a_library_in_a_map_sends_nothing(name: str) -> None:
     axis, (w, x) = axis_on(8, 16), _inputs(16)
     nothing = dict.fromkeys(("all_reduce", "all_gather", "all_to_all", "collective_permute"), 0)
     px.testing.assert_communication(
@@ -199,7 +199,7 @@ def test_a_library_sends_nothing(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chains", [8, 10])
-def test_chains_of_numpyro(chains: int) -> None:
+def test_numpyro_runs_its_chains_in_a_map(chains: int) -> None:
     def run(method: Any) -> Any:
         mcmc = MCMC(
             NUTS(_model), num_warmup=20, num_samples=20, num_chains=chains, chain_method=method, progress_bar=False

@@ -50,7 +50,7 @@ EXPLICIT = pytest.mark.parametrize("explicit", [True, False], ids=["Explicit", "
 
 @COMPILED
 @pytest.mark.parametrize("name", AXES)
-def test_the_types_of_a_maps_inputs(name: str, compiled: bool) -> None:
+def test_map_fn_gives_its_inputs_the_types_of_one_device(name: str, compiled: bool) -> None:
     axis = AXES[name]()
     w, x = jnp.arange(3.0), values(axis.size, 2)
     run = lambda w, x: px.map_fn(_probe, (px.broadcast(w, axis), x), axis)  # noqa: E731
@@ -59,7 +59,7 @@ def test_the_types_of_a_maps_inputs(name: str, compiled: bool) -> None:
 
 
 @EXPLICIT
-def test_the_types_within_a_mesh_in_force(explicit: bool) -> None:
+def test_map_fn_within_a_mesh_in_force_gives_its_inputs_the_types_of_one_device(explicit: bool) -> None:
     x = values(8, 2)
     with jax.set_mesh(_mesh(explicit, 8)):
         found = jax.jit(lambda x: px.map_fn(_probe, x, px.Axis("rows", 8)))(x)
@@ -69,7 +69,7 @@ def test_the_types_within_a_mesh_in_force(explicit: bool) -> None:
 @pytest.mark.parametrize("own", [True, False], ids=["its own mesh", "another mesh"])
 @EXPLICIT
 @COMPILED
-def test_a_body_may_close_over_arrays_on_a_mesh(explicit: bool, own: bool, compiled: bool) -> None:
+def test_map_fn_may_close_over_arrays_on_a_mesh(explicit: bool, own: bool, compiled: bool) -> None:
     """Explicit is the type of what ``jax.make_mesh`` makes by default."""
     mesh, x = _mesh(explicit, 8), values(10, 2)
     w = jax.device_put(values(8, 2, seed=1), NamedSharding(mesh, P()))
@@ -110,7 +110,7 @@ FRONT_ENDS: dict[str, Callable[[jax.Array], Any]] = {
 
 
 @pytest.mark.parametrize("name", FRONT_ENDS)
-def test_the_types_in_front_ends(name: str) -> None:
+def test_front_ends_give_inputs_the_types_of_one_device(name: str) -> None:
     x = values(10, 2)
     np.testing.assert_allclose(np.asarray(FRONT_ENDS[name](x)), np.sin(x), rtol=1e-3)
 
@@ -125,7 +125,7 @@ def _spectral_norm(key: jax.Array) -> Any:
 
 @pytest.mark.parametrize("layer", [_batch_norm, _spectral_norm])
 @pytest.mark.parametrize("lowering", ["auto", pytest.param("unroll", marks=pytest.mark.slow)])
-def test_equinox_layers_with_state_in_an_ensemble(layer: Any, lowering: Any) -> None:
+def test_ensemble_trains_equinox_layers_with_state(layer: Any, lowering: Any) -> None:
     """Layers that keep their state by closures which compare types."""
 
     def step(layer: Any, state: Any, x: jax.Array) -> Any:

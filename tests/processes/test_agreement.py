@@ -23,7 +23,7 @@ X, Y = np.random.default_rng(0).normal(size=(5000, 40)), np.arange(5000)  # X is
         (r"later\[19\]", {"later[19]": np.zeros(19)}),
     ],
 )
-def test_arrays_of_two_processes_are_compared_by_name(
+def test_processes_compare_their_arrays_by_name(
     name: str | None, changed: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = {"X": X, "y": Y, **{f"later[{i}]": np.ones(i) for i in range(20)}}

@@ -98,7 +98,7 @@ def two() -> Iterator[list[dict[str, str]]]:
 
 
 @pytest.mark.slow
-def test_an_exception_ends_all_processes_at_once_without_a_launcher(two: list[dict[str, str]]) -> None:
+def test_initialize_ends_all_processes_at_an_exception_without_a_launcher(two: list[dict[str, str]]) -> None:
     """JAX alone would have each wait for the other until its shutdown times out, after 300 s."""
     found = ends(*(started(TRAINING, "raise", **own) for own in two))
     assert all(status for status, _, _ in found)
@@ -107,7 +107,7 @@ def test_an_exception_ends_all_processes_at_once_without_a_launcher(two: list[di
 
 
 @pytest.mark.slow
-def test_all_processes_stop_after_one_step_when_one_is_asked_to(two: list[dict[str, str]]) -> None:
+def test_initialize_stops_all_processes_after_one_step_when_one_is_asked_to(two: list[dict[str, str]]) -> None:
     both = [started(TRAINING, "train", **own) for own in two]
     for process in both:
         assert process.stdout is not None
@@ -137,7 +137,9 @@ time.sleep(2)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("last", "status"), [(100, 1), (0, 0)])
-def test_a_process_is_stuck_from_the_last_step_until_the_loop_has_ended(tmp_path: Path, last: int, status: int) -> None:
+def test_initialize_finds_a_process_stuck_from_the_last_step_until_the_loop_has_ended(
+    tmp_path: Path, last: int, status: int
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(LOOPS.format(last=last))
     ((found, _, error),) = ends(started(script))

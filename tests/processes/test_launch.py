@@ -31,7 +31,7 @@ def shown(out: str, rank: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("module", [False, True])
-def test_a_rank_runs_the_script_as_python_would(
+def test_launch_runs_the_script_in_a_rank_as_python_would(
     launched: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: bool
 ) -> None:
     (tmp_path / "package").mkdir()
@@ -78,7 +78,7 @@ if os.environ["PARAXIS_PROCESS"] == "0":
 """
 
 
-def test_output_comes_line_by_line_marked_by_rank(launched: Launch, tmp_path: Path) -> None:
+def test_launch_marks_output_by_rank_line_by_line(launched: Launch, tmp_path: Path) -> None:
     status, out, error = launched(written(tmp_path, OUTPUT), n=11)
     assert (status, error) == (0, "[ 0] to stderr\n")
     lines = ["one", "two", "three", "four", "", "five", "x" * 200_000, "\ufffd\0 garbage", "no end of line"]
@@ -95,7 +95,9 @@ MANY_LINES = "import pathlib, sys\nfor _ in range(30_000): print('a line')\npath
         ("| head -1; exit ${PIPESTATUS[0]}", ""),
     ],
 )
-def test_ranks_go_on_where_their_output_cannot_be_written(redirection: str, said: str, tmp_path: Path) -> None:
+def test_launch_lets_ranks_go_on_where_their_output_cannot_be_written(
+    redirection: str, said: str, tmp_path: Path
+) -> None:
     words = [*COMMAND, "launch", "-n", "1", written(tmp_path, MANY_LINES), str(tmp_path / "ended")]
     command = ["bash", "-c", f'"$@" {redirection}', "bash", *words]
     done = subprocess.run(command, env=plain_environment(), capture_output=True, text=True, timeout=100)
@@ -147,7 +149,7 @@ time.sleep(100)
 @pytest.mark.parametrize(
     ("numbers", "grace", "status"), [([signal.SIGTERM], "1", 143), ([signal.SIGINT, signal.SIGINT], "1000", 130)]
 )
-def test_ranks_that_do_not_leave_are_killed_in_time_or_by_a_second_signal(
+def test_launch_kills_ranks_that_do_not_leave_in_time_or_at_a_second_signal(
     tmp_path: Path, numbers: list[signal.Signals], grace: str, status: int
 ) -> None:
     with running(tmp_path, "-n", "2", "--grace", grace, "--restarts", "3", written(tmp_path, DEAF)) as run:
@@ -170,7 +172,7 @@ time.sleep(100)
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_ranks_and_their_children_end_with_one_that_fails_or_with_the_launcher(tmp_path: Path, killed: bool) -> None:
+def test_launch_ends_ranks_and_their_children_with_one_that_fails_or_with_itself(tmp_path: Path, killed: bool) -> None:
     with running(tmp_path, "-n", "2", written(tmp_path, STARTS_A_CHILD), "none" if killed else "1") as run:
         run.wait_for("here", times=2 if killed else 1)
         if killed:
@@ -193,7 +195,7 @@ if os.environ["PARAXIS_PROCESS"] == "1" and step < 20:
 
 
 @pytest.mark.parametrize(("restarts", "status", "attempts"), [(5, 0, 3), (1, 4, 2)])
-def test_all_ranks_start_again_from_what_they_have_saved(
+def test_launch_starts_all_ranks_again_from_what_they_have_saved(
     launched: Launch, tmp_path: Path, restarts: int, status: int, attempts: int
 ) -> None:
     found, out, error = launched(written(tmp_path, COUNTS), str(tmp_path), restarts=restarts)

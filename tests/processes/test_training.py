@@ -54,7 +54,7 @@ def test_loader_reads_in_each_process_the_rows_of_its_devices(unbroken: Path) ->
     assert second[1] == [[0, 1, 2, 3, 4], {"2": [6], "3": [7]}, True]
 
 
-def test_each_process_has_the_whole_model_of_divided_parameters(unbroken: Path) -> None:
+def test_train_step_gives_each_process_the_whole_model_of_divided_parameters(unbroken: Path) -> None:
     params = next(by_hand(of_nnx(), optax.adam(1e-2), [rows(13)]))[0]
     found = [result["divided"] for result in results(unbroken)]
     assert [parts for parts, _ in found] == [[[1, 16]] * 2] * 2
@@ -62,7 +62,7 @@ def test_each_process_has_the_whole_model_of_divided_parameters(unbroken: Path) 
         assert_near(jax.tree.map(np.asarray, model, is_leaf=lambda x: isinstance(x, list)), params)
 
 
-def test_one_process_restores_what_several_have_saved(unbroken: Path) -> None:
+def test_checkpoints_of_several_processes_are_restored_by_one(unbroken: Path) -> None:
     checkpoints = px.Checkpoints(unbroken / "saved")
     target = {"rows": jax.ShapeDtypeStruct((8, 3000), "float32"), "own": np.zeros((), "float32")}
     tree = checkpoints.restore({**target, "n": np.zeros(3, int), "k": 0}).tree
@@ -71,7 +71,7 @@ def test_one_process_restores_what_several_have_saved(unbroken: Path) -> None:
     assert (unbroken / "saved" / "damaged-3").is_dir()
 
 
-def test_a_value_that_is_not_finite_is_an_error_in_all_and_each_names_its_own_rows(unbroken: Path) -> None:
+def test_fit_names_in_each_process_its_own_rows_of_a_value_that_is_not_finite(unbroken: Path) -> None:
     row = px.loader(fits.arrays(), fits.BATCH, seed=1).rows(1)[-1]
     reasons = "All values of the batch are finite", f"batch['x'] in rows {row}. Mend"
     for found, reason in zip(results(unbroken), reasons, strict=True):
