@@ -28,6 +28,8 @@ def test_a_file_takes_its_place_when_it_is_whole_or_leaves_what_was_there(
 
     if error is None:
         save()
+        (plain := tmp_path / "plain").touch()
+        assert target.stat().st_mode == plain.stat().st_mode  # what the umask allows
     else:
         with pytest.raises(type(error), match=str(error)):
             save()

@@ -40,6 +40,14 @@ def test_processes_compare_their_arrays_by_name(
         processes.require_same("px.fit", mine, "give all the same")
 
 
+def test_an_error_without_words_is_told_to_the_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(processes, "reports", told.append)
+    with pytest.raises(AssertionError), processes.together("px.fit"):
+        raise AssertionError
+    assert told == ["AssertionError: "]
+
+
 def fit(*signals: signal.Signals) -> px.train.Fitted:
     """Ten steps that count; the signals come in the second of them."""
 
@@ -55,6 +63,14 @@ def test_a_second_ctrl_c_interrupts_at_once() -> None:
     with pytest.raises(KeyboardInterrupt):
         fit(signal.SIGINT, signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_ctrl_c_that_the_shell_wants_ignored_is_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert fit(signal.SIGINT, signal.SIGINT).state == 10
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_deferred_interrupt_takes_effect_at_the_end() -> None:
