@@ -1,7 +1,10 @@
 """L-BFGS finds the minima that are known, and that SciPy, JAXopt and optax find; and keeps JAXopt's interface."""
 
 import functools
+import os
 import pickle
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +16,7 @@ import pytest
 import scipy.optimize
 
 import paraxis as px
-from paraxis.solve import Status
+from paraxis.solve import Status, objective
 from tests._problems import CLASSICS, beale, in_float64, rosenbrock
 from tests._support import assert_close
 
@@ -123,3 +126,54 @@ def test_lbfgs_forgets_a_step_of_negative_curvature() -> None:
         params, state = update(params, state)
         values.append(float(state.value))
     assert (np.diff(values) < 0).all()
+
+
+ROWS, COLUMNS = 60, 12
+
+
+def _deficient(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of a rank below the number of columns, whose scales differ; of some, a column is zero or there twice."""
+    rng = np.random.default_rng(seed)
+    rank = int(rng.integers(1, COLUMNS))
+    x = rng.normal(size=(ROWS, rank)) @ rng.normal(size=(rank, COLUMNS))
+    x *= 10 ** rng.uniform(-0.5, 0.5, COLUMNS) if seed % 2 else 1
+    if seed % 3 == 0:
+        x[:, seed % COLUMNS] = 0
+    if seed % 3 == 1:
+        x[:, 0] = x[:, 1]
+    return x, rng.normal(size=ROWS) + x @ rng.normal(size=COLUMNS)
+
+
+@pytest.mark.parametrize("precondition", [None, "auto"])
+def test_lbfgs_finds_the_smallest_of_all_solutions(precondition: Any) -> None:
+    solver = px.solve.LBFGS(objective.least_squares, tol=1e-4, precondition=precondition)
+    for seed in range(4):
+        x, y = (a.astype("float32") for a in _deficient(seed))
+        params, state = solver.run(jnp.zeros(COLUMNS), (x, y))
+        expected = np.linalg.lstsq(x.astype(float), y.astype(float), rcond=1e-5)[0]
+        assert abs(np.linalg.norm(params) / np.linalg.norm(expected) - 1) < 1e-3, f"seed {seed}: {state.reason}"
+
+
+SCRIPT = """
+import jax, jax.numpy as jnp, numpy as np, paraxis as px
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(2000, 784)).astype("float32")
+y = (X[:, :3] + rng.gumbel(size=(2000, 3))).argmax(1).astype("int32")
+solver = px.solve.LBFGS(px.solve.objective.l2_multiclass_logreg, maxiter=15)
+run = jax.jit(jax.vmap(solver.run, in_axes=(None, 0, None)))
+params, state = run(jnp.zeros((784, 3)), jnp.array([0.1, 0.2, 0.3, 0.4]), (X, y))
+for number, l2 in enumerate((0.1, 0.4)):
+    one = solver.run(jnp.zeros((784, 3)), l2, (X, y))
+    np.testing.assert_allclose(params[3 * number], one.params, rtol=1e-3, atol=1e-4)
+print(state.status.tolist())
+"""
+
+
+@pytest.mark.slow
+def test_lbfgs_of_many_problems_with_784_columns_ends_on_two_threads():
+    """In a process of its own, whose time limit only a batch that never ends can reach."""
+    env = {**os.environ, "NPROC": "2", "PJRT_NPROC": "2", "XLA_FLAGS": "", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() == "[1, 1, 1, 1]"

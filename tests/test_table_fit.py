@@ -1,5 +1,8 @@
 """Rows on disk: the answers are those of the same rows in memory, and the passes over them are few."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -8,13 +11,32 @@ from jax.sharding import Mesh
 
 import paraxis as px
 from paraxis.solve import Status, objective
-from tests._sources import Counting
 
 rng = np.random.default_rng(0)
 N, D = 203, 4
 X = rng.normal(size=(N, D)) * [1, 3, 0.2, 1] + [0, 1, 5, 0]
 Z = (X - X.mean(0)) / X.std(0) @ [1.0, -2.0, 0.5, 0.0] + rng.normal(size=N)
 STREAM = px.Stream(at_once=5)  # on eight devices: 40 rows at a time, and 3 at the end
+
+
+class Counting:
+    """Arrays as a source, which keeps the sizes of the blocks of each pass."""
+
+    def __init__(self, X: np.ndarray, y: np.ndarray) -> None:
+        self._X, self._y = X, y
+        self.columns = [f"x{number}" for number in range(X.shape[1])]
+        self.target, self.dtype = "y", X.dtype
+        self.passes: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return len(self._X)
+
+    def blocks(self, size: int) -> Iterator[tuple[Any, Any]]:
+        sizes: list[int] = []
+        self.passes.append(sizes)
+        for start in range(0, len(self), size):
+            sizes.append(len(self._X[start : start + size]))
+            yield self._X[start : start + size], self._y[start : start + size]
 
 
 def table(y: np.ndarray, x: np.ndarray = X) -> tuple[px.Table, Counting]:
