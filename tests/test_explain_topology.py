@@ -101,7 +101,7 @@ def test_explain_refuses_what_no_chip_holds_and_no_topology_has() -> None:
         px.explain(lambda x: jax.nn.softmax(x @ x.T) @ x, on="v5e:2x2")(struct(131072, 128, dtype=jnp.bfloat16))
     with pytest.raises(ValueError, match="there is no topology on='v5e:3x3'; write on='v5e:4x4'"):
         px.explain(jnp.sin, on="v5e:3x3")
-    with pytest.raises(ValueError, match=r"calls Python at test_topology.py:\d+, and on= has no host for it"):
+    with pytest.raises(ValueError, match=r"calls Python at test_explain_topology.py:\d+, and on= has no host for it"):
         px.explain(lambda x: jax.debug.print("{}", x) or x, on="v5e:2x2")(struct(3))
     with pytest.raises(ValueError, match="lies over 8 devices, and the topology of on= has 4 chips"):
         px.explain(lambda x: x * 2, on="v5e:2x2")(struct(64, lies=lies(mesh(d=8), "d")))

@@ -107,7 +107,7 @@ def cases(of: dict[str, Any]) -> list[Any]:
 
 
 DERIVED: tuple[Callable[..., Any], ...] = (lambda fn: fn, jax.value_and_grad)
-ACCUSED = r"test_padding\.py:\d+.*the result depends on rows that only pad the elements of d\..*d\.mask"
+ACCUSED = r"test_stream_padding\.py:\d+.*the result depends on rows that only pad the elements of d\..*d\.mask"
 
 
 @pytest.mark.parametrize(("name", "around", "reduced"), cases(INNOCENT))
