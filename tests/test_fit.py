@@ -87,7 +87,9 @@ def test_fit_fetches_metrics_when_four_later_steps_are_under_way() -> None:
 def test_fit_evaluates_the_mean_over_all_rows_on_schedule_and_at_the_end() -> None:
     test_rows = {name: x[:21] for name, x in arrays().items()}
     uneven = [{name: x[part] for name, x in test_rows.items()} for part in (slice(0, 10), slice(10, 20), slice(20, 21))]
+    number = lambda state, batch: {"loss": float(evaluate_step(state, batch)["loss"])}  # noqa: E731
     evaluations = [px.Evaluate(evaluate_step, uneven, every=3), px.Evaluate(evaluate_step, [test_rows], name="whole")]
+    evaluations.append(px.Evaluate(number, uneven, every=3, name="number"))
     history = fit(start(), step, data(), steps=10, evaluate=evaluations).history
     after = [params for params, _, _ in by_hand(batches(data(), range(10)))]
 
@@ -95,7 +97,7 @@ def test_fit_evaluates_the_mean_over_all_rows_on_schedule_and_at_the_end() -> No
         w, b = np.asarray(after[step - 1]["w"], np.float64), float(after[step - 1]["b"])
         return float(np.mean((test_rows["x"] @ w + b - test_rows["y"]) ** 2))
 
-    for name, steps in (("test/loss", [3, 6, 9, 10]), ("whole/loss", [4, 8, 10])):
+    for name, steps in (("test/loss", [3, 6, 9, 10]), ("whole/loss", [4, 8, 10]), ("number/loss", [3, 6, 9, 10])):
         found, values = history.curve(name)
         assert found.tolist() == steps
         np.testing.assert_allclose(values, [expected(k) for k in steps], rtol=1e-5)

@@ -33,11 +33,6 @@ def test_train_state_gives_its_module_back() -> None:
         assert_same_bits(model(x), expected)
 
 
-class IntegerParam(nnx.Module):
-    def __init__(self) -> None:
-        self.k = nnx.Param(jnp.zeros(3, jnp.int32))
-
-
 def variables() -> Any:
     return LinenNet().init(jax.random.key(0), jnp.zeros((1, 3)), train=False)
 
@@ -47,8 +42,6 @@ def variables() -> Any:
     [
         (lambda: px.TrainState.create(nnx.Dropout(0.5), SGD), "no arrays to train"),
         (lambda: px.TrainState.create(Net(), SGD, mutable={"a": 1}), "has mutable state of its own"),
-        (lambda: px.TrainState.create({"n": {"k": 3}}, SGD), r"model\['n'\]\['k'\] is int64"),
-        (lambda: px.TrainState.create(IntegerParam(), SGD), r"model\['k'\] is int32"),
         (lambda: px.TrainState.create({"f": Net()}, SGD), "Net in a dict would be trained like parameters"),
         (lambda: px.TrainState.create(nnx.state(Net()), SGD), "would be trained like parameters"),
         (lambda: px.TrainState.create(variables(), SGD), "batch_stats in a dict would be trained"),

@@ -35,6 +35,7 @@ for name in modules:
     use(name, lambda: importlib.import_module(name))
     for public in getattr(sys.modules.get(name), "__all__", ()):
         use(f"{name}.{public}", lambda: getattr(sys.modules[name], public))
+use("paraxis.Checkpoints", lambda: sys.modules["paraxis"].Checkpoints("runs"))
 
 from paraxis import cli
 

@@ -331,10 +331,3 @@ def settled(axis: Axis) -> Axis:
     if isinstance(placement.mesh, Mesh) or placement.devices is None:
         return axis
     return dataclasses.replace(axis, mesh=placement.devices, over=placement.mesh_axes)
-
-
-def on_auto(placement: Placement) -> Placement:
-    """Return the same place on a mesh with its devices and Auto axes only: the compiler splits what is computed."""
-    mesh = placement.devices if placement.mesh_axes else None
-    twin = mesh if mesh is None else Mesh(mesh.devices, mesh.axis_names)
-    return Placement(placement.axis, twin, placement.mesh_axes if twin is not None else ())

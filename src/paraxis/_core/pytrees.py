@@ -62,11 +62,6 @@ def _classes(library: str, *names: str) -> tuple[type, ...]:
     return tuple(getattr(loaded, name) for name in names if hasattr(loaded, name))
 
 
-def has_model(tree: Any) -> bool:
-    """Return whether there is a model in a tree."""
-    return any(map(is_model, jax.tree.leaves(tree, is_leaf=_is_object)))
-
-
 def _is_object(x: Any) -> bool:
     return is_model(x) or is_nnx(x)
 
@@ -93,17 +88,15 @@ def given(who: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 def opened(tree: Any) -> Any:
     """Return the tree that was :func:`sealed`."""
-    return tree if isinstance(tree, _ARRAYS) else _replaced(tree, lambda fixed: fixed.value)
+    if isinstance(tree, _ARRAYS):
+        return tree
+    ends = (Fixed, *_classes("flax.nnx", "Pytree", "Variable"))
+    return jax.tree.map(lambda x: x.value if isinstance(x, Fixed) else x, tree, is_leaf=lambda x: isinstance(x, ends))
 
 
 def is_sealed(tree: Any) -> bool:
     """Return whether there is something fixed in a tree."""
     return any(isinstance(x, Fixed) for x in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Fixed)))
-
-
-def _replaced(tree: Any, value: Callable[[Fixed], Any]) -> Any:
-    ends = (Fixed, *_classes("flax.nnx", "Pytree", "Variable"))
-    return jax.tree.map(lambda x: value(x) if isinstance(x, Fixed) else x, tree, is_leaf=lambda x: isinstance(x, ends))
 
 
 def of_opened(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,32 +107,6 @@ def of_opened(fn: Callable[..., Any]) -> Callable[..., Any]:
         return sealed(fn(*args, **kwargs))
 
     return functools.update_wrapper(run, fn, updated=())
-
-
-def split(tree: Any) -> tuple[Any, Any, Any]:
-    """Return what is trained and other arrays, as trees with ``None`` for what is not theirs; and what is fixed.
-
-    Of models, floating arrays are trained; of a tree around them, all leaves. What is fixed is compared and hashed.
-    """
-    trained = tuple(
-        not is_model(part) or jnp.issubdtype(x.dtype, jnp.inexact)
-        for part in jax.tree.leaves(tree, is_leaf=is_model)
-        for x in jax.tree.leaves(sealed(part))
-    )
-    leaves, structure = jax.tree.flatten(sealed(tree))
-
-    def part(chosen: bool) -> Any:
-        some = [x if is_trained is chosen else None for x, is_trained in zip(leaves, trained, strict=True)]
-        return _replaced(jax.tree.unflatten(structure, some), lambda fixed: None)
-
-    return part(True), part(False), (structure, trained)
-
-
-def joined(params: Any, others: Any, fixed: Any) -> Any:
-    """Return the tree that was :func:`split`, with these arrays."""
-    structure, trained = fixed
-    leaves = merged(trained, jax.tree.leaves(params), jax.tree.leaves(others))
-    return opened(jax.tree.unflatten(structure, leaves))
 
 
 def evaluating(tree: Any) -> Any:

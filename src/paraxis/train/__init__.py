@@ -1,7 +1,6 @@
 """One function of the whole batch, divided by the compiler: training steps, and what a run of them needs."""
 
-import typing
-
+from paraxis.train._checkpoints import Checkpoints, Restored
 from paraxis.train._evaluate import Evaluate, StopEarly
 from paraxis.train._events import Event
 from paraxis.train._fit import Fitted, TrainingStopped, fit
@@ -10,9 +9,6 @@ from paraxis.train._loader import Loader, loader
 from paraxis.train._loss import Mean
 from paraxis.train._state import TrainState
 from paraxis.train._step import eval_step, train_step
-
-if typing.TYPE_CHECKING:
-    from paraxis.train._checkpoints import Checkpoints, Restored
 
 __all__ = [
     "Checkpoints",
@@ -32,14 +28,3 @@ __all__ = [
     "loader",
     "train_step",
 ]
-
-
-if not typing.TYPE_CHECKING:  # to type checkers, a name that is not imported above is a mistake
-
-    def __getattr__(name):
-        """Checkpoints are loaded when they are first used: Orbax takes a second or two."""
-        if name not in ("Checkpoints", "Restored"):
-            raise AttributeError(f"module 'paraxis.train' has no attribute {name!r}")
-        from paraxis.train import _checkpoints
-
-        return getattr(_checkpoints, name)

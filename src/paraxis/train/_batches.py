@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import AxisType, Sharding
 
 from paraxis._core import arrays, check, placing
 from paraxis._core.placing import Axis, Placement
@@ -37,6 +37,11 @@ def num_rows(what: str, argument: str, batch: Any) -> int:
             f"the same for all is 0-d, or belongs in the function; got {jax.tree.map(np.shape, batch)}"
         )
     return numbers.pop()
+
+
+def rows_of(batch: Any) -> int:
+    """Return the number of rows of a batch for any step, of which nothing is checked; 0: it has no arrays."""
+    return next((int(leaf.shape[0]) for leaf in jax.tree.leaves(batch) if getattr(leaf, "ndim", 0)), 0)
 
 
 class Devices:
@@ -102,8 +107,16 @@ class Devices:
 
 
 def devices_of(axis: Axis) -> Devices:
-    """Return the devices that an axis's rows go to, by the mesh in force: the same object for the same devices."""
-    return _devices(placing.on_auto(placing.place(axis)).holding(1))
+    """Return the devices that an axis's rows go to, by the mesh in force: the same object for the same devices.
+
+    All axes of their mesh are Auto: the compiler splits what is computed.
+    """
+    placement = placing.place(axis).holding(1)
+    mesh = placement.devices if placement.mesh_axes else None
+    if mesh is None:
+        return _devices(Placement(placement.axis, None, ()))
+    auto = mesh.update(axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+    return _devices(Placement(placement.axis, auto, placement.mesh_axes))
 
 
 _devices = functools.lru_cache(maxsize=64)(Devices)

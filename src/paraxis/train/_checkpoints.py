@@ -21,7 +21,6 @@ from paraxis._core import check
 from paraxis._host import processes
 from paraxis.errors import CheckpointError, DataError, StateError
 from paraxis.train import _leaves, _manifest
-from paraxis.train._leaves import ocp
 from paraxis.train._manifest import Writing
 
 _Tree = TypeVar("_Tree")
@@ -100,7 +99,7 @@ class Checkpoints:
         self.path = Path(os.path.abspath(Path(path).expanduser()))
         self.every = every
         self.best_by, self._mode = best or (None, None)
-        policies = ocp.training.preservation_policies
+        policies = _leaves.orbax().training.preservation_policies
         kept = [policies.PreserveAll() if keep is None else policies.LatestN(keep)]
         kept += [] if keep_every is None else [policies.EveryNSteps(keep_every)]
         kept += [] if best is None else [policies.BestN(get_metric_fn=self._value, n=1)]
@@ -169,7 +168,7 @@ class Checkpoints:
         with self._failing(step):
             if self._saver is None:
                 options = {"preservation_policy": self._kept, "cleanup_tmp_directories": True}
-                self._saver = ocp.training.Checkpointer(self.path, **options)
+                self._saver = _leaves.orbax().training.Checkpointer(self.path, **options)
             response = self._saver.save_async(
                 step, arrays, metrics=metrics, custom_metadata=beside, force=True, overwrite=step in self.steps
             )
@@ -289,7 +288,7 @@ class Checkpoints:
 
     def _read(self, step: int) -> dict[str, Any]:
         """Return the record beside a checkpoint's arrays, as :func:`_leaves.split` makes it, and the notes."""
-        found = ocp.metadata(self.path / str(step)).custom_metadata or {}
+        found = _leaves.orbax().metadata(self.path / str(step)).custom_metadata or {}
         if _RECORD not in found:
             raise CheckpointError(f"Checkpoints: {self.path / str(step)} was not saved by px.Checkpoints")
         return found[_RECORD]

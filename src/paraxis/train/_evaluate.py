@@ -10,6 +10,7 @@ from typing import Any, Literal
 from paraxis._core import check
 from paraxis._host import processes
 from paraxis.errors import DataError
+from paraxis.train._batches import rows_of
 from paraxis.train._history import Record, Sums, add, fetch, means_of, send
 from paraxis.train._loader import Loader
 from paraxis.train._sources import Batches
@@ -23,7 +24,8 @@ class Evaluate:
     """An evaluation of a run on a whole data set, the same each time, with exact averages for any batch size.
 
     Args:
-        step: ``step(state, batch)`` returns a dict of metrics, as ``px.eval_step`` makes it.
+        step: ``step(state, batch)`` returns a dict of metrics, as ``px.eval_step`` makes it; numbers are means over
+            the batch's rows.
         data: as for :func:`fit`; of a loader, its first epoch. For several data sets, use several evaluations.
         every: ``"epoch"``: after each epoch; or a number of steps. Each evaluation also runs at the end.
         name: prefix of the names of its metrics, as in ``"test/loss"``.
@@ -68,12 +70,12 @@ class Evaluate:
             for batch in batches:
                 if asked():
                     return {}
-                pending.append(send(self._step(state, batch)))
+                pending.append((send(self._step(state, batch)), rows_of(batch)))
                 if len(pending) > AHEAD:
-                    sums = add(sums, fetch(pending.popleft()))
+                    sums = add(sums, fetch(*pending.popleft()))
                 processes.note_progress()
         for metrics in pending:
-            sums = add(sums, fetch(metrics))
+            sums = add(sums, fetch(*metrics))
         if not sums:
             raise DataError(f"px.fit: evaluation {self.name!r} has no batches, or no metrics")
         return {f"{self.name}/{name}": value for name, value in means_of(sums).items()}

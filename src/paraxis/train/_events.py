@@ -31,8 +31,8 @@ class Event:
         metrics: Python floats by name: of the step, averaged over the epoch, or of the evaluation (``"test/loss"``);
             otherwise empty.
         rows: number of rows of the step's batch.
-        state: the state after that many steps; ``None`` for ``"step"``, whose metrics arrive when later steps have
-            been started, so that the devices need not wait.
+        state: the state after that many steps, which the next step consumes; ``None`` for ``"step"``, whose metrics
+            arrive when later steps have been started, so that the devices need not wait.
 
     Example:
         >>> import paraxis as px

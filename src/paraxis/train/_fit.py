@@ -4,13 +4,14 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from paraxis._host import processes
 from paraxis.errors import DataError, StateError
 from paraxis.train import _resume
+from paraxis.train._checkpoints import Checkpoints
 from paraxis.train._evaluate import StopEarly, evaluations_of
 from paraxis.train._events import Log, Reporter, RunDisplay, TensorBoard
 from paraxis.train._history import History, Record
@@ -18,10 +19,6 @@ from paraxis.train._loader import Loader
 from paraxis.train._loop import Loop
 from paraxis.train._sources import Batches
 from paraxis.train._state import TrainState, require_arrays
-
-if TYPE_CHECKING:  # it loads Orbax
-    from paraxis.train._checkpoints import Checkpoints
-
 
 _State = TypeVar("_State")
 
@@ -79,7 +76,7 @@ def fit(
     epochs: int | None = None,
     steps: int | None = None,
     evaluate: Any = None,
-    checkpoint: "Checkpoints | str | os.PathLike[str] | None" = None,
+    checkpoint: Checkpoints | str | os.PathLike[str] | None = None,
     callbacks: Any = (),
     log: str | os.PathLike[str] | None = None,
     tensorboard: str | os.PathLike[str] | None = None,
@@ -101,14 +98,15 @@ def fit(
     Args:
         state: the initial state, a :class:`TrainState` or whatever else ``step`` takes; it does not change. The run
             begins with the batch whose number is ``state.step``, or resumes from the last checkpoint.
-        step: ``step(state, batch)`` → the new state and a dict of metrics, as :func:`train_step` makes it.
+        step: ``step(state, batch)`` → the new state and a dict of metrics, as :func:`train_step` makes it; numbers are
+            means over the batch's rows.
         data: a loader, an iterable of batches that can be iterated again, or a function that returns the batches of an
             epoch, ``data(epoch)`` or ``data()``.
         epochs: total number of epochs, including those before a resume. Give either this or ``steps``.
         steps: total number of steps, likewise.
         evaluate: an :class:`Evaluate`, or a list of them: they run on their schedules, and at the end.
-        checkpoint: a :class:`Checkpoints`, or the path of one, which is then saved after each epoch. The end of the
-            run is always saved.
+        checkpoint: a :class:`Checkpoints`, or the path of one, which is then saved after each epoch; of data without
+            end, give ``px.Checkpoints(path, every=1000)``. The end of the run is always saved.
         callbacks: a function that is called with each :class:`Event`, or a list of them; in each process.
         log: path of a file of JSON lines: one at the start, one for each step, epoch and evaluation. An older log is
             replaced, or cut at the step of a resume; any other file is refused.
@@ -154,8 +152,6 @@ def fit(
     if (epochs is None) == (steps is None):
         raise DataError(f"px.fit: give either epochs or steps, got {epochs} and {steps}; write epochs=10")
     if isinstance(checkpoint, (str, os.PathLike)):
-        from paraxis.train._checkpoints import Checkpoints
-
         checkpoint = Checkpoints(checkpoint)
     found = data if isinstance(data, Loader) else Batches("px.fit: data", data)
     arrays = {name: x for name, x in found.leaves.items() if isinstance(x, np.ndarray)}

@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -145,21 +145,26 @@ def send(metrics: Any) -> Any:
     kinds = {(x.dtype, x.shape, x.sharding) if isinstance(x, jax.Array) else None for x in leaves}
     if jax.default_backend() == "cpu" or len(kinds) != 1 or None in kinds:
         return metrics
-    packed = _stacked(leaves)
-    packed.copy_to_host_async()
-    return structure, packed
+    packed = _Packed(structure, _stacked(leaves))
+    packed.numbers.copy_to_host_async()
+    return packed
+
+
+class _Packed(NamedTuple):
+    structure: Any
+    numbers: jax.Array
 
 
 _stacked = jax.jit(jnp.stack)
 
 
-def fetch(metrics: Any) -> Sums:
-    """Return metrics of one batch as sums in float64. A metric that is no ``Mean`` counts once."""
-    if isinstance(metrics, tuple):
-        metrics = jax.tree.unflatten(metrics[0], np.asarray(metrics[1]).tolist())
+def fetch(metrics: Any, rows: int) -> Sums:
+    """Return metrics of a batch of so many rows as sums in float64. One that is no ``Mean`` is the mean over them."""
+    if isinstance(metrics, _Packed):
+        metrics = jax.tree.unflatten(metrics.structure, np.asarray(metrics.numbers).tolist())
     sums = {}
-    for name, x in metrics.items():
-        mean = x if isinstance(x, Mean) else Mean(x, 1.0)
+    for name, x in (metrics if isinstance(metrics, Mapping) else {"loss": metrics}).items():
+        mean = x if isinstance(x, Mean) else Mean(None, rows or 1, x)
         try:
             weight = _number(mean.weight)
             # The mean itself has the rounding of one division; its product with the weight has nearly none.

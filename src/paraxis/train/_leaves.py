@@ -7,16 +7,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.dtypes import prng_key
 
 from paraxis._core.check import needed
 from paraxis.errors import StateError
-
-with needed("px.Checkpoints", "train"):
-    from orbax.checkpoint import v1
-
-ocp: Any = v1  # its types are narrower than what it takes
+from paraxis.train._models import is_a
 
 _PYTHON = (bool, int, float, str)
+
+
+def orbax() -> Any:
+    """Return Orbax, which takes a second or two to load. Its types are narrower than what it takes."""
+    with needed("px.Checkpoints", "train"):
+        from orbax.checkpoint import v1
+    return v1
 
 
 def by_path(tree: Any) -> dict[str, Any]:
@@ -36,7 +40,7 @@ def split(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         if type(leaf) in _PYTHON:
             values[path] = leaf
             continue
-        if _is_key(leaf):
+        if is_a(prng_key, leaf):
             keys[path], leaf = str(jax.random.key_impl(leaf)), jax.random.key_data(leaf)
         if not isinstance(leaf, jax.Array) or (jax.process_count() > 1 and leaf.is_fully_addressable):
             leaf = np.asarray(leaf)  # the same in all processes; the first one's is written
@@ -48,6 +52,7 @@ def split(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 def load(directory: Path, record: Mapping[str, Any], targets: Mapping[str, Any]) -> dict[str, Any]:
     """Return the saved leaves of some paths, in the form of the targets'."""
     arrays = {path: x for path, x in targets.items() if path not in record["values"] and 0 not in x.shape}
+    ocp = orbax()
     context = ocp.Context()
     context.pytree.loading.partial_load = True
     with context:
@@ -59,7 +64,7 @@ def load(directory: Path, record: Mapping[str, Any], targets: Mapping[str, Any])
 def _abstract(leaf: Any) -> Any:
     """Return the form in which Orbax loads a leaf: on its devices if it is bound to some, else as a NumPy array."""
     sharding = getattr(leaf, "sharding", None) if getattr(leaf, "committed", True) else None
-    if _is_key(leaf):
+    if is_a(prng_key, leaf):
         leaf = jax.eval_shape(jax.random.key_data, leaf)
     if sharding is None or (jax.process_count() > 1 and sharding.is_fully_addressable):
         return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)  # the memory of one number
@@ -93,14 +98,10 @@ def kind(path: str, leaf: Any) -> str:
     if type(leaf) in _PYTHON:
         return f"Python {type(leaf).__name__}"
     dtype = getattr(leaf, "dtype", None)
-    if dtype is None or not (_is_key(leaf) or dtype == np.bool_ or jnp.issubdtype(dtype, np.number)):
+    if dtype is None or not (is_a(prng_key, leaf) or dtype == np.bool_ or jnp.issubdtype(dtype, np.number)):
         what = type(leaf).__name__ if dtype is None else f"an array of {dtype}"
         raise StateError(
             f"px.Checkpoints: {path} is {what}, which cannot be saved; write arrays, numbers or random keys there, "
             "and keep the rest in notes="
         )
-    return f"{dtype if _is_key(leaf) else np.dtype(dtype).name} {tuple(leaf.shape)}"
-
-
-def _is_key(leaf: Any) -> bool:
-    return isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return f"{dtype if is_a(prng_key, leaf) else np.dtype(dtype).name} {tuple(leaf.shape)}"

@@ -7,7 +7,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,8 @@ import numpy as np
 from paraxis._core import pytrees
 from paraxis._host import digests, processes
 from paraxis.errors import CheckpointError, DataError, NonFiniteError, StateError
+from paraxis.train._batches import rows_of
+from paraxis.train._checkpoints import Checkpoints
 from paraxis.train._evaluate import AHEAD, Evaluate, StopEarly, source_of
 from paraxis.train._events import Event, Kind, Reporter
 from paraxis.train._history import Record, Sums, fetch, means_of, send
@@ -23,10 +25,6 @@ from paraxis.train._loader import Loader
 from paraxis.train._resume import Run
 from paraxis.train._sources import Batches, Position, noted
 from paraxis.train._state import TrainState
-
-if TYPE_CHECKING:  # it loads Orbax
-    from paraxis.train._checkpoints import Checkpoints
-
 
 _MOST_ROWS = 20  # listed in an error
 
@@ -49,7 +47,7 @@ class Loop:
     steps: int | None
     evaluations: dict[str, Evaluate]
     rule: StopEarly | None
-    checkpoints: "Checkpoints | None"
+    checkpoints: Checkpoints | None
     callbacks: Sequence[Callable[[Event], Any]]
     reporters: list[Reporter]
     say: Callable[[str], None]
@@ -144,7 +142,7 @@ class Loop:
         A program is known by a digest of its jaxpr and constants: learning rate, clip, dropout and all code that
         matters. It holds no text of the user's. A step that is not compiled as a whole has none.
         """
-        size, trace = num_rows(batch), getattr(self.step, "trace", None)
+        size, trace = rows_of(batch), getattr(self.step, "trace", None)
         if trace is None or size in self._noted:
             return
         self._noted.add(size)
@@ -207,14 +205,15 @@ class Loop:
     def _take(self) -> None:
         """Fetch the metrics of the step that was done longest ago."""
         position, batch, waiting = self._pending.popleft()
-        sums = fetch(waiting)
+        rows = rows_of(batch)
+        sums = fetch(waiting, rows)
         processes.note_progress()  # not when the step is only under way: others may still be compiling theirs
         if not all(math.isfinite(x) for name in ("loss", "grad_norm") for x in sums.get(name, ())):
             raise self._failed(position, batch, sums)
         self._require_named(sums)
         step = position.number + 1
         self.run.recorder.add_step(step, position.epoch, sums)
-        self._report(Event("step", step, position.epoch, means_of(sums), num_rows(batch)))
+        self._report(Event("step", step, position.epoch, means_of(sums), rows))
         if position.is_last:
             self.run.recorder.end_epoch(step, position.epoch)
             self._judge()
@@ -296,20 +295,14 @@ class Loop:
                 callback(event)
 
 
-def num_rows(batch: Any) -> int:
-    """Return the rows of a batch, of which nothing is checked: the step does."""
-    return next((int(leaf.shape[0]) for leaf in jax.tree.leaves(batch) if getattr(leaf, "ndim", 0)), 0)
-
-
-def _checked(result: Any, before: Any) -> tuple[Any, Mapping[str, Any]]:
+def _checked(result: Any, before: Any) -> tuple[Any, Any]:
     is_pair = isinstance(result, tuple) and len(result) == 2
     if not is_pair or isinstance(result[0], TrainState) != isinstance(before, TrainState):
         raise StateError(
             f"px.fit: step returned a {type(result).__name__}, not a new state and metrics; if it is a loss function, "
             "write px.train_step(loss), else return state, {'loss': loss}"
         )
-    state, metrics = result
-    return state, metrics if isinstance(metrics, Mapping) else {"loss": metrics}
+    return result
 
 
 def _listed(rows: np.ndarray) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.dtypes import prng_key
 
 from paraxis._core import pytrees
 from paraxis.errors import StateError
@@ -46,12 +47,13 @@ def split(model: Any, key: Any, sample: Any) -> _Parts:
         parts = _nnx(model)
     elif isinstance(model, _class_of("linen", "Module")):
         parts = _linen(model, key, sample)
-    elif pytrees.has_model(model):
+    elif any(map(pytrees.is_model, jax.tree.leaves(model, is_leaf=pytrees.is_model))):
         parts = _pytree(model)
     else:
         _refuse_variables(model)
         parts = Form("plain", None, lambda params, mutable, key, mode: (params, lambda: mutable)), model, None
-    _require_floating(parts[1])
+    if not jax.tree.leaves(parts[1]):
+        raise StateError("TrainState.create: the model has no arrays to train; write px.TrainState.create(params, …)")
     return parts
 
 
@@ -60,13 +62,19 @@ def _pytree(model: Any) -> _Parts:
 
     Its floating arrays are parameters. Its other arrays are mutable to the state, though no step changes them.
     """
-    params, others, fixed = pytrees.split(model)
+    structure, is_fixed = jax.tree.structure(model), lambda x: isinstance(x, pytrees.Fixed)
+    leaves = jax.tree.leaves(pytrees.sealed(model), is_leaf=is_fixed)
+    # What is fixed; else, whether it is trained.
+    kinds: list[Any] = [x if is_fixed(x) else is_a(jnp.inexact, x) for x in leaves]
+    parts = [[x if kind is part else None for x, kind in zip(leaves, kinds, strict=True)] for part in (True, False)]
+    params, others = map(structure.unflatten, parts)
 
     def make(params: Any, mutable: Any, key: Any, mode: str) -> Any:
-        model = pytrees.joined(params, mutable, fixed)
+        values = {True: iter(jax.tree.leaves(params)), False: iter(jax.tree.leaves(mutable))}
+        model = structure.unflatten([kind.value if is_fixed(kind) else next(values[kind]) for kind in kinds])
         return pytrees.evaluating(model) if mode == "eval" else model, lambda: mutable
 
-    return Form("pytree", fixed, make), params, others if jax.tree.leaves(others) else None
+    return Form("pytree", (structure, *kinds), make), params, others if jax.tree.leaves(others) else None
 
 
 def _nnx(module: Any) -> _Parts:
@@ -136,24 +144,11 @@ def _class_of(library: str, name: str) -> Any:
     return getattr(sys.modules.get(f"flax.{library}"), name, ())
 
 
-def _require_floating(params: Any) -> None:
-    """Refuse parameters that cannot be trained: there is no derivative with respect to integers."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    if not leaves:
-        raise StateError("TrainState.create: the model has no arrays to train; write px.TrainState.create(params, …)")
-    for path, x in leaves:
-        dtype = getattr(x, "dtype", None) or np.asarray(x).dtype
-        if not jnp.issubdtype(dtype, jnp.inexact):
-            raise StateError(
-                f"TrainState.create: {pytrees.name('model', path)} is {dtype}, but only floating-point arrays are "
-                "trained; write it with a point if it is to be trained; else give it in the batch, or as mutable="
-            )
-
-
 def copy(values: Any) -> Any:
     """Return copies of all arrays, of strong type: a step donates its state's buffers."""
-    return jax.tree.map(lambda x: jnp.copy(x) if _is_key(x) else jnp.array(x, jnp.result_type(x)), values)
+    return jax.tree.map(lambda x: jnp.copy(x) if is_a(prng_key, x) else jnp.array(x, jnp.result_type(x)), values)
 
 
-def _is_key(x: Any) -> bool:
-    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.extended)
+def is_a(kind: Any, x: Any) -> bool:
+    """Return whether a number or an array is of a kind of dtypes, such as ``jnp.inexact`` or ``prng_key``."""
+    return bool(jnp.issubdtype(getattr(x, "dtype", None) or np.asarray(x).dtype, kind))

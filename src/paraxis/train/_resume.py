@@ -4,17 +4,15 @@ import dataclasses
 import importlib.metadata
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from paraxis.errors import DataError, StateError
+from paraxis.train._checkpoints import Checkpoints
 from paraxis.train._history import Recorder
 from paraxis.train._loader import Loader
 from paraxis.train._sources import Batches, Position
-
-if TYPE_CHECKING:  # it loads Orbax
-    from paraxis.train._checkpoints import Checkpoints
 
 _NAME = "fit"
 
@@ -50,7 +48,7 @@ class Run:
         return unknown | self.recorder.latest(self.next.number) | {_NAME: note}
 
 
-def begin(state: Any, data: Loader | Batches, checkpoints: "Checkpoints | None") -> tuple[Run, list[str]]:
+def begin(state: Any, data: Loader | Batches, checkpoints: Checkpoints | None) -> tuple[Run, list[str]]:
     """Begin from the last checkpoint, if there is one, else from the state. Return lines about it, too."""
     if checkpoints is None or checkpoints.latest is None:
         return Run(state, _start_of(data, state, 0)), []

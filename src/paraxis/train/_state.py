@@ -5,12 +5,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.dtypes import prng_key
 
 from paraxis._core import arrays, check, jax_api
 from paraxis._core.placing import Placement
 from paraxis.errors import StateError
 from paraxis.train import _models
-from paraxis.train._models import Form
+from paraxis.train._models import Form, is_a
 
 _STATIC = {"static": True}
 
@@ -81,8 +82,7 @@ class TrainState:
             extra: any values of yours, a pytree of arrays.
 
         Raises:
-            StateError: if there is nothing to train, a Linen module comes without ``key`` or ``sample``, or parameters
-                are not floating.
+            StateError: if there is nothing to train, or a Linen module comes without ``key`` or ``sample``.
 
         Communicates: nothing.
 
@@ -94,7 +94,8 @@ class TrainState:
         """
         if ema is not None:
             check.number("TrainState.create", "ema", ema, least=0, most=1, write="ema=0.999", error=StateError)
-        key = _key(key)
+        if key is not None and not is_a(prng_key, key):  # what jax.random.PRNGKey makes
+            key = jax.random.wrap_key_data(jnp.asarray(key))
         form, params, rest = _models.split(model, key, sample)
         if mutable is not None and rest is not None:
             raise StateError(
@@ -154,13 +155,6 @@ def require_arrays(what: str, state: TrainState) -> None:
             f"{what}: the arrays of this state were donated to an earlier step; continue with the state that it "
             "returned, state, metrics = step(state, batch), or keep all of them: px.train_step(loss, donate=False)"
         )
-
-
-def _key(key: Any) -> Any:
-    """Return a key as ``jax.random.key`` makes them, of one or of what ``jax.random.PRNGKey`` makes; or ``None``."""
-    if key is None or (hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
-        return key
-    return jax.random.wrap_key_data(jnp.asarray(key))
 
 
 _SMALL = 1024
