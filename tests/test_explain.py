@@ -64,6 +64,15 @@ def test_explain_gives_each_collective_its_line_verb_and_side() -> None:
     assert weights.line is None or weights.line.number == line_with("weights")
 
 
+def test_explain_names_no_private_function_and_no_line_that_computes_nothing() -> None:
+    state = px.TrainState.create({"w": jnp.zeros(3)}, optax.sgd(0.1))
+    evaluate = px.eval_step(lambda params, batch: {"m": batch["x"] @ params["w"]})
+    report = px.explain(evaluate)(state, {"x": struct(16, 3)})
+    assert report.collectives[0].verb == "px.EvalStep"
+    assert report.work.flops == 2 * 2 * 3
+    assert "\n  0 FLOP" not in str(report)
+
+
 def test_explain_counts_a_pipeline_s_exchanges_once_a_direction_and_its_work_in_each_turn() -> None:
     w, x = (np.random.default_rng(0).normal(size=x.shape).astype(np.float32) for x in PROGRAMS["pipeline"][1])
     expected = functools.reduce(lambda x, w: np.tanh(x @ w), w, x)

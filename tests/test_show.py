@@ -121,3 +121,5 @@ def test_show_counts_an_array_that_is_there_twice_once_and_leaves_out_what_is_no
     shown = px.show({"a": x, "b": x, "f": jnp.sin, "t": "text", "none": None})
     assert (len(shown.leaves), shown.bytes, shown.bytes_per_device["cpu 0"]) == (1, 64, 32)
     assert str(px.show(None)) == "0 arrays"
+    with pytest.raises(TypeError, match="Ensemble is no tree of arrays"):
+        px.show(px.ensemble(jax.random.normal, 3, 0))

@@ -113,8 +113,7 @@ def compare(
         >>> [timing.name for timing in times.timings], times["numpy"].ratio
         (['numpy', 'jit'], 1.0)
     """
-    entries = {name: entry if isinstance(entry, tuple) else (entry, *args) for name, entry in fns.items()}
-    entrants = {name: _Entrant(*entry) for name, entry in entries.items()}
+    entrants = {name: _Entrant(*(fn if isinstance(fn, tuple) else (fn, *args))) for name, fn in fns.items()}
     first = next(iter(fns)) if baseline is None else baseline
     for name, entrant in entrants.items() if check else ():
         assert_alike(f"compare: {name!r}", "the baseline", entrant.result, entrants[first].result, rtol, atol)

@@ -26,8 +26,7 @@ _WHOLE_MEMORY = {"xla_cpu_experimental_ynn_fusion_type": ""}
 def explain(fn: Callable[..., Any], *, on: str | None = None) -> Callable[..., Report]:
     """Return a function of the same arguments that reports what a call sends, computes and holds; nothing is run.
 
-    The function is compiled for its arguments, as by a call, and the compiled program read, with all that the compiler
-    has put in.
+    The function is compiled for its arguments, as by a call, and the compiled program is read.
 
     Args:
         fn: any function of arrays; a model that is a pytree; or what has ``trace`` or ``lower``, as ``jax.jit``,

@@ -2,8 +2,7 @@
 
 Counted twice: in the compiled program, for one device; and in the program as it was written, as if one device ran all
 of it once. The first times the number of devices equals the second if nothing is done twice. Loops count as often as
-they run, which the compiler's own count leaves out; a loop of unknown end counts as one iteration, and all branches
-count.
+they run, unlike in the compiler's own count; a loop of unknown end counts as one iteration; all branches count.
 """
 
 import collections

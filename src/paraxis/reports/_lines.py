@@ -51,7 +51,7 @@ def behind(frames: Sequence[tuple[str, int, str]]) -> tuple[Line | None, str | N
             side = _side(file)
             if side == wanted:
                 return Line(file, number), verb
-            name = function.partition(".<locals>")[0]
+            name = function.partition(".<locals>")[0].partition("._")[0]
             if side == "ours" and not name.startswith("_"):
                 verb = f"px.{name}"
     return None, verb

@@ -117,7 +117,7 @@ class Report(Page):
         lines = ", ".join(str(line or "an unknown line") for line in self.callbacks)
         calls = [f"Calls Python from {lines}"] if lines else []
         yield Section(self._sent(), [_collective(c) for c in self.collectives], _SENT, notes=calls)
-        work = [_line_work(line) for line in self.work.lines] if self.work.flops else []
+        work = [_line_work(line) for line in self.work.lines if line.flops]
         opaque = [f"not counted: {', '.join(self.work.uncounted)}"] if self.work.uncounted else []
         yield Section(self._computed(), work, _WORK, notes=opaque)
         yield Section(self._held())

@@ -98,6 +98,7 @@ def show(x: Any) -> Arrays:
             deleted, or ``jax.ShapeDtypeStruct``.
 
     Raises:
+        TypeError: if ``x`` is no tree, such as an ensemble, whose arrays are ``ens.state``.
         ValueError: if an array has a shape that its sharding does not divide.
 
     Example:
@@ -118,16 +119,16 @@ def show(x: Any) -> Arrays:
           4:6  2    6
           6:8  3    7
     """
-    seen: set[int] = set()
-    leaves: list[Leaf] = []
+    leaves: dict[Any, Leaf] = {}
     for path, value in jax.tree_util.tree_flatten_with_path(x)[0]:
         name = jax.tree_util.keystr(path).removeprefix(".")
         if isinstance(value, (bool, int, float, complex)) and not isinstance(value, np.generic):
-            leaves.append(Leaf(name, (), type(value).__name__, (), (), 0, 0))
-        elif is_array(value) and id(value) not in seen:
-            leaves.append(_leaf(name, value))
-            seen.add(id(value))
-    return Arrays(tuple(leaves))
+            leaves[name] = Leaf(name, (), type(value).__name__, (), (), 0, 0)
+        elif is_array(value):
+            leaves.setdefault(id(value), _leaf(name, value))
+        elif not path:
+            raise TypeError(f"show: {type(x).__name__} is no tree of arrays; give its arrays, as ens.state")
+    return Arrays(tuple(leaves.values()))
 
 
 def _leaf(name: str, x: Any) -> Leaf:

@@ -89,7 +89,7 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
 
     Args:
         model: a module of Flax NNX or Linen, an Equinox module, or any other callable pytree or function, which has one
-            row. Linen's is given as it is, without variables; NNX's may be a method of it, as ``net.encode``.
+            row. Linen's is given without variables, NNX's may be a method, as ``net.encode``; Equinox's takes one row.
         *args: what the model is called with: arrays, ``jax.ShapeDtypeStruct`` in their place, ``True`` and the like.
         **kwargs: likewise.
 
