@@ -273,6 +273,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"stop_early": StopEarly("test/error"), "evaluate": lambda w: {"loss": w}},
         "stop_early watches 'test/error', but the metrics are test/loss",
     ),
+    "integers that JAX would cut": (
+        {"evaluate": lambda w, n: {"n": n.sum()}, "held_out": (np.array([2**40]),)},
+        r"\(data, held_out\)\[1\]\[0\] holds 1099511627776",
+    ),
     "a pair of evaluate": ({"evaluate": lambda w: (w, w)}, "step and evaluate give one array"),
 }
 

@@ -127,6 +127,20 @@ def make_mixed(key: jax.Array) -> Any:
     return {"w": jax.random.normal(key, (3, 2)), "half": half, "n": jnp.int8(3), "key": key, "a/b": empty}
 
 
+@pytest.mark.parametrize("devices", [1, SIZE])
+def test_ensemble_state_that_was_set_stays_the_users(devices: int) -> None:
+    """A step that overwrites the members' memory does not take theirs."""
+    ens = some(devices)
+    state = ens.state
+    ens.state = state
+    ens.train(double)
+    assert_close(state["w"], W)
+    zeros = np.zeros((SIZE, 3, 2), "float32")
+    ens.state = state | {"w": zeros}
+    zeros += 1
+    assert not np.any(ens.stacked()["w"])
+
+
 MAKES = {name: kind.make for name, kind in KINDS.items()} | {"mixed": make_mixed}
 
 

@@ -1,5 +1,6 @@
 """``ens.train``: one member's step for all members, with what they share and what is each one's own."""
 
+import dataclasses
 import gc
 import signal
 import weakref
@@ -149,9 +150,9 @@ def test_ensemble_train_compiles_one_program_for_a_first_step_with_convolutions(
 def test_ensemble_train_lets_go_of_a_function_and_what_it_closes_over() -> None:
     """A step that closes over its batch is ordinary."""
 
-    class Trainer:
-        def __init__(self, x: jax.Array) -> None:
-            self.x = x
+    @dataclasses.dataclass
+    class Trainer:  # which has no hash, as it is compared by value
+        x: jax.Array
 
         def step(self, w: jax.Array) -> tuple[jax.Array, jax.Array]:
             return w - 0.1, (self.x @ w).sum()

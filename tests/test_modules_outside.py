@@ -1,6 +1,8 @@
 """Modules from outside, given late, or returned; copies of wrapped functions, and wrapped functions in others."""
 
 import copy
+import functools
+import inspect
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -36,21 +38,32 @@ class Trainer:
     """Names an attribute and a parameter as a global is named."""
 
     def __init__(self) -> None:
-        self.NET = NET
+        self.NET, self.scale = NET, jnp.array(1.0)
         self.step = px.Jit(self.train, self.NET)
 
     def train(self, NET: Any, x: jax.Array) -> jax.Array:
-        assert self.NET is not NET
-        return NET(x)
+        return NET(x) * jnp.ones(self.NET.kernel.shape)[0] * self.scale
+
+    def predict(self, x: jax.Array) -> jax.Array:
+        return x.sum() + self.NET(x)
+
+    def bias(self, x: jax.Array) -> jax.Array:
+        return jax.vmap(lambda row: row.sum() + self.NET.bias)(x)
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS)
 def test_a_module_from_outside_is_refused_with_the_line_to_write(wrap: Any) -> None:
     net: Any = MLP(nnx.Rngs(0))
     gradient = px.GradValues(lambda net, x: net(x).sum(), net)
-    opt = px.Optimizer(net, optax.sgd)
+    opt, nets, named = px.Optimizer(net, optax.sgd), [net], {"a": net}
     cases = {
-        "net": (lambda x: net(x), lambda x: net.first(x), lambda x: x + net.first.bias[...]),
+        "net": (
+            *(lambda x: net(x), lambda x: net.first(x), lambda x: x + net.first.bias[...]),
+            *(lambda x: x @ net.first.kernel.get_value(), lambda x: x @ net.first.kernel.T),
+        ),
+        "nets": (lambda x: nets[0](x),),
+        "named": (lambda x: [each(x) for each in named.values()],),
+        "self.NET": (Trainer().predict, Trainer().bias),
         "gradient": (lambda x: gradient(x), lambda net, x: gradient(x)),
         "opt": (lambda x: opt(0.1, [x] * 4),),
         "NET": (uses_global, inner_function),
@@ -60,7 +73,10 @@ def test_a_module_from_outside_is_refused_with_the_line_to_write(wrap: Any) -> N
             with pytest.raises(
                 px.StateError, match=rf"uses '{name}' from outside, .*px\.{wrap.__name__}\(lambda net, …: …, {name}\)"
             ):
-                wrap(fn, *([net] if fn.__code__.co_argcount == 2 else []))
+                wrap(fn, *([net] if inspect.signature(fn).parameters.keys() >= {"net"} else []))
+    for fn in (functools.partial(call, net), lambda x, net=net: net(x)):
+        with pytest.raises(px.StateError, match=r"is or holds a module.*\(f, net\)"):
+            wrap(fn)
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS)

@@ -61,10 +61,24 @@ def test_vectorize_takes_batch_axes(batch_axis: Any, shapes: Any) -> None:
     np.testing.assert_allclose(out[1], 2 * Y, rtol=1e-6)
 
 
+@pytest.mark.parametrize("wrap", [px.Vectorize, px.Parallel], ids=["rows", "devices"])
+def test_vectorize_and_parallel_split_keyword_arguments_as_vmap_does(wrap: Any) -> None:
+    def loss(x: jax.Array, *, y: jax.Array, scale: float) -> jax.Array:
+        return scale * ((x - y) ** 2).sum(-1)
+
+    x, y = jnp.ones((8, 4)), Y[:8]
+    expected = jax.vmap(lambda x, y: loss(x, y=y, scale=2.0))(x, y)
+    np.testing.assert_allclose(wrap(loss)(x, y=y, scale=2.0), expected, rtol=1e-5)
+    if wrap is px.Parallel:
+        assert wrap(lambda x, y: y[None], reduce="stack", batch_axis=None)(x, y=y).shape == (8, 1, 8, 4)
+
+
 def test_vectorize_needs_a_rule_for_what_differs() -> None:
     seen = nnx.Variable(jnp.zeros(3))
     note = lambda seen, x: seen.set_value(x)  # noqa: E731
-    with pytest.raises(px.StateError, match=r"rows leave variable \(Variable\) with different values.*sync="):
+    with pytest.raises(
+        px.StateError, match=r"variable \(Variable\) could be left with different values by different rows.*sync="
+    ):
         px.Vectorize(note, seen)(X)
     assert seen[...].tolist() == [0, 0, 0]
     px.Vectorize(note, seen, sync={nnx.Variable: "mean"})(X)

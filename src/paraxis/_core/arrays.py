@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding
 
 from paraxis._core import jax_api, placing
-from paraxis._core.placing import Axis, Placement
+from paraxis._core.placing import Placement
 from paraxis.errors import DeviceError
 
 # --- inside a program --------------------------------------------------------------------------------------------
@@ -113,13 +113,10 @@ def unpad(x: jax.Array, placement: Placement) -> jax.Array:
     return jax.lax.slice_in_dim(constrain(x, placement, rows=False), 0, placement.size)
 
 
-def agreed(x: jax.Array, axis: Axis) -> jax.Array:
-    """``(size, ...)`` → ``(...)``: the row that all elements have alike, one element per device. Nothing is sent."""
-    placement = placing.place(axis)
-    if not placement.mesh_axes:
-        return x[0]
-    # Its derivative: each element gives its share, 1/size of the whole.
-    return placing.shard_map(lambda row: row[0], placement.mesh, placement.mesh_axes, placement.spec, P())(x)
+@functools.partial(jax.jit, static_argnums=1)
+def unpadded(tree: Any, placement: Placement) -> Any:
+    """:func:`unpad` of each leaf, by one program."""
+    return jax.tree.map(lambda x: unpad(x, placement), tree)
 
 
 # --- concrete arrays ---------------------------------------------------------------------------------------------
@@ -249,22 +246,6 @@ def _is_local(x: Any) -> bool:
 def on_host(x: jax.Array) -> np.ndarray:
     """Return a concrete array, also one of which other processes hold parts: then all must ask for it."""
     return np.asarray(x if _is_local(x) else local(x))
-
-
-def unbound(tree: Any) -> Any:
-    """Concrete numbers and arrays as arrays that are bound to no device, wherever they lay.
-
-    What is compiled for one bound to a device is compiled anew for the same one unbound.
-    """
-
-    def one(x: Any) -> jax.Array:
-        if not isinstance(x, jax.Array) or not x.committed:
-            return jnp.asarray(x)
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(one(jax.random.key_data(x)), impl=jax.random.key_impl(x))
-        return jnp.asarray(on_host(x).item() if x.weak_type and not x.ndim else on_host(x))
-
-    return jax.tree.map(one, tree)
 
 
 def whole_beside(x: jax.Array, other: jax.Array) -> jax.Array:

@@ -146,7 +146,7 @@ def pmap(
             if key is not None and all(map(operator.is_, leaves, jax.tree.leaves((args, kwargs)))):
                 known[key] = placement
         result = compiled(*args, **kwargs)
-        result = _unpadded(jax.block_until_ready(result), placement) if placement is not None else result
+        result = arrays.unpadded(jax.block_until_ready(result), placement) if placement is not None else result
         return pytrees.opened(result) if returns_models else result
 
     def trace(*args: Any, **kwargs: Any) -> Any:
@@ -155,11 +155,6 @@ def pmap(
 
     vars(call).update(lower=lambda *args, **kwargs: trace(*args, **kwargs).lower(), trace=trace)
     return call
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _unpadded(rows: Any, placement: Placement) -> Any:
-    return jax.tree.map(lambda y: arrays.unpad(y, placement), rows)
 
 
 def _entries(option: str, prefix: Any, tree: Any) -> list[int | None]:

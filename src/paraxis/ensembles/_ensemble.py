@@ -48,7 +48,7 @@ class Ensemble:
     _apply: Callable[..., Any] | None
     _lowering: Lowering
     _donate: bool
-    _programs: Any = dataclasses.field(default_factory=weakref.WeakKeyDictionary, init=False)
+    _programs: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
 
     @property
     def axis(self) -> Axis:
@@ -78,7 +78,7 @@ class Ensemble:
     def state(self, state: Mapping[str, Any]) -> None:
         if odd := sorted({*self._members} ^ {*state}):
             raise StateError(f"ensemble: the state is not like that of the members; they differ in {odd[0]}")
-        rows = {name: jnp.asarray(state[name]) for name in self._members}
+        rows = {name: jnp.array(state[name]) for name in self._members}
         _members.require_alike("ensemble: setting the state would change", self.state, rows)
         with placing.without_context():
             self._members = arrays.laid_out(rows, self._placement)
@@ -91,10 +91,11 @@ class Ensemble:
         """Return one member for an int, or an ensemble of some members for a slice, a sequence of ints or a mask."""
         chosen = np.arange(len(self))[np.asarray(index) if isinstance(index, jax.Array) else index]
         rows = self._rows(chosen)
-        return self._like(rows) if chosen.ndim else self._form.member(arrays.unbound(rows))
+        # By way of the host, so that a member is bound to no device.
+        return self._like(rows) if chosen.ndim else self._form.member(jax.tree.map(jnp.asarray, jax.device_get(rows)))
 
     def __iter__(self) -> Iterator[Any]:
-        return (self[index] for index in range(len(self)))
+        return map(self.__getitem__, range(len(self)))
 
     def drop(self, *indices: Any) -> "Ensemble":
         """Return an ensemble without the members of these indices or masks; this one does not change."""
@@ -108,13 +109,13 @@ class Ensemble:
         Raises:
             StateError: if it has other variables, shapes, dtypes, functions or settings, which all members share.
         """
-        rows = self._rows(np.arange(len(self)))
-        one = jax.tree.map(lambda x: x[0], rows)
+        rows = jax.device_get(self._rows(np.arange(len(self))))
+        one = {name: x[0] for name, x in rows.items()}
         for number, member in enumerate(members):
             form, state = _members.split(member)
             _members.require_same_form(f"ensemble.add: members[{number}]", self._form, form)
             _members.require_alike(f"ensemble.add: members[{number}] would change", one, state)
-            rows = {name: jnp.concatenate([rows[name], arrays.unbound(state[name])[None]]) for name in rows}
+            rows = {name: np.concatenate([rows[name], jax.device_get(state[name])[None]]) for name in rows}
         return self._like(rows)
 
     def train(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
@@ -198,14 +199,14 @@ class Ensemble:
         """
         rows, key = None if rows is None else np.asarray(rows), _members.one_key("ensemble.fit", key)
         count = _fit.num_rows(data, rows)
-        check.no_cut("ensemble.fit", "data", data)
         check.count("ensemble.fit", "batch_size", batch_size, most=count, error=DataError)
         check.count("ensemble.fit", "epochs", epochs, error=DataError)
         run = {"rows": count, "batch": batch_size, "key": np.ravel(_members.numbers(key)).tolist()}
         history, best, scanned = _fit.History(len(self), epochs, count // batch_size, stop_early), None, None
         in_axes = None, 0, None if rows is None else 0, 0
         prepared = functools.partial(self._prepared, "epoch", step, _fit.steps, in_axes=in_axes)
-        data, held_out = arrays.put(jax.tree.map(jnp.asarray, (data, held_out)), arrays.sharding(self._placement, ()))
+        both = pytrees.arrays("ensemble.fit", "(data, held_out)", (data, held_out))
+        data, held_out = arrays.put(both, arrays.sharding(self._placement, ()))
         with checkpoint or contextlib.nullcontext(), contextlib.closing(Display()) as display:
             if checkpoint is not None and checkpoint.latest is not None:
                 names = ["members"] if stop_early is None else ["members", "best"]
@@ -288,11 +289,11 @@ class Ensemble:
         ``kind`` says what is done with the results. As by ``jax.jit``, a program is kept while its function lives.
         """
         fn = _members.called if fn is None else fn
-        check.no_cut(f"ensemble.{kind}", "args", args)
+        args, _ = pytrees.given("ensemble", args, {})
         leaves, structure = jax.tree.flatten(args)
         axes = [None] * len(leaves) if in_axes is None else pytrees.entries(in_axes, args)
         if not {*axes} <= {0, None}:
-            raise DataError(f"ensemble.{kind}: in_axes must be 0 or None for each argument, got {in_axes}")
+            raise DataError(f"ensemble: in_axes must be 0 or None for each argument, got {in_axes}")
         own = tuple([entry == 0 for entry in axes])
         bound = [x for x in leaves if isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer) and x.committed]
         if self._placement.spans_processes or {getattr(x.sharding, "mesh", None) for x in bound} - {
@@ -300,12 +301,13 @@ class Ensemble:
         }:
             settled = [arrays.settle(jnp.asarray(x), self._placement, rows=o) for x, o in zip(leaves, own, strict=True)]
             args = jax.tree.unflatten(structure, settled)
-        owner, key = (fn.__self__, (fn.__func__, kind, own)) if inspect.ismethod(fn) else (fn, (kind, own))
-        programs = self._programs.setdefault(owner, {})
-        if key not in programs:
-            held = weakref.WeakMethod(fn) if inspect.ismethod(fn) else weakref.ref(fn)
-            programs[key] = self._compiled(kind, held, one, own)
-        return programs[key], args
+        owner, method = (fn.__self__, fn.__func__) if inspect.ismethod(fn) else (fn, None)
+        programs, key = self._programs, (id(owner), method, kind, own)
+        if key not in programs or programs[key][0]() is not owner:
+            alive = weakref.ref(owner, lambda _: programs.pop(key, None))
+            held = weakref.WeakMethod(fn) if inspect.ismethod(fn) else alive
+            programs[key] = alive, self._compiled(kind, held, one, own)
+        return programs[key][1], args
 
     def _compiled(self, kind: str, held: Callable[[], Any], one: Callable[..., Any], own: tuple[bool, ...]) -> Any:
         """Return the jitted function; it does not keep the ensemble, nor the user's function, which is ``held``."""
@@ -318,7 +320,7 @@ class Ensemble:
         def run(members: State, given: tuple[Any, ...], where: Any = None) -> Any:
             leaves, structure = jax.tree.flatten(given)
             leaves = [x if is_own else broadcast(x, placement.axis) for x, is_own in zip(leaves, own, strict=True)]
-            args = _unpadded(members, placement), jax.tree.unflatten(structure, leaves)
+            args = arrays.unpadded(members, placement), jax.tree.unflatten(structure, leaves)
             rows = map_fn(element, args, placement.axis, lowering=lowering)
             return _averages.combined(kind, rows, placement.axis, where) if average else padded(rows, placement)
 
@@ -341,7 +343,7 @@ class Ensemble:
     def _cut(self, rows: Any) -> Any:
         """Cut rows ``(num_padded, ...)`` to ``(size, ...)``; of several processes, each can read all of them."""
         if self._placement.is_padded:
-            rows = _unpadded(rows, self._placement)
+            rows = arrays.unpadded(rows, self._placement)
         return arrays.whole(rows) if self._placement.spans_processes else rows
 
     def _rows(self, chosen: np.ndarray) -> State:
@@ -364,8 +366,3 @@ class Ensemble:
 def padded(rows: Any, placement: Placement) -> Any:
     """``(size, ...)`` → ``(num_padded, ...)``; nothing is sent."""
     return jax.tree.map(lambda x: arrays.pad(x, placement, safe=False), rows)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _unpadded(rows: Any, placement: Placement) -> Any:
-    return jax.tree.map(lambda x: arrays.unpad(x, placement), rows)

@@ -1,6 +1,7 @@
 """Arguments split among rows or devices, and what comes back from these combined."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ from flax import nnx
 
 from paraxis._core import arrays, placing, pytrees, reductions
 from paraxis._core.placing import Axis
-from paraxis.errors import DataError
+from paraxis.errors import DataError, StateError
 from paraxis.transforms._modules import Graph
 from paraxis.transforms._wrapped import refuse_modules
 
@@ -27,13 +28,13 @@ class Batch(NamedTuple):
 
 
 def split(transform: str, batch_axis: Axes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Batch:
-    """Split arguments. Leaves without dimensions are given whole, whatever their axis, and so are keywords."""
+    """Split arguments, keywords along their first axis. Leaves without dimensions are given whole, whatever it is."""
     refuse_modules(transform, (args, kwargs))
     args = tuple(args)
     given = tuple(batch_axis)[: len(args)] if isinstance(batch_axis, Sequence) else (batch_axis,) * len(args)
     found, structure = jax.tree_util.tree_flatten_with_path((args, dict(kwargs)))
     wanted = pytrees.entries(given, args)
-    wanted += [0 if _is_key(x) else None for _, x in found[len(wanted) :]]
+    wanted += [None if batch_axis is None else 0] * (len(found) - len(wanted))
     axes: list[int | None] = []
     sizes: dict[str, int] = {}
     for (path, x), at in zip(found, wanted, strict=True):
@@ -71,18 +72,43 @@ def combined(rule: Rule, x: jax.Array, axis: Axis | None = None, *, differs: boo
     if rule in ("stack", "concat"):
         return x.reshape(-1, *x.shape[2:]) if rule == "concat" and x.ndim > 1 else x
     if axis is not None:
+        place = placing.place(axis)
         keeps = rule in ("first", "same", "max", "min") or (rule == "mean" and jnp.issubdtype(x.dtype, jnp.inexact))
-        if keeps and not differs:
-            return arrays.agreed(x, axis)
+        if keeps and not differs and place.mesh_axes:
+            # Each device's own row is the value. The derivative: each gives its share, 1/size of the whole.
+            return placing.shard_map(lambda row: row[0], place.mesh, place.mesh_axes, place.spec, jax.P())(x)
         if rule in ("mean", "sum", "max", "min"):
             return getattr(reductions, f"reduce_{rule}")(x, axis)
-        x = arrays.constrain(x, placing.place(axis), rows=False)
+        x = arrays.constrain(x, place, rows=False)
     if callable(rule):
         return rule(x)
     return x[0] if rule in ("first", "same") else getattr(jnp, rule)(x, axis=0)
 
 
-def combined_variable(axis: Axis | None, rule: Rule | None, x: jax.Array, differs: bool) -> Any:
+def written(
+    who: str, graph: Graph, sync: Sync, new: Mapping[int, Any], differs: Mapping[int, Any], axis: Any, mend: str
+) -> dict[int, Any]:
+    """Combine what rows, or the devices of an axis, wrote to variables.
+
+    A rule is a variable's own, or that for the nearest of its types. Values that differ need one, unless ``mend``,
+    which says what else to write, is empty.
+    """
+    made, rules = {}, {nnx.BatchStat: "mean"} | dict(sync)
+    for i, values in new.items():
+        variable = graph.variables[i]
+        rule = next((rules[kind] for kind in type(variable).__mro__ if kind in rules), None)
+        rule = variable.get_metadata("sync") if variable.has_metadata("sync") else rule
+        if rule is None and mend and any(jax.tree.leaves(differs[i])):
+            kind = f"{'nnx.' * type(variable).__module__.startswith('flax.')}{type(variable).__name__}"
+            raise StateError(
+                f"{who}: variable {graph.names[i]} could be left with different values {mend} a rule, "
+                f"sync={{{kind}: 'mean'}}"
+            )
+        made[i] = jax.tree.map(partial(_combined_variable, rule, axis), values, differs[i])
+    return made
+
+
+def _combined_variable(rule: Rule | None, axis: Axis | None, x: jax.Array, differs: bool) -> Any:
     """Combine a variable's values. Integers and booleans keep their dtype: means are rounded. No rule: any will do."""
     differs &= rule is not None
     rule = "first" if rule is None or (rule == "mean" and not differs) else rule
@@ -90,12 +116,3 @@ def combined_variable(axis: Axis | None, rule: Rule | None, x: jax.Array, differ
         return combined(rule, x, axis)
     y = combined(rule, x.astype(jnp.int32) if x.dtype == bool else x, axis, differs=differs)
     return (y if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.round(y)).astype(x.dtype)
-
-
-def rule_of(graph: Graph, number: int, sync: Sync) -> Rule | None:
-    """Return a variable's own rule, or that for the nearest of its types; ``None``: none."""
-    variable = graph.variables[number]
-    if variable.has_metadata("sync"):
-        return variable.get_metadata("sync")
-    rules = {nnx.BatchStat: "mean"} | dict(sync)
-    return next((rules[kind] for kind in type(variable).__mro__ if kind in rules), None)

@@ -8,7 +8,7 @@ from flax import nnx
 
 from paraxis._core import pytrees
 from paraxis.errors import StateError
-from paraxis.transforms._variables import Choice, Gradients, Variables, is_chosen
+from paraxis.transforms._variables import Choice, Gradients, Variables, is_chosen, variables
 from paraxis.transforms._wrapped import Wrapped, refuse_outside, run
 
 _R = TypeVar("_R", covariant=True)
@@ -55,8 +55,7 @@ class GradValues(Wrapped[_R], Generic[_R]):
             refuse_outside(self._body)
         chosen: Any = wrt
         if isinstance(wrt, Variables):  # by name: the modules of a run have other variables
-            graph, ids = self.binding().graph, {id(v) for v in wrt}
-            chosen = frozenset(name for name, v in zip(graph.names, graph.variables, strict=True) if id(v) in ids)
+            chosen = frozenset(variables(self.modules).subset(wrt).names())
         self._body.options = chosen, argnums
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, _R]:

@@ -90,8 +90,7 @@ class Jit(Wrapped[_R], Generic[_R]):
 
     def _finished(self, binding: Binding, values: Sequence[Any], new: dict[int, Any], result: Any) -> Any:
         """Write the new values, and return what the caller gets."""
-        if new:
-            binding.graph.write(new)
+        binding.graph.write(new)
         return pytrees.opened(result)
 
     def _compile(self, binding: Binding) -> Any:
@@ -107,7 +106,8 @@ class Jit(Wrapped[_R], Generic[_R]):
 def _jitted(body: Body, graph: Graph) -> Any:
     # A closure over what all copies share, not over self, whose modules may be those of another run.
     def run(values: Sequence[Any], arrays: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = jax.tree.map(_static_fixed, (args, kwargs))
+        kinds = (jax.Array, np.ndarray)
+        args, kwargs = jax.tree.map(lambda x: x if isinstance(x, kinds) else pytrees.Fixed(x), (args, kwargs))
         result, new = body.run(body, graph, (values, arrays), args, kwargs)
         # What is not written goes through if its memory was given away.
         return dict(enumerate(values)) | new if body.donate else new, result
@@ -118,7 +118,3 @@ def _jitted(body: Body, graph: Graph) -> Any:
     run.__name__ = body.name
     positions, names = body.static
     return jax.jit(run, static_argnums=positions, static_argnames=names, donate_argnums=(0,) if body.donate else ())
-
-
-def _static_fixed(x: Any) -> Any:
-    return x if isinstance(x, (jax.Array, np.ndarray)) else pytrees.Fixed(x)

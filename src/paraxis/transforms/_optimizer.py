@@ -14,10 +14,6 @@ from paraxis.errors import DataError, StateError
 from paraxis.transforms._variables import Choice, Variables, variables
 
 
-class OptimizerState(nnx.Variable[Any]):
-    """One array of an optimiser's state."""
-
-
 class Optimizer(nnx.Pytree):
     """An optax optimiser for a module's variables: ``opt(lr, gradients)`` updates them.
 
@@ -57,7 +53,7 @@ class Optimizer(nnx.Pytree):
         self.names = nnx.static(frozenset(parameters.names()))
         values = _values(parameters)
         _refuse_kept_rate(self.factory, values)
-        self.state = nnx.data(jax.tree.map(OptimizerState, self.factory(0.0).init(values)))
+        self.state = nnx.data(jax.tree.map(nnx.OptArray, self.factory(0.0).init(values)))
 
     def __call__(self, lr: Any, gradients: Any, **extra: Any) -> None:
         """Take one step.
@@ -72,21 +68,18 @@ class Optimizer(nnx.Pytree):
             DataError: if the gradients do not fit the variables, or the rate is not a scalar. Nothing is changed.
         """
         parameters = variables(self.module).subset(lambda name, _: name in self.names)
-        values, own = _values(parameters), jax.tree.leaves(self.state, is_leaf=_is_variable)
+        values = _values(parameters)
+        own, structure = jax.tree.flatten(self.state, is_leaf=lambda x: isinstance(x, nnx.Variable))
         leaves = list(gradients) if isinstance(gradients, (list, tuple)) else jax.tree.leaves(gradients)
         shapes = [[jax.tree.map(jnp.shape, x) for x in tree] for tree in (leaves, values.values())]
         if shapes[0] != shapes[1] or jnp.ndim(lr):
             raise DataError(f"Optimizer: gradients must be one for each of {len(values)} variables, lr a scalar")
-        state = jax.tree.map(nnx.Variable.get_raw_value, self.state, is_leaf=_is_variable)
+        state = structure.unflatten([v.get_raw_value() for v in own])
         step = optax.with_extra_args_support(self.factory(lr))
         updates, after = step.update(dict(zip(values, leaves, strict=True)), state, values, **extra)
         new: Any = optax.apply_updates(values, updates)
         for variable, x in zip([*parameters, *own], [*map(new.get, values), *jax.tree.leaves(after)], strict=True):
             variable.set_value(x)
-
-
-def _is_variable(x: Any) -> bool:
-    return isinstance(x, nnx.Variable)
 
 
 def _values(parameters: Variables) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 The trace shows which results differ between devices. If rows do not divide, a shorter share is traced as well.
 """
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -40,7 +39,8 @@ class Parallel(Jit[_R], Generic[_R]):
             ``"same"`` (checked to be equal), or a function of the stacked results. Or a tree of these that is a
             prefix of the result.
         batch_axis: the axis to split, or ``None`` to pass an argument whole: for all arguments after the modules, or a
-            tuple with one, or a prefix tree, for each. Numbers, 0-d arrays and keyword arguments are passed whole.
+            tuple with one, or a prefix tree, for each. Keyword arguments are split along their first axis, unless it
+            is ``None``. Numbers and 0-d arrays are passed whole.
         axis_name: the name of the devices in collectives.
         static_argnums, static_argnames, donate: as in :class:`Jit`.
         sync: for a variable type, how to combine the devices' values: ``"mean"`` (that of ``nnx.BatchStat``),
@@ -73,8 +73,7 @@ class Parallel(Jit[_R], Generic[_R]):
         True
     """
 
-    _target: Any = None
-    _placed: Sequence[Any] = ()
+    _placed: Sequence[Any] = ()  # the mesh, and the values of variables that lie on it
 
     def __init__(
         self,
@@ -104,19 +103,18 @@ class Parallel(Jit[_R], Generic[_R]):
         """Bring to all devices what is not there yet: otherwise it would be sent at every call."""
         binding, program, values, args, kwargs = super()._ready(args, kwargs)
         placement = placing.place(self._body.options[0])
-        target = arrays.sharding(placement, ())
         args, kwargs = jax.tree.map(partial(_sent, placement=placement), (args, kwargs))
-        is_placed = len(values) == len(self._placed) and all(map(operator.is_, values, self._placed))
-        if target != self._target or not is_placed:
-            self._target, self._placed = target, []  # until the call has succeeded
+        if not _wrapped.same([placement.devices, *values], self._placed):
+            self._placed = [placement.devices]  # until the call has succeeded
             values = [arrays.settle(x, placement, rows=False) for x in values]
         return binding, program, values, args, kwargs
 
     def _finished(self, binding: Binding, values: Sequence[Any], new: dict[int, Any], result: Any) -> Any:
-        if not self._placed:  # they stay there, unless this is a part of another program, whose values only it may use
+        mesh, *are_there = self._placed
+        if not are_there:  # they stay there, unless this is a part of another program, whose values only it may use
             new = {i: x for i, x in enumerate(values) if not isinstance(x, jax_api.Tracer)} | new
         result = super()._finished(binding, values, new, result)
-        self._placed = binding.graph.values()
+        self._placed = [mesh, *binding.graph.values()]
         return arrays.whole(result)
 
 
@@ -134,11 +132,6 @@ class Call:
         self._body, self._graph = body, graph
         axis, self._reduce, axes, self._sync, self._sync_norm, self._check = body.options
         self._batch = batch = _batches.split("Parallel", axes, args, kwargs)
-        if batch.size is None and axes is not None and any(map(jnp.ndim, jax.tree.leaves(kwargs))):
-            raise DataError(
-                "Parallel: no argument is split, since those by keyword are given whole. Give what is a batch by "
-                "position; or write batch_axis=None if that is meant"
-            )
         place = placing.place(axis)
         self._axis = place.holding(place.num_devices).axis
         self._rows = place.holding(batch.size or place.num_devices)  # no padding where nothing is split
@@ -153,8 +146,12 @@ class Call:
         ]
         operands = (jnp.arange(self._axis.size), verbs.broadcast(state, self._axis), leaves)
         stacked, result = verbs.map_sealed(self._on_device, operands, self._axis)
-        combined = partial(_batches.combined_variable, self._axis)
-        new = {i: jax.tree.map(partial(combined, self._rule(i)), x, self._differs[0][i]) for i, x in stacked.items()}
+        mend = (
+            f"on different devices. Is a mean forgotten? Write opt(lr, px.pmean(g, {self._axis.name!r})) for "
+            f"gradients; check=False if the values are the same anyway; or"
+        )
+        given = self._graph, self._sync, stacked, self._differs[0], self._axis
+        new = _batches.written("Parallel", *given, mend if self._check else "")
         return self._reduced(result), new | _modules.advanced(state[0], self._drawn)
 
     def _shares(self, x: Any, at: int) -> jax.Array:
@@ -180,9 +177,8 @@ class Call:
             axes = [0, *(None if at is None else 0 for at in row_dims[1:])]
             differs = maps.batched(body, axes, self._axis.size, self._axis.name, {})
         self._differs = jax.tree.unflatten(out_tree, differs)
-        if self._check:
-            run = self._uneven(one, traced, row_dims) if self._rows.is_padded else run
-            self._require_agreement()
+        if self._check and self._rows.is_padded:
+            run = self._uneven(one, traced, row_dims)
         return jax.tree.unflatten(out_tree, run(*operands))
 
     def _synchronise(self, modules: Any) -> None:
@@ -225,20 +221,6 @@ class Call:
             return [arrays.repeat_last(y, share) for y in jax_api.jaxpr_as_fun(short)(*own)]
 
         return whole if size % share == 0 else lambda i, *xs: jax.lax.cond(i == size // share, shorter, whole, i, *xs)
-
-    def _require_agreement(self) -> None:
-        for i, flags in self._differs[0].items():
-            if self._rule(i) is None and any(jax.tree.leaves(flags)):
-                kind, axis = type(self._graph.variables[i]), self._axis.name
-                written = f"{'nnx.' * kind.__module__.startswith('flax.')}{kind.__name__}"
-                raise StateError(
-                    f"Parallel: variable {self._graph.names[i]} could be left with different values on different "
-                    f"devices. Is a mean forgotten? Write opt(lr, px.pmean(g, {axis!r})) for gradients; or a rule, "
-                    f"sync={{{written}: 'mean'}}; or check=False if the values are the same anyway"
-                )
-
-    def _rule(self, number: int) -> _batches.Rule | None:
-        return _batches.rule_of(self._graph, number, self._sync)
 
     def _reduced(self, result: Any) -> Any:
         leaves, structure = jax.tree_util.tree_flatten_with_path(result)

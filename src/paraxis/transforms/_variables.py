@@ -72,8 +72,6 @@ class Variables(_Collection):
         Raises:
             StateError: if two different variables have the same name.
         """
-        if not isinstance(other, Variables):
-            return NotImplemented
         seen = {id(v) for v in self}
         new = {name: v for name, v in other._items.items() if id(v) not in seen}
         if clash := new.keys() & self._items:

@@ -1,14 +1,13 @@
 """``Vectorize``: the function of one row, run on all rows of a batch."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from paraxis._core import maps, pytrees
-from paraxis.errors import DataError, StateError
+from paraxis.errors import DataError
 from paraxis.transforms import _batches, _modules
 from paraxis.transforms._wrapped import Wrapped, run
 
@@ -71,14 +70,7 @@ class Vectorize(Wrapped[_R], Generic[_R]):
 
         over = jax.vmap(row, in_axes=(0, batch.axes), axis_size=batch.size)
         result, new = over(jnp.arange(batch.size), batch.leaves)
-        rules = {i: _batches.rule_of(graph, i, sync) for i in new}
-        for i, flags in jax.tree.unflatten(jax.tree.structure(new), differs).items():
-            if any(jax.tree.leaves(flags)) and rules[i] is None:
-                raise StateError(
-                    f"Vectorize: rows leave variable {graph.names[i]} with different values; give a rule, "
-                    f"sync={{{type(graph.variables[i]).__name__}: 'mean'}}"
-                )
-        combined = partial(_batches.combined_variable, None)
-        kept = {i: jax.tree.map(partial(combined, rules[i], differs=True), stacked) for i, stacked in new.items()}
+        flags = jax.tree.unflatten(jax.tree.structure(new), differs)
+        kept = _batches.written("Vectorize", graph, sync, new, flags, None, "by different rows; write")
         graph.write(kept | _modules.advanced(values, drawn))
         return pytrees.opened(result)

@@ -1,6 +1,7 @@
 """A function with the modules it works on, bound once: what Jit, Parallel, Vectorize and GradValues have in common."""
 
 import dis
+import functools
 import inspect
 import itertools
 import operator
@@ -106,30 +107,47 @@ def _call(module: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def refuse_outside(body: Body, code: types.CodeType | None = None) -> None:
-    """Refuse a module from a function's closure or globals: a constant, in silence. ``net.bias.shape`` may be read."""
-    fn = getattr(body.fn, "__func__", body.fn)
+    """Refuse a module from outside, whose values would be constants in silence; ``net.bias.shape`` may be read.
+
+    It may be in the function's closure, globals, defaults or partial arguments, or in the object whose method it is.
+    """
+    fn = body.fn
+    while isinstance(fn, functools.partial):
+        refuse_modules(body.transform, (fn.args, fn.keywords))
+        fn = fn.func
+    owner, fn = getattr(fn, "__self__", None), getattr(fn, "__func__", fn)
     if not inspect.isfunction(fn):
         return
-    code, name, x = code or fn.__code__, "", None
-    scopes = {"LOAD_GLOBAL": fn.__globals__, "LOAD_DEREF": inspect.getclosurevars(fn).nonlocals}
-    for step in dis.get_instructions(code):
-        if _is_module(x) and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            x = getattr(x, step.argval, None)
-        elif _is_module(x):
+    refuse_modules(body.transform, (fn.__defaults__, fn.__kwdefaults__))
+    own = {} if owner is None else {fn.__code__.co_varnames[0]: owner}
+    scopes = {"LOAD_GLOBAL": fn.__globals__, "LOAD_DEREF": {**inspect.getclosurevars(fn).nonlocals, **own}}
+    name, x = "", None
+    for step in dis.get_instructions(code or fn.__code__):
+        is_read = step.opname in ("LOAD_ATTR", "LOAD_METHOD")
+        if is_read and x is not None and x is owner:
+            name, x = f"{name}.{step.argval}", inspect.getattr_static(x, step.argval, None)
+        elif is_read and _holds_module(x):
+            held, x = x, getattr(x, step.argval, None)
+            x = held if isinstance(getattr(x, "__self__", x), jax.Array) else x
+        elif _holds_module(x):
             raise StateError(
                 f"{body.transform}: {fn.__name__!r} uses {name!r} from outside, a module, whose values would be "
                 f"constants there. Give it as an argument, px.{body.transform}(lambda net, …: …, {name}); if a "
                 f"constant is meant, write jax.jit(lambda x: net(x))"
             )
         else:
-            name, x = step.argval, scopes[step.opname].get(step.argval) if step.opname in scopes else None
-    for inner in filter(inspect.iscode, code.co_consts):
+            is_local = step.opname.startswith("LOAD_FAST")  # of one, or of a pair
+            name = step.argval[-1] if is_local and isinstance(step.argval, tuple) else step.argval
+            x = (own if is_local else scopes.get(step.opname, {})).get(name)
+    for inner in filter(inspect.iscode, (code or fn.__code__).co_consts):
         refuse_outside(body, inner)
 
 
-def _is_module(x: Any) -> bool:
-    x = x.__self__ if isinstance(x, types.MethodType) else x
-    return isinstance(x, Wrapped) or _modules.is_module(x)
+def _holds_module(x: Any) -> bool:
+    """Return whether a thing, or the one whose method it is, is a module, or a list or dict of some."""
+    x = getattr(x, "__self__", x)
+    items = x.values() if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else (x,)
+    return any(isinstance(item, Wrapped) or _modules.is_module(item) for item in items)
 
 
 # --- bound modules ---------------------------------------------------------------------------------------------------
@@ -158,7 +176,7 @@ class Binding:
     def is_fresh(self) -> bool:
         """Return whether the modules still have the attributes that they had when they were split."""
         sizes, attributes = self._now()
-        return sizes == self._sizes and all(map(operator.is_, attributes, self._attributes))
+        return sizes == self._sizes and same(attributes, self._attributes)
 
     def _now(self) -> tuple[list[int], list[Any]]:
         values = itertools.chain.from_iterable(map(dict.values, self._dicts))
@@ -193,8 +211,8 @@ def run(
             f"copy. Use the one outside, which is written to, or return values: variable[...], nnx.state(module)"
         )
     after = _modules.split(modules)
-    same = after.definition == before.definition and after.paths == before.paths
-    if not (same and _is((*after.variables, *after.arrays), (*before.variables, *before.arrays))):
+    alike = after.definition == before.definition and after.paths == before.paths
+    if not (alike and same((*after.variables, *after.arrays), (*before.variables, *before.arrays))):
         changed = {k for n, old in attributes for k in old | vars(n) if vars(n).get(k, n) is not old.get(k, n)}
         raise StateError(
             f"{body.transform}: the function set attribute {', '.join(sorted(changed - _NOTES)) or 'metadata'}; only "
@@ -202,7 +220,7 @@ def run(
             f"values that change in variables: self.count = nnx.Variable(jnp.array(0)), self.count[...] += 1"
         )
     now = before.values()
-    new = {i: x for i, x in enumerate(now) if not _is(jax.tree.leaves(x), jax.tree.leaves(values[i]))}
+    new = {i: x for i, x in enumerate(now) if not same(jax.tree.leaves(x), jax.tree.leaves(values[i]))}
     return pytrees.sealed(returned), new
 
 
@@ -215,5 +233,6 @@ def refuse_modules(transform: str, args: Any) -> None:
         )
 
 
-def _is(a: Sequence[Any], b: Sequence[Any]) -> bool:
+def same(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Return whether two sequences hold the very same objects."""
     return len(a) == len(b) and all(map(operator.is_, a, b))
