@@ -66,36 +66,25 @@ class Axis:
     at_once: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            got = check.described(self.name)
-            raise AxisError(f"Axis: name must be a non-empty string, got {got}; write px.Axis('clients', 8)")
+        if not isinstance(self.name, str):
+            raise AxisError(f"Axis: name must be a string, got {check.described(self.name)}")
         for field in ("size", "at_once") if self.at_once is not None else ("size",):
             number = check.count(f"Axis {self.name!r}", field, getattr(self, field), error=AxisError)
             object.__setattr__(self, field, number)
-        if self.mesh is not None and not isinstance(self.mesh, Mesh):
-            raise AxisError(f"Axis {self.name!r}: mesh must be a jax.sharding.Mesh, got {type(self.mesh).__name__}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Scope:
-    """The axes in force while a program or a body is traced.
+    """The axes in force while a program or a body is traced."""
 
-    Attributes:
-        declared: the axes of the current program.
-        mapped: the axes being mapped, outermost first.
-        mesh: what the outermost of these lies on, if that is known.
-        taken: the mesh axes that they lie over.
-        chunk: in a trace for some of the elements, gives for an axis and a tree of what a verb takes as its elements'
-            values: an axis with as many as are traced for, and their rows.
-        alone: every axis lies on one device, whatever it asks for.
-    """
-
-    declared: tuple[Axis, ...] = ()
-    mapped: tuple[Axis, ...] = ()
-    mesh: AbstractMesh | None = None
-    taken: tuple[str, ...] = ()
+    declared: tuple[Axis, ...] = ()  # of the current program
+    mapped: tuple[Axis, ...] = ()  # outermost first
+    mesh: AbstractMesh | None = None  # what the outermost of these lies on, if that is known
+    taken: tuple[str, ...] = ()  # the mesh axes that they lie over
+    # In a trace for some of the elements: gives for an axis and a tree of what a verb takes as its elements' values an
+    # axis with as many as are traced for, and their rows.
     chunk: Callable[[Axis, Any], tuple[Axis, Any]] | None = None
-    alone: bool = False
+    alone: bool = False  # every axis lies on one device, whatever it asks for
 
 
 _scope: contextvars.ContextVar[Scope] = contextvars.ContextVar("paraxis_scope", default=Scope())
@@ -144,61 +133,35 @@ def mapped_axis(collective: str, axis: Axis | str) -> Axis:
 # --- the place of an axis -----------------------------------------------------------------------------------------
 
 
-def _derived() -> Any:
-    return dataclasses.field(init=False, repr=False, compare=False)
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(unsafe_hash=True)  # once made, it stays as it is
 class Placement:
     """An axis with its place decided, and what follows: the elements lie in blocks of equal size, run in equal chunks.
 
-    Attributes:
-        axis: whose elements lie there.
-        mesh: where; ``None``: there is one device.
-        mesh_axes: those that the elements lie over; ``()``: all are within the device at hand.
-        crossed_axes: those of more than one device: JAX does not enter the others, so nothing can be sent along them.
-        size, num_devices: the number of elements, and of blocks.
-        num_chunks, chunk: how many chunks a device runs in turns, and the elements of one.
-        num_local, num_padded: rows of a block, and of all.
-        is_padded, has_idle_device, divides: some rows are no elements; all of a device are none; blocks could be equal.
-        is_said: the devices were chosen by somebody, not by default.
-        has_mesh_alone: no other mesh axes are left, so that a block is on one device and not on a group.
+    Rows beyond the elements are padding; a device that has no other rows is idle.
     """
 
     axis: Axis
-    mesh: Mesh | AbstractMesh | None
-    mesh_axes: tuple[str, ...]
-    crossed_axes: tuple[str, ...] = _derived()
-    size: int = _derived()
-    num_devices: int = _derived()
-    num_chunks: int = _derived()
-    chunk: int = _derived()
-    num_local: int = _derived()
-    num_padded: int = _derived()
-    is_padded: bool = _derived()
-    has_idle_device: bool = _derived()
-    divides: bool = _derived()
-    is_said: bool = _derived()
-    is_explicit: bool = _derived()
-    has_mesh_alone: bool = _derived()
-    spec: P = dataclasses.field(init=False, repr=False, compare=False)
+    mesh: Mesh | AbstractMesh | None  # None: there is one device
+    mesh_axes: tuple[str, ...]  # those that the elements lie over; (): all are within the device at hand
 
     def __post_init__(self) -> None:
-        mesh, names, size, at_once = self.mesh, self.mesh_axes, self.axis.size, self.axis.at_once
-        shape = dict(mesh.shape) if mesh is not None else {}
-        num_devices = math.prod(shape[name] for name in names)
-        per_device = -(-size // num_devices)
-        num_chunks = -(-per_device // (at_once or per_device))
-        chunk = -(-size // (num_devices * num_chunks))
-        num_local = chunk * num_chunks
-        num_padded = num_local * num_devices
-        derived = vars(self)  # which is written once, here
-        derived.update(size=size, num_devices=num_devices, num_chunks=num_chunks, chunk=chunk, num_local=num_local)
-        derived.update(num_padded=num_padded, is_padded=num_padded > size, divides=size % num_devices == 0)
-        derived.update(has_idle_device=num_padded - size >= num_local, has_mesh_alone=shape.keys() == set(names))
-        derived.update(is_said=self.axis.mesh is not None or isinstance(mesh, AbstractMesh))
-        derived.update(is_explicit=mesh is not None and not set(names).isdisjoint(mesh.explicit_axes))
-        derived.update(spec=P(names) if names else P(), crossed_axes=tuple([n for n in names if shape[n] > 1]))
+        names, shape = self.mesh_axes, dict(self.mesh.shape) if self.mesh is not None else {}
+        self.size = self.axis.size
+        self.num_devices = math.prod(map(shape.__getitem__, names))  # as many as blocks
+        per_device = -(-self.size // self.num_devices)
+        self.num_chunks = -(-per_device // (self.axis.at_once or per_device))  # that a device runs in turns
+        self.chunk = -(-self.size // (self.num_devices * self.num_chunks))  # elements of one
+        self.num_local = self.chunk * self.num_chunks  # rows of a block
+        self.num_padded = self.num_local * self.num_devices  # rows of all
+        self.is_padded = self.num_padded > self.size
+        self.has_idle_device = self.num_padded - self.size >= self.num_local
+        self.divides = self.size % self.num_devices == 0  # blocks could be equal without padding
+        self.is_said = self.axis.mesh is not None or isinstance(self.mesh, AbstractMesh)  # not chosen by default
+        self.is_explicit = self.mesh is not None and not set(names).isdisjoint(self.mesh.explicit_axes)
+        self.has_mesh_alone = shape.keys() == set(names)  # a block is on one device, and not on a group
+        # JAX does not enter mesh axes of one device, so nothing can be sent along them.
+        self.crossed_axes = tuple([name for name in names if shape[name] > 1])
+        self.spec = P(names) if names else P()
 
     def __str__(self) -> str:
         number, turns = self.num_devices, f", {self.chunk} at once" * (self.num_chunks > 1)

@@ -68,8 +68,8 @@ def pmap(
     known: dict[Any, Placement | None] = {}  # how arguments lie that need not be prepared, and what their results are
     returns_models = False
 
-    def split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any, list[int | None], Axis]:
-        """Return the leaves of what is not static, their structure, the mapped axis of each, and the px.Axis."""
+    def split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any, list[int | None], Placement]:
+        """Return the leaves of what is not static, their structure, the mapped axis of each, and where elements lie."""
         dynamic = {position: arg for position, arg in enumerate(args) if position not in static}
         leaves, structure = jax.tree.flatten((dynamic, kwargs))
         entries = tuple(in_axes) if isinstance(in_axes, (tuple, list)) else in_axes
@@ -77,27 +77,26 @@ def pmap(
             entries = tuple(entries[i] for i in dynamic)
         axes = _entries("in_axes", entries, tuple(dynamic.values()))
         axes += [0] * (len(leaves) - len(axes))  # keyword arguments
-        return leaves, structure, axes, _placed(Axis(name, _size(axes, (dynamic, kwargs), axis_size)))
+        return leaves, structure, axes, placing.place(_placed(Axis(name, _size(axes, (dynamic, kwargs), axis_size))))
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
         nonlocal returns_models
-        leaves, structure, axes, axis = split(args, kwargs)
-        leading = [
-            verbs.broadcast(x, axis) if at is None else jnp.moveaxis(x, at, 0)
-            for at, x in zip(axes, leaves, strict=True)
-        ]
+        leaves, structure, axes, placement = split(args, kwargs)
+        axis = placement.axis
+        sides = zip(axes, leaves, strict=True)
+        leading = [verbs.broadcast(x, axis) if at is None else jnp.moveaxis(x, at, 0) for at, x in sides]
 
         def element(own: dict[int, Any], named: dict[str, Any]) -> Any:
             return fn(*(own.get(i, pytrees.opened(arg)) for i, arg in enumerate(args)), **named)
 
         result = verbs.map_sealed(pytrees.of_opened(element), structure.unflatten(leading), axis)
-        returns_models |= pytrees.is_sealed(result)
         results, out_tree = jax.tree.flatten(result)
+        returns_models |= len(jax.tree.leaves(pytrees.opened(result))) > len(results)
         outs = zip(_entries("out_axes", out_axes, result), results, strict=True)
         return out_tree.unflatten([y[0] if at is None else jnp.moveaxis(y, 0, at) for at, y in outs])
 
     def in_blocks(*args: Any, **kwargs: Any) -> Any:
-        result, placement = mapped(*args, **kwargs), placing.place(split(args, kwargs)[-1])
+        result, placement = mapped(*args, **kwargs), split(args, kwargs)[-1]
         if not has_blocks(placement):
             return result
         rows = jax.tree.map(lambda y: arrays.pad(y, placement, safe=False), result)
@@ -118,8 +117,7 @@ def pmap(
         Also return where padded rows come from, if there are any.
         """
         args, kwargs = pytrees.given("pmap", args, kwargs)
-        leaves, structure, axes, axis = split(args, kwargs)
-        placement = placing.place(axis)
+        leaves, structure, axes, placement = split(args, kwargs)
 
         def moved(x: Any, at: int | None) -> Any:
             is_bound = not arrays.is_traced(x) and getattr(x, "committed", False)

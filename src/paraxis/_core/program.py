@@ -52,12 +52,10 @@ def program(
         >>> jax.grad(loss)(2.0, jnp.array([0.0, 1.0, 2.0, 1.0]))
         Array(4., dtype=float32, weak_type=True)
     """
-    if callable(placements):
-        raise AxisError("program: placements must be a dict of axes and sizes; write @px.program(clients=8)")
-    declared = {**(placements or {}), **axes}
-    if not declared:
+    if callable(placements) or not (placements or axes):
         raise AxisError("program: no axis was given; write @px.program(clients=8)")
-    made = tuple(size if isinstance(size, Axis) else Axis(name, size) for name, size in declared.items())  # pyright: ignore
+    declared = {**(placements or {}), **axes}.items()
+    made = tuple(size if isinstance(size, Axis) else Axis(name, size) for name, size in declared)  # pyright: ignore
     return lambda fn: Program(fn, made)
 
 
@@ -110,12 +108,12 @@ def _evaluated(fn: Callable[..., Any], operands: Sequence[Any]) -> Any:
     if isinstance(jnp.zeros(()), jax_api.Tracer):
         return fn(*operands)
     operands = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in operands]
-    closed, out_tree = jax_api.trace(fn, [jax_api.struct(x) for x in operands], {})
-    closed, consts = jax_api.without_constants(jax_api.dce(closed)[0])
-    everything = [*consts, *operands]
+    traced, out_tree = jax_api.trace(fn, [jax_api.struct(x) for x in operands], {})
+    closed = jax_api.dce(traced)[0]
     is_ruled = jax_api.holds(closed.jaxpr, "custom_jvp_call", "custom_vjp_call")
-    run = jax_api.jaxpr_as_fun(closed) if is_ruled and arrays.is_traced(everything) else compiled(closed)
-    return jax.tree.unflatten(out_tree, run(*everything))
+    by_operation = is_ruled and arrays.is_traced([*closed.consts, *operands])
+    run = jax_api.jaxpr_as_fun(closed) if by_operation else compiled(closed)
+    return jax.tree.unflatten(out_tree, run(*operands))
 
 
 def share_out(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
@@ -130,14 +128,9 @@ def share_out(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
 @functools.lru_cache(maxsize=64)
 def _shared_mesh(axes: tuple[Axis, ...], devices: tuple[Any, ...]) -> Mesh:
     """Share devices out as :func:`program` says."""
-
-    def busiest(split: tuple[int, ...]) -> tuple[int, list[int]]:
-        elements = math.prod(-(-axis.size // part) for axis, part in zip(axes, split, strict=True))
-        return elements, [-part for part in split]
-
-    divisors = [d for d in range(1, len(devices) + 1) if len(devices) % d == 0]
-    splits = itertools.product(divisors, repeat=len(axes))
-    split = min((s for s in splits if math.prod(s) == len(devices)), key=busiest)
+    divisors, sizes = [d for d in range(1, len(devices) + 1) if len(devices) % d == 0], np.array([a.size for a in axes])
+    splits = (s for s in itertools.product(divisors, repeat=len(axes)) if math.prod(s) == len(devices))
+    split = min(splits, key=lambda s: (np.prod(-(-sizes // s)), [-part for part in s]))
     return Mesh(np.array(devices).reshape(split), tuple(axis.name for axis in axes))
 
 

@@ -62,10 +62,6 @@ def _classes(library: str, *names: str) -> tuple[type, ...]:
     return tuple(getattr(loaded, name) for name in names if hasattr(loaded, name))
 
 
-def _is_object(x: Any) -> bool:
-    return is_model(x) or is_nnx(x)
-
-
 def sealed(tree: Any) -> Any:
     """Return the tree with what is fixed in its models made part of its structure, or as it is if it has none."""
     if isinstance(tree, _ARRAYS) or all(isinstance(leaf, _ARRAYS) for leaf in jax.tree.leaves(tree)):
@@ -74,7 +70,7 @@ def sealed(tree: Any) -> Any:
     def part(x: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf if isinstance(leaf, _ARRAYS) else Fixed(leaf), x) if is_model(x) else x
 
-    return jax.tree.map(part, tree, is_leaf=_is_object)
+    return jax.tree.map(part, tree, is_leaf=lambda x: is_model(x) or is_nnx(x))
 
 
 def given(who: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -92,11 +88,6 @@ def opened(tree: Any) -> Any:
         return tree
     ends = (Fixed, *_classes("flax.nnx", "Pytree", "Variable"))
     return jax.tree.map(lambda x: x.value if isinstance(x, Fixed) else x, tree, is_leaf=lambda x: isinstance(x, ends))
-
-
-def is_sealed(tree: Any) -> bool:
-    """Return whether there is something fixed in a tree."""
-    return any(isinstance(x, Fixed) for x in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Fixed)))
 
 
 def of_opened(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -143,11 +143,8 @@ def _reduce(kind: str, x: Any, axis: Axis | str | None, where: Any, w: Any = Non
     w = pytrees.placed(verb, "w", pytrees.sealed(w), resolved)
     leaves, structure = jax.tree.flatten(x)
     weights = [None] * len(leaves) if w is None else pytrees.entries(w, x)
-    totals = dict[int, Any]()  # of each weight, once
-    for weight in weights if kind == "mean" else ():
-        if id(weight) not in totals:
-            counted = mask if weight is None else weight
-            totals[id(weight)] = resolved.size if counted is None else _folded("mean", counted, placement, mask)
+    counted = {id(weight): mask if weight is None else weight for weight in weights} if kind == "mean" else {}
+    totals = {at: resolved.size if x is None else _folded("mean", x, placement, mask) for at, x in counted.items()}
 
     def one(leaf: jax.Array, weight: jax.Array | None) -> jax.Array:
         y, dtype = _folded(kind, leaf, placement, mask, weight), _dtype(kind, leaf.dtype, jax_api.is_wide())
@@ -261,10 +258,8 @@ def _reduced_aval(x: ShapedArray, **_: Any) -> ShapedArray:
 
 def _reduce_rows(x: jax.Array, *, kind: str, size: int, padded: int | None, **_: Any) -> jax.Array:
     if padded is not None:
-        # Operations that the compiler splits over the devices without moving anything.
-        x = jax.lax.pad(x, np.zeros((), x.dtype), [(0, padded - size, 0)] + [(0, 0, 0)] * (x.ndim - 1))
-        index = jax.lax.broadcasted_iota(np.int32, (padded,) + (1,) * (x.ndim - 1), 0)
-        x = jnp.where(index < size, x, identity(kind, x.dtype))
+        # The compiler splits it over the devices without moving anything.
+        x = jax.lax.pad(x, identity(kind, x.dtype), [(0, padded - size, 0)] + [(0, 0, 0)] * (x.ndim - 1))
     # The dtype is settled before the primitive, so that local and global sums are taken in the same one.
     options = {"axis": 0, "dtype": x.dtype} if kind == "sum" else {"axis": 0}
     fold = functools.partial(getattr(jnp, kind), **options)

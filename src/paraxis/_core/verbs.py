@@ -147,9 +147,8 @@ def scatter(x: Any, axis: Axis | str | None = None) -> Any:
     target = arrays.sharding(placement, None if placement.divides else ())
 
     def one(leaf: jax.Array) -> jax.Array:
-        if isinstance(leaf, jax_api.Tracer):
-            return arrays.constrain(leaf, placement, rows=True) if placement.divides else leaf
-        return leaf if target is None else arrays.put(leaf, target)
+        is_traced = isinstance(leaf, jax_api.Tracer)
+        return arrays.constrain(leaf, placement, rows=placement.divides) if is_traced else arrays.put(leaf, target)
 
     return pytrees.opened(jax.tree.map(one, x))
 
@@ -174,9 +173,8 @@ def gather(x: Any, axis: Axis | str | None = None) -> Any:
     placement, x = _placed("gather", x, axis)
 
     def one(leaf: jax.Array) -> Any:
-        if isinstance(leaf, jax_api.Tracer):
-            return arrays.constrain(leaf, placement, rows=False)
-        return arrays.on_host(leaf)
+        is_traced = isinstance(leaf, jax_api.Tracer)
+        return arrays.constrain(leaf, placement, rows=False) if is_traced else arrays.on_host(leaf)
 
     return pytrees.opened(jax.tree.map(one, x))
 
