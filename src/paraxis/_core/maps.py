@@ -100,8 +100,10 @@ def _avals(*operands: Any, body: ClosedJaxpr, summed: Sequence[bool], how: How, 
 
 def _computed(*operands: jax.Array, how: How, **params: Any) -> list[jax.Array]:
     """Return the results, by the devices at hand."""
-    element = Element(*(params[field] for field in Element._fields))
-    found = Elements(element, placing.as_here(how.placement), how.lowering).run(operands)
+    element, placement = Element(*(params[field] for field in Element._fields)), how.placement
+    if isinstance(placement.mesh, AbstractMesh) and not (entered := jax.sharding.get_abstract_mesh()).empty:
+        placement = dataclasses.replace(placement, mesh=entered)  # of which some axes are taken
+    found = Elements(element, placement, how.lowering).run(operands)
     return [jax_api.weak(y) if a.weak_type else y for y, a in zip(found, element.body.out_avals, strict=True)]
 
 

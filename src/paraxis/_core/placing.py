@@ -229,14 +229,6 @@ def place(axis: Axis) -> Placement:
     return Placement(axis, mesh, free) if free else Placement(axis, None, ())
 
 
-def as_here(placement: Placement) -> Placement:
-    """Return the same placement where the mesh that it is on has been entered: some of its axes are taken."""
-    context = jax.sharding.get_abstract_mesh()
-    if context.empty or not isinstance(placement.mesh, AbstractMesh):
-        return placement
-    return dataclasses.replace(placement, mesh=context)
-
-
 @functools.lru_cache(maxsize=64)
 def mesh_of(devices: tuple[Any, ...], name: str = DEVICES) -> Mesh:
     """Return a mesh of one axis over these devices, by default one to set: axes that leave their place open lie on it.
