@@ -277,6 +277,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"evaluate": lambda w, n: {"n": n.sum()}, "held_out": (np.array([2**40]),)},
         r"\(data, held_out\)\[1\]\[0\] holds 1099511627776",
     ),
+    "a path": ({"checkpoint": "runs"}, r"checkpoint is 'runs'; write checkpoint=px\.Checkpoints\('runs'\)"),
+    "a patience": ({"stop_early": 3}, r"stop_early is 3; write stop_early=px\.train\.StopEarly"),
     "a pair of evaluate": ({"evaluate": lambda w: (w, w)}, "step and evaluate give one array"),
 }
 

@@ -41,6 +41,7 @@ def variables() -> Any:
     ("make", "message"),
     [
         (lambda: px.TrainState.create(nnx.Dropout(0.5), SGD), "no arrays to train"),
+        (lambda: px.TrainState.create(plain_params(), 0.1), r"optimizer is 0\.1; write optimizer=optax\.adam"),
         (lambda: px.TrainState.create(Net(), SGD, mutable={"a": 1}), "has mutable state of its own"),
         (lambda: px.TrainState.create({"f": Net()}, SGD), "Net in a dict would be trained like parameters"),
         (lambda: px.TrainState.create(nnx.state(Net()), SGD), "would be trained like parameters"),

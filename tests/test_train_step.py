@@ -130,6 +130,16 @@ def test_train_step_has_the_precision_of_the_parameters_and_rounds_no_targets(ma
     assert {x.dtype for x in jax.tree.leaves((params, metrics))} == {jnp.dtype("float32")}
 
 
+@pytest.mark.parametrize("clip", [None, 10.0])
+def test_train_step_takes_the_norm_of_a_gradient_in_float32(clip: float | None) -> None:
+    """Its square, 1e6, is more than float16 holds."""
+    state = px.TrainState.create({"w": jnp.zeros(4, "float16")}, optax.sgd(1.0))
+    step = px.train_step(lambda params, batch: 500 * (batch @ params["w"]).astype("float32"), clip=clip)
+    state, metrics = step(state, np.ones((8, 4), "float16"))
+    assert float(metrics["grad_norm"]) == 1000
+    np.testing.assert_array_equal(state.params["w"], np.full(4, -500 if clip is None else -5, "float16"))
+
+
 def adversarial() -> Any:
     """Sharpness-aware minimisation, whose update refuses the loss."""
     return optax.contrib.sam(optax.sgd(0.1), optax.chain(optax.contrib.normalize(), optax.sgd(0.05)), sync_period=2)
@@ -153,8 +163,15 @@ def test_train_step_gives_an_optimiser_the_loss_if_it_takes_it(optimizer: Any, t
     assert_near(trained(plain_state(optimizer), px.train_step(plain_loss), batches)[0].params, params)
 
 
-@pytest.mark.parametrize(("devices", "microbatches"), table([(8, 4)], [(1, None), (8, None)]))
-def test_eval_step_gives_metrics_of_all_rows(devices: int, microbatches: int | None) -> None:
+@pytest.mark.parametrize("make", [px.train_step, px.eval_step])
+def test_a_step_warns_of_predictions_and_labels_that_broadcast_to_pairs_of_rows(make: Any) -> None:
+    step = make(lambda params, batch: (batch["x"] @ params["w"][:, :1] - batch["y"]) ** 2)
+    with pytest.warns(UserWarning, match=r"the loss has shape \(6, 6\), .*write model\(x\)\[:, 0\]"):
+        step(plain_state(), rows(6))
+
+
+@pytest.mark.parametrize(("devices", "microbatches"), table([(8, 4)], [(1, 1), (8, 1)]))
+def test_eval_step_gives_metrics_of_all_rows(devices: int, microbatches: int) -> None:
     def fn(params: Any, batch: Any) -> Any:
         error = models.plain(params, batch["x"]) - batch["y"]
         return {"positive": error > 0, "absolute": jnp.mean(jnp.abs(error))}

@@ -29,6 +29,12 @@ def one_of(who: str, argument: str, value: Any, choices: tuple[Any, ...], error:
         raise error(f"{who}: {argument} must be one of {', '.join(map(repr, choices))}, got {described(value)}")
 
 
+def has(who: str, argument: str, value: Any, attribute: str, write: str, error: type[Exception] = DataError) -> None:
+    """Check that an argument is ``None`` or of the kind of what ``write`` makes, which has an attribute."""
+    if value is not None and not hasattr(value, attribute):
+        raise error(f"{who}: {argument} is {described(value)}; write {argument}={write}")
+
+
 def number(
     who: str,
     argument: str,

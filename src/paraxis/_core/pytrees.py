@@ -46,9 +46,8 @@ class Fixed:
 
 def is_model(x: Any) -> bool:
     """Return whether an object is a pytree that can be called, or an Equinox module; NNX modules are none."""
-    if isinstance(x, _ARRAYS) or not (callable(x) or isinstance(x, _classes("equinox", "Module"))):
-        return False
-    return not jax.tree_util.all_leaves([x]) and not is_nnx(x)
+    is_object = callable(x) or isinstance(x, _classes("equinox", "Module"))
+    return is_object and not (jax.tree_util.all_leaves([x]) or is_nnx(x))
 
 
 def is_nnx(x: Any) -> bool:
@@ -58,18 +57,15 @@ def is_nnx(x: Any) -> bool:
 
 def _classes(library: str, *names: str) -> tuple[type, ...]:
     """Return the classes of a library; none if it is not loaded, since nothing can be made of them then."""
-    loaded = sys.modules.get(library)
-    return tuple(getattr(loaded, name) for name in names if hasattr(loaded, name))
+    return tuple(filter(None, (getattr(sys.modules.get(library), name, None) for name in names)))
 
 
 def sealed(tree: Any) -> Any:
     """Return the tree with what is fixed in its models made part of its structure, or as it is if it has none."""
     if isinstance(tree, _ARRAYS) or all(isinstance(leaf, _ARRAYS) for leaf in jax.tree.leaves(tree)):
         return tree
-
-    def part(x: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf if isinstance(leaf, _ARRAYS) else Fixed(leaf), x) if is_model(x) else x
-
+    fixed = lambda leaf: leaf if isinstance(leaf, _ARRAYS) else Fixed(leaf)  # noqa: E731
+    part = lambda x: jax.tree.map(fixed, x) if is_model(x) else x  # noqa: E731
     return jax.tree.map(part, tree, is_leaf=lambda x: is_model(x) or is_nnx(x))
 
 
@@ -84,10 +80,8 @@ def given(who: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 def opened(tree: Any) -> Any:
     """Return the tree that was :func:`sealed`."""
-    if isinstance(tree, _ARRAYS):
-        return tree
-    ends = (Fixed, *_classes("flax.nnx", "Pytree", "Variable"))
-    return jax.tree.map(lambda x: x.value if isinstance(x, Fixed) else x, tree, is_leaf=lambda x: isinstance(x, ends))
+    is_end = lambda x: isinstance(x, Fixed) or is_nnx(x)  # noqa: E731
+    return jax.tree.map(lambda x: x.value if isinstance(x, Fixed) else x, tree, is_leaf=is_end)
 
 
 def of_opened(fn: Callable[..., Any]) -> Callable[..., Any]:

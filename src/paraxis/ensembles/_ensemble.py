@@ -201,6 +201,8 @@ class Ensemble:
         count = _fit.num_rows(data, rows)
         check.count("ensemble.fit", "batch_size", batch_size, most=count, error=DataError)
         check.count("ensemble.fit", "epochs", epochs, error=DataError)
+        check.has("ensemble.fit", "checkpoint", checkpoint, "restore", "px.Checkpoints('runs')")
+        check.has("ensemble.fit", "stop_early", stop_early, "patience", "px.train.StopEarly('loss')")
         run = {"rows": count, "batch": batch_size, "key": np.ravel(_members.numbers(key)).tolist()}
         history, best, scanned = _fit.History(len(self), epochs, count // batch_size, stop_early), None, None
         in_axes = None, 0, None if rows is None else 0, 0

@@ -61,9 +61,8 @@ class History:
 
     def __init__(self, size: int, total: int, num_steps: int, rule: Any) -> None:
         self.epochs: list[Epoch] = []
-        self.best_epoch, self.stopped = np.full(size, -1), np.full(size, -1)
+        self.best_epoch, self.stopped, self._least = np.full(size, -1), np.full(size, -1), np.full(size, np.inf)
         self.num_steps, self._total, self._rule = num_steps, total, rule
-        self._least = np.full(size, np.inf)
 
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the steps ``(num_epochs,)`` after each epoch, and the members' values, ``(num_epochs, size, ...)``."""
@@ -80,9 +79,8 @@ class History:
     def add(self, metrics: Metrics) -> np.ndarray:
         """Add an epoch; return which members are better than ever, by the rule."""
         rule, epoch, active = self._rule, len(self.epochs), self.stopped < 0
-        metrics = {
-            name: np.asarray(x, np.result_type(x.dtype, float)) for name, x in metrics.items()
-        }  # as after a resume
+        # As after a resume.
+        metrics = {name: np.asarray(x, np.result_type(x.dtype, float)) for name, x in metrics.items()}
         improved = active
         if rule is not None:
             if np.shape(metrics.get(rule.metric, 0.0)) != active.shape:
@@ -98,8 +96,7 @@ class History:
 
     def is_due(self, checkpoint: Any) -> bool:
         """Return whether to save after the last epoch: at the end, or where the checkpoint's schedule says so."""
-        steps = [self.epochs[-1].step - before for before in range(self.num_steps)]
-        return self.is_over or checkpoint.every is None or any(map(checkpoint.is_due, steps))
+        return self.is_over or checkpoint.every is None or self.epochs[-1].step % checkpoint.every < self.num_steps
 
     def notes(self) -> dict[str, Any]:
         """Return all metrics as JSON has them; and the last means, for ``best=`` of a checkpoint."""

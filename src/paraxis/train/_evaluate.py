@@ -43,14 +43,9 @@ class Evaluate:
     def __init__(self, step: Any, data: Any, every: int | Literal["epoch"] = "epoch", name: str = "test") -> None:
         if isinstance(step, TrainStep):
             raise DataError("px.Evaluate: step is a training step; write px.Evaluate(px.eval_step(loss), data)")
-        if every != "epoch":
-            check.count("px.Evaluate", "every", every, write="every=100, or every='epoch'", error=DataError)
-        self.name, self._every, self._step = name, every, step
+        self.every = None if every == "epoch" else check.count("px.Evaluate", "every", every, error=DataError)
+        self.name, self.step = name, step
         self._data = data if isinstance(data, Loader) else Batches("px.Evaluate: data", data)
-
-    def is_due(self, step: int, ends_epoch: bool) -> bool:
-        """Return whether it is time, after so many steps."""
-        return ends_epoch if isinstance(self._every, str) else step % self._every == 0
 
     def __call__(self, state: Any, asked: Callable[[], Any] = bool) -> dict[str, float]:
         """Return the averages over all data, by names that begin with its own.
@@ -70,7 +65,7 @@ class Evaluate:
             for batch in batches:
                 if asked():
                     return {}
-                pending.append((send(self._step(state, batch)), rows_of(batch)))
+                pending.append((send(self.step(state, batch)), rows_of(batch)))
                 if len(pending) > AHEAD:
                     sums = add(sums, fetch(*pending.popleft()))
                 processes.note_progress()

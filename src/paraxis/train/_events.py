@@ -52,7 +52,10 @@ class Event:
 
 
 class Reporter(abc.ABC):
-    """A display or a log of events."""
+    """A display or a log of events. A log's first failure, say on a full disk, is a warning: training continues."""
+
+    def __init__(self, argument: str, path: Path) -> None:
+        self._argument, self._path, self._has_failed = argument, path, False
 
     @abc.abstractmethod
     def __call__(self, event: Event) -> None:
@@ -63,6 +66,18 @@ class Reporter(abc.ABC):
 
     def close(self) -> None:  # noqa: B027
         """Write what waits, at the end."""
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._has_failed:
+                words = "training continues, and the log ends here"
+                warnings.warn(
+                    f"px.fit: {self._argument}: {self._path} cannot be written: {error}; {words}", stacklevel=4
+                )
+            self._has_failed = True
 
 
 class RunDisplay(Reporter):
@@ -101,30 +116,10 @@ def _numbers(metrics: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {metrics[name]:.4g}" for name in names)
 
 
-_MARK = b'{"event": "start"'
-"""The beginning of each log."""
+_MARK = b'{"event": "start"'  # the beginning of each log
 
 
-class _Written(Reporter):
-    """A log whose first failure to be written, say on a full disk, is a warning: training continues."""
-
-    def __init__(self, argument: str, path: Path) -> None:
-        self._argument, self._path, self._has_failed = argument, path, False
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if not self._has_failed:
-                words = "training continues, and the log ends here"
-                warnings.warn(
-                    f"px.fit: {self._argument}: {self._path} cannot be written: {error}; {words}", stacklevel=4
-                )
-            self._has_failed = True
-
-
-class Log(_Written):
+class Log(Reporter):
     """A file of JSON lines: one at the start, one for each step, epoch and evaluation."""
 
     def __init__(self, path: str | os.PathLike[str], start: int, facts: dict[str, Any]) -> None:
@@ -163,7 +158,7 @@ class Log(_Written):
                 raise OSError("the disk is full")
 
 
-class TensorBoard(_Written):
+class TensorBoard(Reporter):
     """Event files for TensorBoard: ``train/…`` of steps, ``epoch/…``, and evaluations by their names.
 
     A run that resumes writes another file, which has TensorBoard leave out later steps of those before.

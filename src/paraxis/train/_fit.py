@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from paraxis._core import check
 from paraxis._host import processes
 from paraxis.errors import DataError, StateError
 from paraxis.train import _resume
@@ -153,6 +154,8 @@ def fit(
         raise DataError(f"px.fit: give either epochs or steps, got {epochs} and {steps}; write epochs=10")
     if isinstance(checkpoint, (str, os.PathLike)):
         checkpoint = Checkpoints(checkpoint)
+    check.has("px.fit", "checkpoint", checkpoint, "restore", "px.Checkpoints('runs', every=100)")
+    check.has("px.fit", "stop_early", stop_early, "judge", "px.train.StopEarly('test/loss')")
     found = data if isinstance(data, Loader) else Batches("px.fit: data", data)
     arrays = {name: x for name, x in found.leaves.items() if isinstance(x, np.ndarray)}
     processes.require_same("px.fit", arrays, "give each process the same data: px.fit divides them")

@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,7 @@ from paraxis.train._loss import Mean
 
 MOST_POINTS = 512
 
-Sums = dict[str, tuple[float, float]]
-"""Totals and weights by name."""
+Sums = dict[str, tuple[float, float]]  # totals and weights by name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,14 +144,9 @@ def send(metrics: Any) -> Any:
     kinds = {(x.dtype, x.shape, x.sharding) if isinstance(x, jax.Array) else None for x in leaves}
     if jax.default_backend() == "cpu" or len(kinds) != 1 or None in kinds:
         return metrics
-    packed = _Packed(structure, _stacked(leaves))
-    packed.numbers.copy_to_host_async()
-    return packed
-
-
-class _Packed(NamedTuple):
-    structure: Any
-    numbers: jax.Array
+    packed = _stacked(leaves)
+    packed.copy_to_host_async()
+    return structure, packed
 
 
 _stacked = jax.jit(jnp.stack)
@@ -160,8 +154,8 @@ _stacked = jax.jit(jnp.stack)
 
 def fetch(metrics: Any, rows: int) -> Sums:
     """Return metrics of a batch of so many rows as sums in float64. One that is no ``Mean`` is the mean over them."""
-    if isinstance(metrics, _Packed):
-        metrics = jax.tree.unflatten(metrics.structure, np.asarray(metrics.numbers).tolist())
+    if isinstance(metrics, tuple) and isinstance(metrics[0], jax.tree_util.PyTreeDef):
+        metrics = jax.tree.unflatten(metrics[0], np.asarray(metrics[1]).tolist())
     sums = {}
     for name, x in (metrics if isinstance(metrics, Mapping) else {"loss": metrics}).items():
         mean = x if isinstance(x, Mean) else Mean(None, rows or 1, x)

@@ -89,10 +89,14 @@ class Loop:
     @property
     def due(self) -> list[str]:
         """The evaluations that are due after the last step and not done; at the end, all of them are due."""
-        ends, at_epoch = self.is_over, self.run.next.within == 0
-        due = [name for name, one in self.evaluations.items() if ends or one.is_due(self.num_steps, at_epoch)]
+        ends = self.is_over
+        due = [name for name, one in self.evaluations.items() if ends or self._is_time(one.every)]
         done = self.run.recorder.evaluated(self.num_steps) if due else {}
         return [name for name in due if not any(metric.startswith(f"{name}/") for metric in done)]
+
+    def _is_time(self, every: int | None) -> bool:
+        """Return whether so many steps are done again; of ``None``, whether an epoch is."""
+        return self.run.next.within == 0 if every is None else self.num_steps % every == 0
 
     @property
     def _epoch(self) -> int:
@@ -125,8 +129,8 @@ class Loop:
 
     def _advance(self, position: Position, batch: Any) -> None:
         """Take one step; the metrics of an earlier one are fetched."""
-        run = self.run
-        with noted(f"px.fit: raised by step {position.number + 1} ({position})"):
+        run, hint = self.run, _hint(self.step, "px.train_step")
+        with noted(f"px.fit: raised by step {position.number + 1} ({position}){hint}"):
             if self.checkpoints is not None:
                 self._note_program(batch)
             run.state, metrics = _checked(self.step(run.state, batch), run.state)
@@ -161,9 +165,8 @@ class Loop:
     def _between(self, stop: processes.StopSignal) -> None:
         """Do what is due after a step. The devices are waited for only if something is."""
         due, checkpoints, at_epoch = self.due, self.checkpoints, self.run.next.within == 0
-        saves = source_of(self._best_by or "") in due  # the best is saved, though none is due
-        if checkpoints is not None:
-            saves |= at_epoch if checkpoints.every is None else checkpoints.is_due(self.num_steps)
+        is_best = source_of(self._best_by or "") in due  # it is saved, though no checkpoint is due
+        saves = is_best or (checkpoints is not None and self._is_time(checkpoints.every))
         sees_epochs = self.callbacks or (self.rule is not None and not source_of(self.rule.metric))
         if due or saves or self.is_over or (at_epoch and sees_epochs):
             self._drain()
@@ -173,9 +176,10 @@ class Loop:
     def _finish(self, stop: processes.StopSignal, *, saves: bool) -> None:
         """Do evaluations that are due, and a checkpoint. What a signal leaves of them is done when the run goes on."""
         while due := self.due:
-            name = due[0]
-            with noted(f"px.fit: raised by evaluation {name!r}, after step {self.num_steps}"):
-                metrics = self.evaluations[name](self.run.state, stop.asked)
+            name, one = due[0], self.evaluations[due[0]]
+            hint = _hint(one.step, "px.eval_step")
+            with noted(f"px.fit: raised by evaluation {name!r}, after step {self.num_steps}{hint}"):
+                metrics = one(self.run.state, stop.asked)
             if not metrics:
                 return
             self._require_named(metrics, name)
@@ -293,6 +297,10 @@ class Loop:
             name = getattr(callback, "__qualname__", type(callback).__name__)
             with noted(f"px.fit: raised by the callback {name}, after step {event.step}"):
                 callback(event)
+
+
+def _hint(step: Any, make: str) -> str:
+    return "" if hasattr(step, "trace") else f"; if it is a loss function, write {make}(loss)"
 
 
 def _checked(result: Any, before: Any) -> tuple[Any, Any]:

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
@@ -115,8 +116,14 @@ class LossFunction:
     def _mean(self, which: str, value: Any, size: int) -> Mean:
         """Return the mean: a scalar is that of the rows at hand; rows are averaged; a Mean says what it is of."""
         if isinstance(value, Mean):
-            return Mean(_wide(value.total), jax.lax.stop_gradient(_wide(value.weight)))
-        x = _wide(value)
+            return Mean(wide(value.total), jax.lax.stop_gradient(wide(value.weight)))
+        x = wide(value)
+        if x.shape == (size, size) and size > 1:
+            warnings.warn(
+                f"{self._what}: {which} has shape {x.shape}, as predictions (rows, 1) less labels (rows,) have; write "
+                f"model(x)[:, 0]; or, if each row has {size} values, return their means: jnp.mean(losses, 1)",
+                stacklevel=2,
+            )
         if x.shape and x.shape[0] != size:
             raise DataError(
                 f"{self._what}: {which} has shape {x.shape}, but there are {size} rows; return a scalar, the mean over "
@@ -131,8 +138,8 @@ def value_of(loss: Mean) -> jax.Array:
     return loss.total / jnp.where(loss.weight == 0, 1, loss.weight) if loss.value is None else loss.value
 
 
-def _wide(x: Any) -> jax.Array:
-    """Return an array in a dtype that means are taken in: float32, or what is wider."""
+def wide(x: Any) -> jax.Array:
+    """Return an array in a dtype that sums are taken in: float32, or what is wider."""
     x = jnp.asarray(x)
-    is_wide = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize >= 4
+    is_wide = jnp.issubdtype(x.dtype, jnp.inexact) and x.dtype.itemsize >= 4
     return x if is_wide else x.astype(jnp.float32)

@@ -12,8 +12,7 @@ from jax.dtypes import prng_key
 from paraxis._core import pytrees
 from paraxis.errors import StateError
 
-_Parts = tuple["Form", Any, Any]
-"""A model's form, its parameters, and what else changes."""
+_Parts = tuple["Form", Any, Any]  # a model's form, its parameters, and what else changes
 
 
 class Form:

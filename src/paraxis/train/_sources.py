@@ -84,8 +84,7 @@ def _words(*numbers: int) -> np.ndarray:
     return np.array(numbers, np.uint64)  # a list of large and small ones would become floats
 
 
-_Read = Callable[[np.ndarray, int], Any]
-"""``read(rows, epoch)`` → a tree of arrays ``(len(rows), ...)``."""
+_Read = Callable[[np.ndarray, int], Any]  # read(rows, epoch) → a tree of arrays (len(rows), ...)
 
 
 class Source(abc.ABC):

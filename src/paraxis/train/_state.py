@@ -94,6 +94,7 @@ class TrainState:
         """
         if ema is not None:
             check.number("TrainState.create", "ema", ema, least=0, most=1, write="ema=0.999", error=StateError)
+        check.has("TrainState.create", "optimizer", optimizer, "init", "optax.adam(1e-3)", StateError)
         if key is not None and not is_a(prng_key, key):  # what jax.random.PRNGKey makes
             key = jax.random.wrap_key_data(jnp.asarray(key))
         form, params, rest = _models.split(model, key, sample)

@@ -33,9 +33,8 @@ class _Step(abc.ABC):
         donate: bool = False,
     ) -> None:
         check.one_of(what, "precision", precision, (None, "bfloat16"), StateError)
-        number = 1 if microbatches is None else microbatches
         self._what, self._fn, self._axis = what, LossFunction(what, fn), _batches.axis_of(what, axis)
-        self._microbatches = check.count(what, "microbatches", number, write="microbatches=4", error=StateError)
+        self._microbatches = check.count(what, "microbatches", microbatches, write="microbatches=4", error=StateError)
         self._dtype, self._shard = None if precision is None else jnp.dtype(precision), shard
         self._jitted = jax.jit(self._body, static_argnums=(2, 3), donate_argnums=(0,) if donate else ())
         self._last: tuple[Any, Devices] | None = None  # the mesh in force at the last call, and the devices then
@@ -203,7 +202,7 @@ def train_step(
     loss_fn: Callable[..., Any],
     *,
     axis: str | Axis = "batch",
-    microbatches: int | None = None,
+    microbatches: int = 1,
     precision: str | None = None,
     clip: float | None = None,
     guard: bool = True,
@@ -264,7 +263,7 @@ def eval_step(
     fn: Callable[..., Any],
     *,
     axis: str | Axis = "batch",
-    microbatches: int | None = None,
+    microbatches: int = 1,
     precision: str | None = None,
 ) -> EvalStep:
     """Make a function that computes metrics of a batch on all devices: ``metrics = evaluate(state, batch)``.

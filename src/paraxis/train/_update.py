@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from paraxis._core.check import needed
 from paraxis.errors import StateError
-from paraxis.train._loss import Mean, Metrics, Outcome, value_of
+from paraxis.train._loss import Mean, Metrics, Outcome, value_of, wide
 from paraxis.train._state import TrainState
 
 
@@ -22,12 +22,12 @@ def updated(
         import optax
     if taken := sorted({"loss", "grad_norm"} & set(found.metrics)):
         raise StateError(f"px.train_step: metric {taken[0]!r} has a name that the step uses; give yours another")
-    loss, norm = found.loss, optax.tree.norm(gradient)
+    loss, norm = found.loss, optax.tree.norm(jax.tree.map(wide, gradient))
     metrics = {"loss": loss, **found.metrics}
     if clip is not None or guard:
         metrics["grad_norm"] = Mean(norm, jnp.ones_like(norm))
     if clip is not None:
-        gradient = jax.tree.map(lambda g: jax.lax.select(norm < clip, g, (g / norm.astype(g.dtype)) * clip), gradient)
+        gradient = jax.tree.map(lambda g: jnp.where(norm < clip, g, wide(g) / norm * clip).astype(g.dtype), gradient)
 
     def optimized(state: TrainState) -> TrainState:
         optimizer, decay = state.optimizer, state.ema_decay
