@@ -55,14 +55,16 @@ sys.exit(7 if os.environ["PARAXIS_ATTEMPT"] == "0" else 0)
 """
 
 
+@pytest.mark.parametrize("is_module", [False, True])
 def test_command_line_leaves_words_after_a_launched_script_to_it(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_module: bool
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(SHOWS)
+    monkeypatch.chdir(tmp_path)
     arguments = ["-n", "8", "--grace", "1", "--help", "-m", "x"]
     options = ["-n", "2", "--devices", "3", "--restarts", "3", "--grace", "5"]
-    status, out, err = said(capsys, "launch", *options, str(script), *arguments)
+    status, out, err = said(capsys, "launch", *options, *(["-m", "train"] if is_module else [str(script)]), *arguments)
     assert status == 0
     assert "restart 1 of 3" in err
     lines = [line.removeprefix("[1] ") for line in out.splitlines() if line.startswith("[1] ")]

@@ -54,6 +54,9 @@ def test_explain_gives_each_collective_its_line_verb_and_side() -> None:
     assert (maximum.verb, maximum.is_backward, maximum.operand) == ("px.reduce_max", False, None)
     assert [c.line.number for c in (gradient, maximum) if c.line] == [line_with("map"), line_with("maximum")]
     assert {c.line.file for c in steps if c.line} == {str(HERE)}
+    rows = lies(FLAT, "d")
+    (turned,) = px.explain(jax.jit(lambda x: x.T, out_shardings=rows))(struct(16, 8, lies=rows)).collectives
+    assert (turned.kind, turned.is_backward) == ("all_to_all", False)  # JAX's name of it is transpose
     (permute, _) = report_on("pipeline").collectives
     assert permute.is_written
     assert permute.line is not None
