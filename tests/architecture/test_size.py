@@ -37,7 +37,7 @@ CEILINGS = {
     "the root": Size(279, 97, 4),
     "all rooms": Size(18_175, 10_784, 123),
 }
-TESTS = 17_824
+TESTS = 17_855
 
 
 def size(paths: Iterable[Path]) -> Size:
