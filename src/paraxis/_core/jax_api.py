@@ -7,12 +7,12 @@ range (0.10.2 and 0.12). What is imported here is listed with the reason why it 
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax._src import (
     clusters,  # says whether a scheduler has started this process, which else is alone
@@ -20,7 +20,6 @@ from jax._src import (
     core,  # the one place that says whether a trace is under way, where no argument tells
     distributed as distributed,  # its client is the only barrier that has a timeout
     hardware_utils,  # says whether there are TPUs, without starting them
-    source_info_util as source,  # says which line an operation that is bound again comes from
     xla_bridge as xla_bridge,  # says whether devices were started; can tell CPU's network its address
 )
 from jax._src.interpreters.partial_eval import lower_jaxpr2  # carries out what stands for other operations
@@ -28,6 +27,7 @@ from jax._src.lax import lax  # the one way to a weak type
 from jax._src.mesh import thread_resources as thread_resources  # what `with mesh:` entered, which JAX has given up
 from jax.core import ShapedArray as ShapedArray, Tracer as Tracer
 from jax.experimental import multihost_utils as multihost_utils, topologies as topologies
+from jax.extend import source_info_util as source
 from jax.extend.core import (
     ClosedJaxpr as ClosedJaxpr,
     Jaxpr as Jaxpr,
@@ -37,13 +37,11 @@ from jax.extend.core import (
     Var as Var,
     get_opaque_trace_state as get_opaque_trace_state,
     jaxpr_as_fun as jaxpr_as_fun,
-    jaxprs_in_params,
+    jaxprs_in_params as jaxprs_in_params,
+    subjaxprs,
 )
 from jax.interpreters import ad as ad, batching as batching, mlir, partial_eval
 from jax.sharding import NamedSharding, PartitionSpec as P
-
-GATHERS_EXPLICIT = jax.__version_info__ < (0, 12)  # jax < 0.12
-"""Whether a ``shard_map`` over some axes gathers what it is given over the others, if these are Explicit."""
 
 _INSIDE = tuple(f"{Path(file).parent}{os.sep}" for file in (jax.__file__, Path(__file__).parent))
 """The folders of code that is not the user's."""
@@ -57,13 +55,10 @@ def define_lowering(primitive: Primitive, implementation: Callable[..., Any]) ->
 def define_map(
     name: str, avals: Any, implementation: Any, evaluated: Any, jvp: Any, transpose: Any, batched: Any
 ) -> Primitive:
-    """Return a primitive with any number of operands and results.
+    """Return a primitive of any number of operands and results, with rules that are given what is not zero.
 
     ``avals`` gives the results' avals and effects; ``implementation`` is lowered, ``evaluated`` called with concrete
-    arrays. ``jvp(primals, live, tangents of these, **params)`` gives results, which of them have tangents, and these.
-    ``transpose(cotangents, of which results, operands, which are linear, **params)`` gives the linear ones' cotangents.
-    ``batched(operands, dims, size=, name=, params=)``: collectives may use the name of the batch. ``params`` have a
-    ``body``, and say ``how.names``, the sizes of the axes that it may name.
+    arrays. Parameters have a ``body``, and say ``how.names``, the sizes of the axes that it may name.
     """
 
     def without_high(*operands: Any, **params: Any) -> Any:
@@ -108,6 +103,16 @@ def define_map(
     return primitive
 
 
+def warn_of_gathers(axis: str) -> None:
+    """Warn that a ``shard_map`` over some axes gathers what it is given over the others, as these are Explicit."""
+    if jax.__version_info__ < (0, 12):  # jax < 0.12
+        warnings.warn(
+            f"jax {jax.__version__} gathers what a map over {axis!r} is given over the mesh's other axes, as these are "
+            "Explicit; update to jax 0.12, or make the mesh with axis_types=(jax.sharding.AxisType.Auto, …)",
+            stacklevel=3,
+        )
+
+
 def without_constants(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     """Return the same jaxpr with its constants as first arguments, and the constants."""
     if not closed.consts:
@@ -116,17 +121,13 @@ def without_constants(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     return ClosedJaxpr(closed.jaxpr.replace(constvars=[], invars=invars, debug_info=info), ()), list(closed.consts)
 
 
-def dce(
-    closed: ClosedJaxpr, outvars: Sequence[Any] | None = None, *, effects: bool = True, unread: bool = True
-) -> tuple[ClosedJaxpr, list[bool]]:
+def dce(closed: ClosedJaxpr, outvars: Any = None, *, unread: bool = True) -> tuple[ClosedJaxpr, list[bool]]:
     """Return a jaxpr for some of its values, by default its results, with only what these and its effects need.
 
-    Without ``effects``, operations that have some are left out, and without ``unread``, arguments that nothing reads.
-    Also return which arguments are left.
+    Also return which arguments are left: all, or, without ``unread``, those that are read.
     """
     chosen = list(closed.jaxpr.outvars if outvars is None else outvars)
-    eqns = closed.jaxpr.eqns if effects else [eqn for eqn in closed.jaxpr.eqns if not eqn.effects]
-    whole = closed.jaxpr.replace(eqns=eqns, outvars=chosen, debug_info=closed.jaxpr.debug_info.with_unknown_names())
+    whole = closed.jaxpr.replace(outvars=chosen, debug_info=closed.jaxpr.debug_info.with_unknown_names())
     with jax.enable_checks(False):  # they would look for axes whose names the caller has bound
         left, kept = partial_eval.dce_jaxpr(whole, [True] * len(chosen), instantiate=unread)
     return ClosedJaxpr(left, closed.consts), list(kept)
@@ -138,23 +139,12 @@ def trace(fn: Callable[..., Any], avals: Sequence[Any], axis_env: Mapping[str, i
     return closed, jax.tree.structure(shape)
 
 
-def bind(eqn: JaxprEqn, params: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Any]:
+def bind(eqn: JaxprEqn, *operands: Any) -> Sequence[Any]:
     """Apply an equation's primitive to other operands, in the context and from the line that it was traced in."""
-    info = eqn.source_info
-    names = source.current_name_stack() + info.name_stack
-    with source.user_context(info.traceback, name_stack=names), eqn.ctx.manager:
-        results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(dict(params)))
+    names = source.current_name_stack() + eqn.source_info.name_stack
+    with source.user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
+        results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(dict(eqn.params)))
     return results if eqn.primitive.multiple_results else [results]
-
-
-def bind_over_one(eqn: JaxprEqn, params: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Any]:
-    """:func:`bind`, but for a product over several dimensions, over one: XLA's CPU backend would copy an operand."""
-    sides, batched = params["dimension_numbers"] if eqn.primitive.name == "dot_general" else ([()], [()])
-    if len(sides[0]) > 1 and not batched[0]:
-        ahead = [jnp.moveaxis(x, dims, range(len(dims))) for x, dims in zip(operands, sides, strict=True)]
-        operands = [x.reshape(-1, *x.shape[len(sides[0]) :]) for x in ahead]
-        params = {**params, "dimension_numbers": (((0,), (0,)), ((), ()))}
-    return bind(eqn, params, operands)
 
 
 def bound_axes(eqn: JaxprEqn) -> frozenset[str]:
@@ -175,41 +165,15 @@ def axis_of(effect: Any) -> str | None:
     return str(effect.name) if isinstance(effect, core.NamedAxisEffect) else None
 
 
-def evaluate(
-    closed: ClosedJaxpr,
-    args: Sequence[Any],
-    inline: Callable[[JaxprEqn], bool],
-    run: Callable[..., Sequence[Any]] = bind,
-) -> list[Any]:
-    """Run a jaxpr equation by equation, each by ``run``; ``inline`` picks calls to be run by their bodies."""
-    values: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    values.update(zip(closed.jaxpr.invars, args, strict=True))
-    for eqn in closed.jaxpr.eqns:
-        operands = [v.val if isinstance(v, Literal) else values[v] for v in eqn.invars]
-        if inline(eqn):
-            inner = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call"]
-            results = evaluate(inner, operands, inline, run)
-        else:
-            results = run(eqn, eqn.params, operands)
-        values.update(zip(eqn.outvars, results, strict=True))
-    return [v.val if isinstance(v, Literal) else values[v] for v in closed.jaxpr.outvars]
-
-
 CALLS = frozenset(
     ("jit", "eval_jaxpr", "remat2", "custom_jvp_call", "custom_vjp_call", "call", "closed_call")  # jax < 0.12: two last
 )
 """Operations that do what their body does, once."""
 
 
-def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
-    """Return each jaxpr among an equation's parameters (bodies of loops, branches, calls)."""
-    return jaxprs_in_params(eqn.params)
-
-
 def equations(jaxpr: Jaxpr) -> list[JaxprEqn]:
-    """Return the equations of a program and of all bodies in it."""
-    inner = [equations(body) for eqn in jaxpr.eqns for body in jaxprs_in_params(eqn.params)]
-    return [*jaxpr.eqns, *itertools.chain(*inner)]
+    """Return the equations of a program and of all bodies in it, of loops, branches and calls."""
+    return [*jaxpr.eqns, *itertools.chain(*map(equations, subjaxprs(jaxpr)))]
 
 
 lines_kept = functools.partial(config.compilation_cache_include_metadata_in_key, True)
@@ -280,8 +244,7 @@ def typed_as(aval: Any, y: jax.Array) -> jax.Array:
     if not laid.mesh.explicit_axes:
         return y
     spec = aval.sharding.spec if not aval.sharding.mesh.empty else P(*[None] * y.ndim)
-    target = NamedSharding(laid.mesh, spec)
-    return y if laid == target else jax.reshard(y, target)
+    return jax.reshard(y, NamedSharding(laid.mesh, spec))
 
 
 weak: Any = functools.partial(lax._convert_element_type, weak_type=True)
@@ -294,10 +257,7 @@ def detects_cluster() -> bool:
 
 
 def collect_at(address: str) -> None:
-    """Have CPU devices meet those of other processes at this address of their host's; unless they have started.
-
-    JAX has no option for it, and takes what the host's name resolves to: an address that the host may not have.
-    """
+    """Have CPU devices meet others' here, unless they have started: JAX takes what the host's name resolves to."""
 
     def make() -> Any:
         client, gloo = distributed.global_state.client, xla_bridge._jax.make_gloo_tcp_collectives  # pyright: ignore

@@ -10,7 +10,7 @@ the compiler divides it. One element on each device runs in ``shard_map`` itself
 
 import dataclasses
 import functools
-import warnings
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -26,13 +26,6 @@ from paraxis._core.sums import Element
 from paraxis.errors import AxisError
 
 Lowering = Literal["auto", "vmap", "unroll"]
-
-_UNROLL_AT_MOST = 16  # elements per device; beyond it compile time outgrows what unrolling saves
-
-_GATHERED = (
-    f"jax {jax.__version__} gathers what a map over {{!r}} is given over the mesh's other axes, as these are Explicit; "
-    "update to jax 0.12, or make the mesh with axis_types=(jax.sharding.AxisType.Auto, …)"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,32 +48,22 @@ class Elements:
 
     def _in_blocks(self, operands: Sequence[jax.Array], names: Mapping[str, tuple[str, ...]]) -> list[jax.Array]:
         """Each device runs the elements of its block; one that has none rests. ``names``: of axes, on the mesh."""
-        (body, shared, summed, _), placement, chunk = self.element, self.placement, self._traced_chunk()
+        (_, shared, summed, _), placement, chunk = self.element, self.placement, self._traced_chunk()
         rests = placement.has_idle_device and placement.has_mesh_alone
-        # XLA's CPU compiler rewrites only the convolutions of the main computation into a form that it runs fast: in a
-        # branch, a gradient's take 8 times as long as on zeros, where a loop may not end, and which a callback sees.
-        acts = jax_api.holds(body.jaxpr, "while", "pure_callback") or jax_api.has_effects(body.jaxpr)
-
-        def rest(*_: jax.Array) -> list[jax.Array]:
-            counts = (1 if is_summed else placement.num_local for is_summed in summed)
-            return [jax.lax.full((n, *y.shape), 0, y.dtype) for n, y in zip(counts, body.out_avals, strict=True)]
 
         def on_device(*blocks: jax.Array) -> list[jax.Array]:
             work = functools.partial(self._block, _inside(chunk, jax.sharding.get_abstract_mesh(), names), not rests)
             if not rests:
                 return work(*blocks)
+            rest = lambda *blocks: [jax.lax.full_like(y, 0) for y in jax.eval_shape(work, *blocks)]  # noqa: E731
             has_rows = arrays.device_index(placement) * placement.num_local < placement.size
-            if _convolves(body) and not acts:
-                return [jnp.where(has_rows, y, zero) for y, zero in zip(work(*blocks), rest(), strict=True)]
             return jax.lax.cond(has_rows, work, rest, *blocks)
 
         operands = [x if s else arrays.pad(x, placement, safe=not rests) for x, s in zip(operands, shared, strict=True)]
-        if placement.is_explicit:
-            sides = zip(operands, shared, strict=True)
-            operands = [arrays.constrain(x, placement) if s else self._laid(x) for x, s in sides]
-            others = any(any([*jax.typeof(x).sharding.spec][1:]) for x in operands)
-            if others and jax_api.GATHERS_EXPLICIT:
-                warnings.warn(_GATHERED.format(placement.axis.name), stacklevel=2)
+        sides = zip(operands, shared, strict=True)
+        operands = [arrays.constrain(x, placement, rows=None if s else True) for x, s in sides]
+        if placement.is_explicit and any(any([*jax.typeof(x).sharding.spec][1:]) for x in operands):
+            jax_api.warn_of_gathers(placement.axis.name)
         in_specs = tuple(P() if is_shared else placement.spec for is_shared in shared)
         on_mesh = placing.shard_map(on_device, placement.mesh, placement.mesh_axes, in_specs)
         results = zip((on_mesh if placement.mesh_axes else on_device)(*operands), summed, strict=True)
@@ -126,10 +109,9 @@ class Elements:
         operands, real = operands[: len(shared)], next(iter(operands[len(shared) :]), None)
         if count > 1 and not unrolls(body, self.placement, self.lowering):
             return sums.over_elements(self.element, operands, real, count, merge=self.placement.has_mesh_alone)
-        fn, pairs = jax_api.jaxpr_as_fun(body), list(zip(operands, shared, strict=True))
-        fn = fn if count == 1 else jax.jit(fn)
+        fn, pairs = jax.jit(jax_api.jaxpr_as_fun(body)), list(zip(operands, shared, strict=True))
         each = [fn(*(x if is_shared else x[i] for x, is_shared in pairs)) for i in range(count)]
-        rows = zip(map(_stacked, zip(*each, strict=True)), summed, strict=True)
+        rows = zip(map(jnp.stack, zip(*each, strict=True)), summed, strict=True)
         return [sums.total(y, real) if s else y for y, s in rows]
 
     def _together(self, operands: Sequence[jax.Array]) -> list[jax.Array]:
@@ -140,33 +122,21 @@ class Elements:
             here = element._replace(body=_inside(element.body, jax.sharding.get_abstract_mesh(), {}))
             return sums.over_elements(here, rows, None, axis.size, axis.name)
 
-        if placement.is_explicit:  # there JAX 0.12 gives a sum over a vmapped axis the sharding of what it sums
-            leads = [P() if s or axis.size % placement.num_devices else placement.spec for s in element.summed]
-            found: Any = jax.sharding.auto_axes(over, out_sharding=leads)(*rows)
-        else:
-            found = over(*rows)
-        return [y if s else self._laid(y) for y, s in zip(found, element.summed, strict=True)]
+        # On an Explicit mesh, JAX 0.12 gives a sum over a vmapped axis the sharding of what it sums.
+        leads = [P() if s or not placement.divides else placement.spec for s in element.summed]
+        run: Any = jax.sharding.auto_axes(over, out_sharding=leads) if placement.is_explicit else over
+        return [y if s else self._laid(y) for y, s in zip(run(*rows), element.summed, strict=True)]
 
     def _laid(self, x: jax.Array) -> jax.Array:
         """Rows laid over the devices; padded for it on Auto meshes, as compilers return no blocks of uneven length."""
         placement, mesh = self.placement, self.placement.mesh
         if placement.is_explicit:
-            divide = x.shape[0] % placement.num_devices == 0
-            return arrays.constrain(x, placement, rows=divide)
+            return arrays.constrain(x, placement, rows=placement.divides)
         if mesh is None or not placement.mesh_axes or jnp.issubdtype(x.dtype, jax.dtypes.extended):
             return x
         target: Any = NamedSharding(mesh, P(placement.mesh_axes, *(P.UNCONSTRAINED,) * (x.ndim - 1)))
         padded = jax.lax.with_sharding_constraint(arrays.pad(x, placement, safe=False), target)
         return arrays.unpad(padded, placement)
-
-
-def _stacked(ys: Sequence[jax.Array]) -> jax.Array:
-    """``jnp.stack``, one after the other: XLA's CPU compiler computes a concatenation's operands number by number."""
-    first = jnp.asarray(ys[0])  # it may be a literal
-    found = jnp.broadcast_to(first, (len(ys), *first.shape))  # split over free mesh axes as the element is
-    for i, y in enumerate(ys[1:], 1):
-        found = jax.lax.dynamic_update_index_in_dim(found, jnp.asarray(y), i, 0)
-    return found
 
 
 def keeps_nothing(placement: Placement) -> bool:
@@ -177,12 +147,9 @@ def keeps_nothing(placement: Placement) -> bool:
 
 def unrolls(body: ClosedJaxpr, placement: Placement, lowering: Lowering) -> bool:
     """Return whether a device runs its elements one after the other."""
-    few = placement.num_chunks == 1 and placement.chunk <= _UNROLL_AT_MOST
-    return lowering == "unroll" or (lowering == "auto" and few and _convolves(body))
-
-
-def _convolves(body: ClosedJaxpr) -> bool:
-    return jax.default_backend() == "cpu" and jax_api.holds(body.jaxpr, "conv_general_dilated")
+    is_slow_together = jax.default_backend() == "cpu" and jax_api.holds(body.jaxpr, "conv_general_dilated")
+    few = placement.num_chunks == 1 and placement.chunk <= 16  # beyond, compile time outgrows what unrolling saves
+    return lowering == "unroll" or (lowering == "auto" and few and is_slow_together)
 
 
 def require_together(body: ClosedJaxpr, placement: Placement, lowering: Lowering) -> None:
@@ -202,24 +169,18 @@ def mentions(jaxpr: Jaxpr, name: str) -> bool:
 
 def parts(jaxpr: Jaxpr, name: str, *kinds: str) -> bool:
     """Return whether elements exchange values inside operations of these kinds, which they may leave apart."""
-    return any(
-        (eqn.primitive.name in kinds and exchanges(eqn, name))
-        or any(parts(sub, name, *kinds) for sub in jax_api.subjaxprs(eqn))
-        for eqn in jaxpr.eqns
-    )
+    return any(eqn.primitive.name in kinds and exchanges(eqn, name) for eqn in jax_api.equations(jaxpr))
 
 
 def exchanges(eqn: JaxprEqn, name: str) -> bool:
-    if name in jax_api.named_axes(eqn) and eqn.primitive.name != "axis_index":
-        return True
-    return any(exchanges(inner, name) for sub in jax_api.subjaxprs(eqn) for inner in sub.eqns)
+    inner = itertools.chain(*map(jax_api.equations, jax_api.jaxprs_in_params(eqn.params)))
+    return any(name in jax_api.named_axes(e) and e.primitive.name != "axis_index" for e in (eqn, *inner))
 
 
 def _inside(closed: ClosedJaxpr, mesh: AbstractMesh, names: Mapping[str, tuple[str, ...]]) -> ClosedJaxpr:
     """Return what was traced outside of a mesh for a place inside ``shard_map``, where some of its axes are manual.
 
-    Only what names meshes differs: shardings, the types of arrays on an Explicit mesh, maps, and users' ``shard_map``;
-    and, in collectives, the ``names`` of axes.
+    Only what names meshes differs, such as types of arrays on an Explicit mesh; and, in collectives, ``names`` of axes.
     """
     if mesh.empty or not (names or _is_placed(closed.jaxpr)):
         return closed
@@ -228,16 +189,12 @@ def _inside(closed: ClosedJaxpr, mesh: AbstractMesh, names: Mapping[str, tuple[s
 
 def _is_placed(jaxpr: Jaxpr) -> bool:
     """Return whether it names a mesh."""
-    variables = [*jaxpr.invars, *jaxpr.outvars]
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name in ("px_map", "shard_map") or not eqn.ctx.cur_abstract_mesh.empty:
-            return True
-        if NamedSharding in map(type, eqn.params.values()):
-            return True
-        variables += eqn.outvars
-    if any(map(_is_laid, [v.aval for v in variables])):
-        return True
-    return any([_is_placed(sub) for eqn in jaxpr.eqns for sub in jax_api.subjaxprs(eqn)])  # noqa: C419  # fewer calls
+    eqns = jax_api.equations(jaxpr)
+    variables = [*jaxpr.invars, *itertools.chain(*[eqn.outvars for eqn in eqns])]
+    params = {type(value) for eqn in eqns for value in eqn.params.values()}
+    is_said = jax_api.holds(jaxpr, "px_map", "shard_map") or NamedSharding in params
+    meshes = {eqn.ctx.cur_abstract_mesh for eqn in eqns}
+    return is_said or any(not mesh.empty for mesh in meshes) or any(map(_is_laid, [v.aval for v in variables]))
 
 
 def _moved(jaxpr: Jaxpr, mesh: AbstractMesh, names: Mapping[str, tuple[str, ...]]) -> Jaxpr:
@@ -248,9 +205,8 @@ def _moved(jaxpr: Jaxpr, mesh: AbstractMesh, names: Mapping[str, tuple[str, ...]
         return jax_api.Literal(v.val, aval) if isinstance(v, jax_api.Literal) else known.setdefault(v, Var(aval))
 
     def one(eqn: JaxprEqn) -> JaxprEqn:
-        inner, is_mesh = mesh, eqn.primitive.name == "shard_map"
-        if is_mesh:
-            inner = mesh.update_axis_types(dict.fromkeys(eqn.params["newly_manual_axes"], AxisType.Manual))
+        is_mesh = eqn.primitive.name == "shard_map"
+        inner = mesh.update_axis_types(dict.fromkeys(jax_api.bound_axes(eqn) if is_mesh else (), AxisType.Manual))
         free = {name: new for name, new in names.items() if name not in jax_api.bound_axes(eqn)}
         params = jax_api.map_jaxprs(eqn.params, lambda body: _moved(body, inner, free))
         params = {key: _sharding(value, mesh) for key, value in params.items()} | ({"mesh": mesh} if is_mesh else {})
@@ -269,9 +225,8 @@ def _moved(jaxpr: Jaxpr, mesh: AbstractMesh, names: Mapping[str, tuple[str, ...]
 
 
 def _renamed(effects: Any, names: Mapping[str, tuple[str, ...]]) -> set[Any]:
-    return {
-        new for e in effects for new in ([type(e)(n) for n in names[e.name]] if jax_api.axis_of(e) in names else [e])
-    }
+    news = [[type(e)(n) for n in names[e.name]] if jax_api.axis_of(e) in names else [e] for e in effects]
+    return set(itertools.chain(*news))
 
 
 def _is_laid(aval: Any) -> bool:

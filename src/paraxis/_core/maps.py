@@ -5,9 +5,8 @@ bound, everything it closes over made an operand; the axis and its size; which o
 which results are ``summed`` over them, and in which operands the body is ``linear`` (if it is the transpose of
 another); ``how`` it runs, which only the lowering reads; and ``devices``, a jaxpr that names the mesh to ``jit``.
 
-The rules are public transformations of the body. A forward map returns the residuals as well (the leaves of what
-``jax.linearize`` returns), unless elements run in chunks: then the derivative runs the body again. The transpose of a
-shared operand is a result that is summed: the all-reduce of a gradient, and there is no other.
+The rules are public transformations of the body. A forward map returns residuals, the leaves of what ``jax.linearize``
+returns, but in chunks: there the derivative runs the body again. The transpose of a shared operand is a summed result.
 """
 
 import contextlib
@@ -22,9 +21,9 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
 
 from paraxis._core import arrays, jax_api, lowerings, placing, sums
-from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, ShapedArray, Var
+from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, ShapedArray
 from paraxis._core.lowerings import Elements, Lowering
-from paraxis._core.placing import Axis, Placement, current
+from paraxis._core.placing import Placement, current
 from paraxis._core.program import kept, structure_of
 from paraxis._core.pytrees import merged, taken
 from paraxis._core.sums import Element
@@ -56,7 +55,7 @@ class Map:
         body, consts = jax_api.without_constants(body)
         return cls(body, [*consts, *operands], [*[True] * len(consts), *shared], how), structure
 
-    def bind(self, summed: Sequence[bool] | None = None, linear: Sequence[bool] = ()) -> list[jax.Array]:
+    def bind(self, summed: Sequence[bool], linear: Sequence[bool] = ()) -> list[jax.Array]:
         """Return its flat results. ``linear`` has no entries for the first operands, constants."""
         placement = self.how.placement
         lowerings.require_together(self.body, placement, self.how.lowering)
@@ -67,7 +66,7 @@ class Map:
             axis=placement.axis.name,
             size=placement.size,
             shared=tuple(taken(self.shared, read)),
-            summed=(False,) * len(body.out_avals) if summed is None else tuple(summed),
+            summed=tuple(summed),
             linear=tuple(taken([*[False] * (len(read) - len(linear)), *linear], read)),
             how=self.how,
             devices=placing.named_devices(placement),
@@ -87,7 +86,7 @@ def _avals(*operands: Any, body: ClosedJaxpr, summed: Sequence[bool], how: How, 
 
     def aval(element: Any, is_summed: bool) -> ShapedArray:
         lead = () if is_summed else (placement.size,)
-        found = jax_api.ShapedArray((*lead, *element.shape), element.dtype, weak_type=element.weak_type)
+        found = ShapedArray((*lead, *element.shape), element.dtype, weak_type=element.weak_type)
         if mesh is None or not placement.is_explicit:
             return found
         spec = [arrays.without(entry, placement.mesh_axes) for entry in element.sharding.spec]
@@ -114,23 +113,16 @@ def _evaluated(*operands: Any, devices: Any, **params: Any) -> list[jax.Array]:
     return run(*(arrays.settle(x, params["how"].placement, rows=not s) for x, s in sides))
 
 
-def _parts(params: dict[str, Any]) -> tuple[ClosedJaxpr, How, Sequence[bool], Sequence[bool]]:
-    """Return what rules read, of a map that is differentiated or batched."""
-    body, how = params["body"], params["how"]
-    if lowerings.mentions(body.jaxpr, params["axis"]):
-        _refuse_uneven(body, params["shared"], how.placement.axis, dict(how.names))
-    return body, how, params["shared"], params["summed"]
-
-
-def _jvp(primals: Sequence[Any], live: Sequence[bool], tangents: Sequence[Any], **params: Any) -> Any:
+def _jvp(
+    primals: Any, live: Any, tangents: Any, *, body: ClosedJaxpr, how: How, shared: Any, summed: Any, **_: Any
+) -> Any:
     """Results, which of them have tangents, and these; ``tangents`` are those of the ``live`` operands."""
-    body, how, shared, summed = _parts(params)
+    _refuse_uneven(body, shared, how)
     fn, moving = jax_api.jaxpr_as_fun(body), [jnp.issubdtype(a.dtype, jnp.inexact) for a in body.out_avals]
     if lowerings.keeps_nothing(how.placement):  # the derivative runs the body again
         fn = jax.checkpoint(fn, prevent_cse=False)
 
     def of_live(args: Sequence[Any], *some: Any) -> tuple[list[Any], list[Any]]:
-        """Return the results that move with the live arguments, and those that do not."""
         found = fn(*merged(live, some, taken(args, live, False)))
         return taken(found, moving), taken(found, moving, False)
 
@@ -142,36 +134,33 @@ def _jvp(primals: Sequence[Any], live: Sequence[bool], tangents: Sequence[Any], 
         return jax.tree.unflatten(structure.children()[1], args[: len(residuals)])(*args[len(residuals) :])
 
     traced, structure = Map.of(forward, primals, shared, how)
-    results, residuals = _with_residuals(traced, summed)
-    operands = [*(x for x, _ in residuals), *tangents]
-    sides = [*(is_shared for _, is_shared in residuals), *taken(shared, live)]
-    return results[: len(summed)], moving, Map.of(linear, operands, sides, how)[0].bind(taken(summed, moving))
+    results, residuals, common = _with_residuals(traced, summed)
+    linearized, _ = Map.of(linear, [*residuals, *tangents], [*common, *taken(shared, live)], how)
+    return results, moving, linearized.bind(taken(summed, moving))
 
 
-def _with_residuals(traced: Map, summed: Sequence[bool]) -> tuple[list[jax.Array], list[tuple[Any, bool]]]:
-    """Run a forward map; return its results, and each residual with whether it is shared.
+def _with_residuals(traced: Map, summed: Sequence[bool]) -> tuple[list[jax.Array], list[Any], list[bool]]:
+    """Run a forward map; return its results, the residuals, and which of these are shared.
 
-    Residuals that are operands are the operands; those that depend on nothing that differs between elements are
-    computed once, outside of the map.
+    Operands are not returned again, and what depends on nothing that differs between elements is computed once.
     """
-    closed, number, jaxpr = traced.body, len(summed), traced.body.jaxpr
-    known = dict(zip(jaxpr.invars, zip(traced.operands, traced.shared, strict=True), strict=True))
-    varying, sought = sums.differing(jaxpr, traced.shared), jaxpr.outvars[number:]
-    made = [v for v in sought if isinstance(v, jax_api.Literal) or v not in known]
-    differ = [not isinstance(v, jax_api.Literal) and v in varying for v in made]
-    rows, once = taken(made, differ), taken(made, differ, False)
-    needed = dataclasses.replace(traced, body=jax_api.dce(closed, [*jaxpr.outvars[:number], *rows])[0])
-    found = needed.bind([*summed, *[False] * len(rows)])
-    values = jax_api.jaxpr_as_fun(jax_api.dce(closed, once, effects=False)[0])(*traced.operands) if once else []
-    new = iter(zip(merged(differ, found[number:], values), (not d for d in differ), strict=True))
-    return found, [next(new) if isinstance(v, jax_api.Literal) or v not in known else known[v] for v in sought]
+    body, jaxpr, number = traced.body, traced.body.jaxpr, len(summed)
+    given, varying = dict(zip(jaxpr.invars, traced.operands, strict=True)), sums.differing(jaxpr, traced.shared)
+    common = [isinstance(v, jax_api.Literal) or v not in varying for v in jaxpr.outvars[number:]]
+    once, own = taken(jaxpr.outvars[number:], common), taken(jaxpr.outvars[number:], common, False)
+    made = [v for v in own if v not in given]
+    forward = dataclasses.replace(traced, body=jax_api.dce(body, [*jaxpr.outvars[:number], *made])[0])
+    found = forward.bind([*summed, *[False] * len(made)])
+    given.update(zip(made, found[number:], strict=True))
+    pure = ClosedJaxpr(jaxpr.replace(eqns=[eqn for eqn in jaxpr.eqns if not eqn.effects]), body.consts)
+    values = jax_api.jaxpr_as_fun(jax_api.dce(pure, once)[0])(*traced.operands)
+    return found[:number], merged(common, values, [given[v] for v in own]), common
 
 
 def _transpose(
-    cts: Sequence[Any], live: Sequence[bool], operands: Sequence[Any], moves: Sequence[bool], **params: Any
+    cts: Any, live: Any, operands: Any, moves: Any, *, body: ClosedJaxpr, how: How, shared: Any, summed: Any, **_: Any
 ) -> Any:
     """Return the cotangents of the linear operands, which are given as shapes, from ``cts`` of the ``live`` results."""
-    body, how, shared, summed = params["body"], params["how"], params["shared"], params["summed"]
     fn, known = jax_api.jaxpr_as_fun(body), taken(operands, moves, False)
     sought = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in taken(body.in_avals, moves)]
 
@@ -191,34 +180,21 @@ def _batched(
 ) -> tuple[Sequence[Any], Sequence[int | None]]:
     if all(d is None for d in dims) and not any(jax_api.axis_of(e) == name for e in params["body"].effects):
         return map_p.bind(*operands, **params), [None] * len(params["summed"])
-    (body, how, shared, summed), in_axes = _parts(params), [None if d is None else 0 for d in dims]
-    ahead = [
-        x if d is None else jnp.moveaxis(x, d, 0 if s else 1) for x, d, s in zip(operands, dims, shared, strict=True)
-    ]
-    differing, outs = sums.differing(body.jaxpr, [d is None for d in dims]), body.jaxpr.outvars
-    out_axes = [0 if not isinstance(v, jax_api.Literal) and v in differing else None for v in outs]
+    body, shared, summed = params["body"], params["shared"], params["summed"]
+    _refuse_uneven(body, shared, params["how"])
+    in_axes = [None if d is None else 0 for d in dims]
+    sides = zip(operands, dims, shared, strict=True)
+    ahead = [x if d is None else jnp.moveaxis(x, d, 0 if s else 1) for x, d, s in sides]
 
     def over(*args: Any) -> list[Any]:  # with a number of its own, as no operand may differ
         fn = lambda _, *xs: list(jax_api.jaxpr_as_fun(body)(*xs))  # noqa: E731
-        return jax.vmap(fn, (0, *in_axes), out_axes, axis_size=size, axis_name=name)(jnp.arange(size), *args)
+        return jax.vmap(fn, (0, *in_axes), axis_size=size, axis_name=name)(jnp.arange(size), *args)
 
-    found = Map.of(over, ahead, shared, how)[0].bind(summed, params["linear"])
-    return found, [at if at is None or s else 1 for at, s in zip(out_axes, summed, strict=True)]
+    found = Map.of(over, ahead, shared, params["how"])[0].bind(summed, params["linear"])
+    return found, [0 if is_summed else 1 for is_summed in summed]
 
 
 map_p = jax_api.define_map("px_map", _avals, _computed, _evaluated, _jvp, _transpose, _batched)
-
-_watch_p = Primitive("px_watch")  # the identity, which calls `note` under vmap with which operands are batched
-_watch_p.multiple_results = True
-_watch_p.def_abstract_eval(lambda *avals, note: avals)
-
-
-def _watched(operands: Sequence[Any], dims: Sequence[Any], *, note: Callable[[list[bool]], None]) -> Any:
-    note([dim is not None for dim in dims])
-    return operands, dims
-
-
-jax_api.batching.primitive_batchers[_watch_p] = _watched
 
 
 def watched(x: Any, index: jax.Array, note: Callable[[list[bool]], None]) -> Any:
@@ -226,8 +202,14 @@ def watched(x: Any, index: jax.Array, note: Callable[[list[bool]], None]) -> Any
 
     ``index``, the element's number, does differ: this vmap, and not one around it, then answers.
     """
-    leaves, structure = jax.tree.flatten(x)
-    return jax.tree.unflatten(structure, _watch_p.bind(index, *leaves, note=lambda differ: note(differ[1:]))[1:])
+    same = jax.custom_batching.custom_vmap(lambda _, x: x)
+
+    def over(_: int, differ: Any, __: jax.Array, x: Any) -> Any:
+        note(jax.tree.leaves(differ[1]))
+        return x, differ[1]
+
+    same.def_vmap(over)
+    return same(index, x)
 
 
 def batched(
@@ -239,25 +221,24 @@ def batched(
     def one(index: jax.Array, *args: Any) -> list[Any]:
         return watched(list(jax_api.jaxpr_as_fun(body)(*args)), index, found.extend)
 
-    avals = [
-        jax.ShapeDtypeStruct(a.shape if at is None else (size, *a.shape), a.dtype, weak_type=a.weak_type)
-        for a, at in zip(body.in_avals, in_axes, strict=True)
-    ]
+    sides = zip(body.in_avals, in_axes, strict=True)
+    avals = [jax_api.struct(a, lead=() if at is None else (size,)) for a, at in sides]
     over = jax.vmap(one, in_axes=(0, *in_axes), axis_size=size, axis_name=name)
     jax_api.trace(over, [jax.ShapeDtypeStruct((size,), jnp.int32), *avals], names)
     return found
 
 
-def _refuse_uneven(body: ClosedJaxpr, shared: Sequence[bool], axis: Axis, names: Mapping[str, int]) -> None:
+def _refuse_uneven(body: ClosedJaxpr, shared: Sequence[bool], how: How) -> None:
     """Refuse the derivative of a body whose elements exchange values in a branch that they may take apart.
 
     All elements take part in an exchange, and each keeps what its own branch gives. The transpose of a branch is a
     branch: an element that does not take it sends nothing back to the others, so JAX's derivative is not the
     function's. Values, forward derivatives, loops, and branches that all take alike are right.
     """
-    if lowerings.parts(body.jaxpr, axis.name, "cond"):
+    axis = how.placement.axis
+    if lowerings.mentions(body.jaxpr, axis.name) and lowerings.parts(body.jaxpr, axis.name, "cond"):
         marked = ClosedJaxpr(_marked(body.jaxpr, axis.name), body.consts)
-        batched(marked, [None if s else 0 for s in shared], axis.size, axis.name, names)
+        batched(marked, [None if s else 0 for s in shared], axis.size, axis.name, dict(how.names))
 
 
 def _marked(jaxpr: Jaxpr, name: str) -> Jaxpr:
@@ -266,10 +247,9 @@ def _marked(jaxpr: Jaxpr, name: str) -> Jaxpr:
     for each in jaxpr.eqns:
         eqn = each.replace(params=jax_api.map_jaxprs(each.params, lambda sub: _marked(sub, name)))
         if eqn.primitive.name == "cond" and lowerings.exchanges(eqn, name):
-            taken, *args = eqn.invars
-            seen, params = Var(taken.aval), {"note": functools.partial(_refuse, eqn, name)}
-            mark = eqn.replace(primitive=_watch_p, invars=[taken], outvars=[seen], params=params, effects=set())
-            eqns += [mark, eqn.replace(invars=[seen, *args])]
+            (taken, *args), refuse = eqn.invars, functools.partial(_refuse, eqn, name)
+            [mark] = jax.make_jaxpr(functools.partial(watched, note=refuse))(taken.aval, taken.aval).eqns
+            eqns += [mark.replace(invars=[taken, taken]), eqn.replace(invars=[*mark.outvars, *args])]
         else:
             eqns.append(eqn)
     return jaxpr.replace(eqns=eqns)
@@ -290,36 +270,33 @@ class Shared(NamedTuple):
 
 
 class Sums:
-    """The sums over a map's results that were asked for. They are taken of all results together."""
+    """Sums over a map's results, taken together by another map: the first is dead code if nothing else reads it."""
 
     def __init__(self, made: Map) -> None:
         self._map, self._trace = made, jax_api.get_opaque_trace_state()
         self._found: dict[Any, tuple[Sequence[Any], list[jax.Array]]] = {}
 
-    def are_preferred(self, placement: Placement) -> bool:
-        """Return whether sums along a placed axis are better taken by a map of their own than of results."""
-        return self._map.how.placement == placement and self._preferred
-
     @functools.cached_property
     def _preferred(self) -> bool:
-        """Return whether such a map costs less than the results, or keeps none of them. Effects do not happen again."""
+        """Return whether a map of sums costs less than the results, or keeps none of them. Effects happen once."""
         body, how = self._map.body, self._map.how
         if jax_api.has_effects(body.jaxpr) or lowerings.keeps_nothing(how.placement):
             return not jax_api.has_effects(body.jaxpr)
         every = [True] * len(body.out_avals)
         if lowerings.mentions(body.jaxpr, how.placement.axis.name) or sums.end(body, self._map.shared, every) is None:
             return False
-        # Chunks of a stream must do the same, however few elements they have.
         return current().chunk is not None or not lowerings.unrolls(body, how.placement, how.lowering)
 
-    def of(self, term: Callable[..., jax.Array], extras: Sequence[jax.Array]) -> list[jax.Array]:
-        """Return the sums of ``term(result, *extras)`` of each result; of ``extras``, each element gets its own row."""
+    def of(self, at: int, placement: Placement, term: Any, extras: Sequence[jax.Array]) -> jax.Array | None:
+        """Return the sum of ``term(result number at, *extras)``; ``None``: it is better taken of results."""
+        if self._map.how.placement != placement or not self._preferred:
+            return None
         if jax_api.get_opaque_trace_state() != self._trace:  # in a loop's body, say: its values do not outlive it
-            return self._bound(term, extras)
+            return self._bound(term, extras)[at]
         key = (term, *map(id, extras))
         if key not in self._found:  # the extras are kept, so that their ids stay theirs
             self._found[key] = (extras, self._bound(term, extras))
-        return self._found[key][1]
+        return self._found[key][1][at]
 
     def _bound(self, term: Callable[..., jax.Array], extras: Sequence[jax.Array]) -> list[jax.Array]:
         made, count = self._map, len(self._map.operands)
@@ -331,24 +308,16 @@ class Sums:
         return Map.of(terms, operands, shared, made.how)[0].bind([True] * len(made.body.out_avals))
 
 
-class Result(NamedTuple):
-    """The result number ``at`` of a map. If only its sum is wanted, it is dead code, which the compiler drops."""
-
-    sums: Sums
-    at: int
+_forms: dict[int, Any] = {}
 
 
-_forms: dict[int, tuple[weakref.ref[Any], Shared | Result]] = {}
-
-
-def remember(y: Any, form: Shared | Result) -> Any:
-    """Note what a traced value is, by the tracer's identity: whatever an operation makes of it is another one."""
+def remember(y: Any, form: Any) -> Any:
+    """Note what a traced value is, a :class:`Shared` one or :meth:`Sums.of` a result, by the tracer's identity."""
     if isinstance(y, jax_api.Tracer):
-        key = id(y)
-        _forms[key] = (weakref.ref(y, lambda _: _forms.pop(key, None)), form)
+        _forms[id(y)] = form
+        weakref.finalize(y, _forms.pop, id(y), None)
     return y
 
 
-def recall(y: Any) -> Shared | Result | None:
-    entry = _forms.get(id(y))
-    return entry[1] if entry is not None and entry[0]() is y else None
+def recall(y: Any) -> Any:
+    return _forms.get(id(y))

@@ -161,8 +161,9 @@ def _folded(
     """Combine the elements' terms, of a dtype to combine in; a map's result that is only summed is not kept."""
     extras = [x for x in (mask, weight) if x is not None]
     term, form = _Term(kind, mask is not None, weight is not None), maps.recall(leaf)
-    if kind in ("sum", "mean") and isinstance(form, maps.Result) and form.sums.are_preferred(placement):
-        return form.sums.of(term, extras)[form.at]
+    is_result = kind in ("sum", "mean") and isinstance(form, functools.partial)
+    if is_result and (found := form(placement, term, extras)) is not None:
+        return found
     rows = [arrays.settle(x, placement, rows=True) for x in (leaf, *extras)]
     rows = [arrays.constrain(x, placement, rows=placement.divides) for x in rows]
     rows = jax.vmap(term)(*rows) if extras else term(*rows)

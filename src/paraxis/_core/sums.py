@@ -2,13 +2,14 @@
 
 Gradients of shared weights end in a product, ``inputs.T @ errors``, in which the elements' dimension is contracted.
 JAX does it when it transposes: if ``L_i`` is linear, ``sum_i L_i(v_i)`` is the transpose of ``u -> (L_i^T u)_i``, which
-``vmap`` runs with one ``u`` for all elements. So the linear end of a function, found from its results back to products
-of two of the element's values, is transposed twice. A number or mask of the element's own that scales the end goes with
-its argument: ``w_i L_i(v_i) = L_i(w_i v_i)``. What is not known here is computed, and then summed.
+``vmap`` runs with one ``u`` for all elements. What is linear as a whole, as transposes are, is transposed twice so. Of
+another function it is done with products of two of the element's values, from which only linear steps lead to a result:
+these steps are taken once, of the sums. A number or mask of the element's own that scales a result goes with the
+product's argument: ``w_i L_i(v_i) = L_i(w_i v_i)``. What is not known here is computed, and then summed.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,14 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core import jax_api
-from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from paraxis._core.pytrees import merged, taken
 
-_LINEAR = frozenset(
-    ("neg", "transpose", "reshape", "squeeze", "broadcast_in_dim", "reduce_sum", "convert_element_type", "copy")
-)
-_ADDING = frozenset(("add", "add_any", "sub"))
-_PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
+_LINEAR = {"neg", "transpose", "reshape", "squeeze", "broadcast_in_dim", "reduce_sum", "convert_element_type", "copy"}
+_ADDING = {"add", "add_any", "sub"}
+_PRODUCTS = {"dot_general", "conv_general_dilated"}
 
 
 class Element(NamedTuple):
@@ -59,15 +58,14 @@ def over_elements(
     contract: bool = True,
     merge: bool = False,
 ) -> list[jax.Array]:
-    """Run a function of one element for ``count`` rows: where ``summed``, return the sum over real rows, else rows.
+    """Run a function of one element for ``count`` rows: where ``summed``, return the sum over ``real`` rows, else rows.
 
-    Operands are rows ``(count, ...)`` but for those ``shared``; ``real`` says which rows are elements, if not all;
-    ``axis_name`` is what collectives call them. Without ``contract``, sums are taken of results. To ``merge`` is to
-    contract elements and rows as one dimension, which may not lie over devices.
+    Collectives call the rows ``axis_name``. Without ``contract``, sums are taken of results. To ``merge`` is to take
+    elements and rows as one dimension of a product, which may not lie over devices.
     """
     body, shared, summed, linear = element
     if contract and any(linear) and any(summed):
-        return _contracted(element, operands, real, count, axis_name, merge)
+        return _contracted(element, operands, real, count, merge, axis_name)
     if contract and axis_name is None and (found := end(body, shared, summed)) is not None:
         return found.sums(operands, shared, real, count, merge)
     over = jax.vmap(jax_api.jaxpr_as_fun(body), _axes(shared), axis_name=axis_name, axis_size=count)
@@ -80,17 +78,41 @@ def end(body: ClosedJaxpr, shared: Sequence[bool], summed: Sequence[bool]) -> "_
     if not is_known or not any(summed) or any(isinstance(v, Literal) for v in body.jaxpr.outvars):
         return None
     if any(map(_is_call, body.jaxpr.eqns)):
-        body = jax_api.trace(lambda *args, body=body: jax_api.evaluate(body, args, _is_call), body.in_avals, {})[0]
+        body = jax_api.trace(functools.partial(_inlined, body), body.in_avals, {})[0]
     found = _End(body, shared, summed)
-    return found if found.has_product else None
+    return found if found.products else None
 
 
 def _is_call(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name in ("jit", "pjit") and any(jax_api.holds(x, *_PRODUCTS) for x in jax_api.subjaxprs(eqn))
+    return eqn.primitive.name == "jit" and jax_api.holds(eqn.params["jaxpr"].jaxpr, *_PRODUCTS)
+
+
+def _inlined(closed: ClosedJaxpr, *args: Any, bind: Callable[..., Sequence[Any]] = jax_api.bind) -> list[Any]:
+    """Run a jaxpr equation by equation, and of a call that has products, the body."""
+    values: dict[Any, Any] = dict(zip(closed.jaxpr.invars, args, strict=True))
+    values.update(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    for eqn in closed.jaxpr.eqns:
+        first, run = (eqn.params["jaxpr"], functools.partial(_inlined, bind=bind)) if _is_call(eqn) else (eqn, bind)
+        values.update(zip(eqn.outvars, run(first, *_read(values, eqn.invars)), strict=True))
+    return _read(values, closed.jaxpr.outvars)
+
+
+def _read(values: Mapping[Any, Any], atoms: Sequence[Any]) -> list[Any]:
+    return [v.val if isinstance(v, Literal) else values[v] for v in atoms]
+
+
+def _over_one(eqn: JaxprEqn, *operands: Any) -> Sequence[Any]:
+    """Bind a product over several dimensions as one over one: XLA's CPU backend would copy an operand."""
+    sides, batched = eqn.params["dimension_numbers"] if eqn.primitive.name == "dot_general" else ([()], [()])
+    if len(sides[0]) > 1 and not batched[0]:
+        ahead = [jnp.moveaxis(x, dims, range(len(dims))) for x, dims in zip(operands, sides, strict=True)]
+        operands = tuple(x.reshape(-1, *x.shape[len(sides[0]) :]) for x in ahead)
+        eqn = eqn.replace(params={**eqn.params, "dimension_numbers": (((0,), (0,)), ((), ()))})
+    return jax_api.bind(eqn, *operands)
 
 
 def _contracted(
-    element: Element, operands: Sequence[Any], real: jax.Array | None, count: int, axis_name: str | None, merge: bool
+    element: Element, operands: Sequence[Any], real: Any, count: int, merge: bool, axis_name: str | None = None
 ) -> list[jax.Array]:
     """Transpose twice a function that is linear in some arguments, over all elements together the second time."""
     body, shared, summed, linear = element
@@ -109,138 +131,117 @@ def _contracted(
     results = zip(body.out_avals, summed, strict=True)
     like = [jax.ShapeDtypeStruct(y.shape if s else (count, *y.shape), y.dtype) for y, s in results]
     back = jax.linear_transpose(together, *like)
-    if not merge:
-        return list(back(moving))
-    closed = jax_api.trace(lambda *cts: back(list(cts)), moving, {})[0]
-    return jax_api.evaluate(closed, moving, _is_call, jax_api.bind_over_one)
+    closed = jax_api.trace(lambda *xs: back(list(xs)), moving, {})[0] if merge else None
+    return list(back(moving)) if closed is None else _inlined(closed, *moving, bind=_over_one)
 
 
 class _End:
-    """The linear end of a function of one element: the ``tail``, linear in ``moving``, of what the ``head`` gives.
+    """The linear end of a function of one element: ``products`` and other ``leaves``, and ``steps`` from these to ends.
 
-    ``ends`` are results, each with what the tail gives; ``masks`` and ``weights`` of the element's own scale that to
-    make it.
+    ``ends`` are results, each with the value of which it is a multiple: numbers and masks of the element's own may
+    ``scale`` it. The ``head``, the rest of the function, gives all that is ``read``.
     """
 
     def __init__(self, closed: ClosedJaxpr, shared: Sequence[bool], summed: Sequence[bool]) -> None:
-        jaxpr, self.summed, self.has_product = closed.jaxpr, summed, False
-        self.outs, self.varying = jaxpr.outvars, differing(jaxpr, shared)
-        self._made = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-        sums = [v for v, s in zip(self.outs, summed, strict=True) if s and v in self.varying and _is_summable(v)]
-        scaled = {v: self._unscaled(v) for v in sums}
-        factors = next((factors for _, *factors in scaled.values()), [(), ()])
-        self.masks, self.weights = factors
-        self.ends = {v: value for v, (value, *scale) in scaled.items() if scale == factors}
-        wanted, moving, self.known = set(self.ends.values()), dict[Any, None](), dict[Any, Var]()
-        whole = {*self.masks, *self.weights, *(v for v in self.outs if v not in self.ends)}
-        given, steps = list(whole), list[JaxprEqn]()
+        jaxpr, self.outs = closed.jaxpr, [*zip(closed.jaxpr.outvars, summed, strict=True)]
+        self.varying, self._made = differing(jaxpr, shared), {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+        scaled = {v: self._unscaled(v) for v, s in self.outs if s and v in self.varying and _is_summable(v)}
+        self.scale = next((scale for _, scale in scaled.values()), ())
+        self.ends = {v: value for v, (value, scale) in scaled.items() if scale == self.scale}
+        self.products, self.steps, self.leaves = list[JaxprEqn](), list[JaxprEqn](), list[Any]()
+        read = [*(number for number, _ in self.scale), *(v for v, s in self.outs if not s or v not in self.ends)]
+        wanted, whole = set(self.ends.values()), set(read)
         for eqn in reversed(jaxpr.eqns):  # from the results back
-            sought = wanted.intersection(eqn.outvars)
-            linear = self._linear(eqn) if sought and whole.isdisjoint(eqn.outvars) else None
-            if linear is None:
-                moving.update(dict.fromkeys(sought))
-                if sought or not whole.isdisjoint(eqn.outvars):
-                    whole.update(_variables(eqn))
+            sought, variables = [v for v in eqn.outvars if v in wanted], _variables(eqn)
+            is_whole = not whole.isdisjoint(eqn.outvars)  # computed for each element, whatever is summed
+            kind = self._kind(eqn) if sought and not is_whole else None
+            if kind == "step":
+                self.steps.append(eqn)
+                wanted.update(v for v in variables if v in self.varying)
+                read += [v for v in variables if v not in self.varying]
                 continue
-            is_product = sum(v in self.varying for v in _variables(eqn)) > len(linear)
-            self.has_product |= is_product
-            invars = list(eqn.invars)
-            for at, v in enumerate(eqn.invars):
-                if at in linear and not is_product:
-                    wanted.add(v)
-                elif at in linear:
-                    whole.add(v)
-                    moving[v] = None
-                elif not isinstance(v, Literal):
-                    whole.add(v)
-                    invars[at] = self.known.setdefault(v, Var(v.aval))  # another than the same one that moves
-            steps.append(eqn.replace(invars=invars))
-        self.moving = [*moving, *(v for v in jaxpr.invars if v in wanted and v not in moving)]
-        self.given = list(dict.fromkeys([*self.moving, *self.known, *given]))
-        self.head = jax_api.dce(closed, self.given)[0]
-        invars, outvars = [*self.known.values(), *self.moving], [*self.ends.values()]
-        info = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
-        tail = jaxpr.replace(constvars=[], invars=invars, outvars=outvars, eqns=steps[::-1], debug_info=info)
-        self.tail = ClosedJaxpr(tail.replace(effects=set()), ())
+            if kind == "product":
+                self.products.append(eqn)
+                read += variables
+            else:
+                self.leaves += sought
+            if sought or is_whole:
+                whole.update(variables)
+        self.leaves += [v for v in jaxpr.invars if v in wanted]
+        self.read = list(dict.fromkeys([*read, *self.leaves]))
+        self.head = jax_api.dce(closed, self.read)[0]
 
-    def sums(
-        self, operands: Sequence[Any], shared: Sequence[bool], real: Any, count: int, merge: bool
-    ) -> list[jax.Array]:
-        own = [v not in self.varying for v in self.given]
+    def sums(self, operands: Any, shared: Sequence[bool], real: Any, count: int, merge: bool) -> list[jax.Array]:
+        own = [v not in self.varying for v in self.read]
         head = jax.vmap(jax_api.jaxpr_as_fun(self.head), _axes(shared), _axes(own), axis_size=count)
-        rows = dict(zip(self.given, head(*operands), strict=True))
-        counted = [*(rows[v] for v in self.masks), *([] if real is None else [real])]
+        rows = dict(zip(self.read, head(*operands), strict=True))
 
-        def scaled(v: Any, weights: Sequence[Any]) -> jax.Array:
+        def scaled(v: Any, scale: Sequence[Any]) -> jax.Array:
             x = rows[v]
-            for weight in weights:
-                x = x * _per_row(rows[weight], x).astype(x.dtype)
-            return functools.reduce(lambda x, mask: _masked(mask, x), counted, x)
+            for number, is_mask in scale:
+                x = _masked(rows[number], x) if is_mask else jax.vmap(jnp.multiply)(rows[number].astype(x.dtype), x)
+            return _masked(real, x)
 
-        args = [scaled(v, ()) if v in self.varying else rows[v] for v in self.known]
-        args += [scaled(v, self.weights) for v in self.moving]
-        sides = [*(v not in self.varying for v in self.known), *[False] * len(self.moving)]
-        linear = [False] * len(self.known) + [True] * len(self.moving)
-        tail = Element(self.tail, sides, [True] * len(self.ends), linear)
-        found = dict(zip(self.ends, _contracted(tail, args, None, count, None, merge), strict=True))
+        totals = {v: rows[v] for v in self.read if v not in self.varying}
+        totals |= {v: total(scaled(v, self.scale), None) for v in self.leaves}
+        for eqn in self.products:
+            known, moving = eqn.invars
+            product, _ = jax_api.trace(functools.partial(jax_api.bind, eqn), [known.aval, moving.aval], {})
+            args = scaled(known, [scale for scale in self.scale if scale[1]]), scaled(moving, self.scale)
+            one = Element(product, [False, False], [True], [False, True])
+            [totals[eqn.outvars[0]]] = _contracted(one, args, None, count, merge)
+        for eqn in reversed(self.steps):
+            [totals[eqn.outvars[0]]] = jax_api.bind(eqn, *_read(totals, eqn.invars))
 
         def result(v: Any, is_summed: bool) -> jax.Array:
-            if v in found and is_summed:
-                return found[v]
+            if is_summed and v in self.ends:
+                return totals[self.ends[v]]
             x = rows[v] if v in self.varying else jnp.broadcast_to(rows[v], (count, *rows[v].shape))
             return total(x, real) if is_summed else x
 
-        return [result(v, s) for v, s in zip(self.outs, self.summed, strict=True)]
+        return [result(v, s) for v, s in self.outs]
 
-    def _linear(self, eqn: JaxprEqn) -> Sequence[int] | None:
-        """Return the positions of operands in which an equation is linear, the others known. ``None``: in none."""
+    def _kind(self, eqn: JaxprEqn) -> str | None:
+        """Return whether an equation is a product of two of the element's values, or a step, linear in all of them."""
         name, operands, variables = eqn.primitive.name, eqn.invars, _variables(eqn)
-        differ = [at for at, v in enumerate(operands) if not isinstance(v, Literal) and v in self.varying]
+        differ = [v for v in variables if v in self.varying]
         dtypes: set[Any] = {getattr(v.aval, "dtype", None) for v in (*variables, *eqn.outvars)}
         if len(dtypes) > 1 or not all(map(_is_summable, eqn.outvars)):
             return None
-        is_sum = name in _ADDING and len(differ) == len(operands)
-        if is_sum or (name in _LINEAR and len(differ) == len(variables) == 1):
-            return differ
-        if (name in ("mul", *_PRODUCTS) and len(differ) == 1) or (name == "div" and differ == [0]):
-            return differ
-        return [1] if name in _PRODUCTS and operands[0] is not operands[1] else None
+        if name in _PRODUCTS:
+            return "product" if len(differ) == 2 else "step"
+        is_step = len(differ) == len(operands) if name in _ADDING else name in _LINEAR and len(variables) == 1
+        is_multiple = len(differ) == 1 and (name == "mul" or (name == "div" and differ[0] is operands[0]))
+        return "step" if is_step or is_multiple else None
 
-    def _unscaled(self, value: Any) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
-        """Return the value of which a result is a multiple, and the masks and weights that scale it."""
+    def _unscaled(self, value: Any) -> tuple[Any, tuple[Any, ...]]:
+        """Return the value of which a result is a multiple, and what scales it, each with whether it is a mask."""
         eqn = self._made.get(value)
         variables = [v for v in _variables(eqn) if v in self.varying] if eqn is not None else []
         if eqn is None or len(variables) != 2:
-            return value, (), ()
-        is_choice = eqn.primitive.name == "select_n" and len(eqn.invars) == 3
-        number, scaled = variables if is_choice else sorted(variables, key=lambda v: v.aval.ndim)
-        is_mask = is_choice and eqn.invars[2] is scaled and self._is_zero(eqn.invars[1])
+            return value, ()
+        number, scaled = sorted(variables, key=lambda v: v.aval.ndim)
+        other = getattr(self._before(eqn.invars[1], "broadcast_in_dim"), "val", 1)
+        is_mask = eqn.primitive.name == "select_n" and eqn.invars[2:] == [scaled] and not np.any(other)
         is_weight = eqn.primitive.name == "mul" and number.aval.dtype == scaled.aval.dtype
         if number.aval.shape or not scaled.aval.shape or not _is_summable(scaled) or not (is_mask or is_weight):
-            return value, (), ()
-        made = self._made.get(number)  # a weight is converted for each result
-        number = made.invars[0] if made is not None and made.primitive.name == "convert_element_type" else number
-        value, masks, weights = self._unscaled(scaled)
-        return (value, (*masks, number), weights) if is_mask else (value, masks, (*weights, number))
+            return value, ()
+        value, scale = self._unscaled(scaled)
+        return value, (*scale, (self._before(number, "convert_element_type"), is_mask))  # converted for each result
 
-    def _is_zero(self, atom: Any) -> bool:
-        if isinstance(atom, Literal):
-            return bool(np.all(atom.val == 0))
-        made = self._made.get(atom)
-        return made is not None and made.primitive.name == "broadcast_in_dim" and self._is_zero(made.invars[0])
+    def _before(self, atom: Any, name: str) -> Any:
+        """Return what was given to the operation of this name that has made a value; if it was none, the value."""
+        made = None if isinstance(atom, Literal) else self._made.get(atom)
+        return made.invars[0] if made is not None and made.primitive.name == name else atom
 
 
 def _axes(shared: Sequence[bool]) -> list[int | None]:
     return [None if is_shared else 0 for is_shared in shared]
 
 
-def _per_row(values: jax.Array, rows: jax.Array) -> jax.Array:
-    return values.reshape(values.shape + (1,) * (rows.ndim - 1))
-
-
 def _masked(mask: jax.Array | None, rows: jax.Array) -> jax.Array:
     """Return rows with zeros where the mask is ``False``; no mask: as they are."""
-    return rows if mask is None else jnp.where(_per_row(mask, rows), rows, jnp.zeros((), rows.dtype))
+    return rows if mask is None else jax.vmap(lambda real, y: jnp.where(real, y, 0))(mask, rows)
 
 
 def _variables(eqn: JaxprEqn) -> list[Any]:
@@ -249,5 +250,4 @@ def _variables(eqn: JaxprEqn) -> list[Any]:
 
 def _is_summable(var: Any) -> bool:
     """Single precision or better: nothing is widened before it is summed."""
-    dtype = var.aval.dtype
-    return jnp.issubdtype(dtype, jnp.inexact) and jnp.finfo(dtype).bits >= 32
+    return jnp.issubdtype(var.aval.dtype, jnp.inexact) and jnp.finfo(var.aval.dtype).bits >= 32

@@ -121,8 +121,9 @@ def map_sealed(
                 f"{resolved.name!r}: it would miss those that share a device. Write px.psum(x, {resolved.name!r}), or "
                 f"the like"
             )
-    results, sums = made.bind(), maps.Sums(made)
-    return jax.tree.unflatten(out_tree, [maps.remember(y, maps.Result(sums, at)) for at, y in enumerate(results)])
+    sums, results = maps.Sums(made), made.bind([False] * out_tree.num_leaves)
+    results = [maps.remember(y, functools.partial(sums.of, at)) for at, y in enumerate(results)]
+    return jax.tree.unflatten(out_tree, results)
 
 
 @overload

@@ -120,7 +120,7 @@ def walk(
     """Yield each operation, how often all devices together run it, whether that is known, and the scopes around it."""
     for eqn in jaxpr.eqns:
         name, params = eqn.primitive.name, eqn.params
-        within, inner, inside = f"{scope}/{eqn.source_info.name_stack}", times, jax_api.subjaxprs(eqn)
+        within, inner, inside = f"{scope}/{eqn.source_info.name_stack}", times, jax_api.jaxprs_in_params(eqn.params)
         yield eqn, times, is_bounded, within
         if (place := _meshes.placement(eqn)) is not None:  # the others of its parameters say how this one is run
             inner *= place.num_padded if padded else place.size

@@ -36,7 +36,7 @@ def named(jaxpr: jax_api.Jaxpr) -> Iterator[Shape]:
                 mesh = item if hasattr(item, "axis_names") else getattr(item, "mesh", None)
                 if mesh is not None and mesh.axis_names != (placing.DEVICES,):
                     yield tuple(mesh.shape.items())
-        for sub in jax_api.subjaxprs(eqn):
+        for sub in jax_api.jaxprs_in_params(eqn.params):
             yield from named(sub)
 
 

@@ -54,7 +54,7 @@ class Pass:
                 eqn, inputs, outputs, _ = flat.operations[number]
                 found: Sequence[Any] = [v.val if isinstance(v, Literal) else values[v] for v in inputs]
                 if eqn.primitive is not rows_p:
-                    found = jax_api.bind(eqn, eqn.params, found)
+                    found = jax_api.bind(eqn, *found)
                 for v, y in zip(outputs, found, strict=True):
                     values.setdefault(v, y)  # what the pass is given is as an earlier one has computed it
             return [values[v] for v in self.results]
@@ -107,7 +107,7 @@ class Plan:
         outs = [self.dims[v] for v in operation.outputs]
         if is_map and axis == self._axis:
             self._map(operation, dims)
-        elif any(e.params["axis"] == self._axis for sub in jax_api.subjaxprs(eqn) for e in verbs_in(sub)):
+        elif any(e.params["axis"] == self._axis for sub in jax_api.jaxprs_in_params(eqn.params) for e in verbs_in(sub)):
             raise AxisError(
                 f"Stream: elements meet inside {name}, at {operation.line}; write jax.vmap in place of a map of "
                 f"another axis, and a loop in Python, around one round: step = px.Stream(at_once=64).jit(round), and "

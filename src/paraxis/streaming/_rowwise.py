@@ -26,7 +26,7 @@ def why_mixed(
     the dimensions of the rows of its operands and results, and ``used`` says which results are read.
     """
     name = eqn.primitive.name
-    if name in _UNKNOWN or any(jax_api.holds(body, *_UNKNOWN) for body in jax_api.subjaxprs(eqn)):
+    if name in _UNKNOWN or any(jax_api.holds(body, *_UNKNOWN) for body in jax_api.jaxprs_in_params(eqn.params)):
         return "it is not known to keep them apart; write it in a mapped function, px.map_fn"
     if name in _COPIES:
         return None
@@ -35,7 +35,7 @@ def why_mixed(
 
     def results(changed: np.ndarray) -> list[Any]:
         given = [_operand(v, dim, count, changed) for v, dim in zip(eqn.invars, dims, strict=True)]
-        return [*map(plain, jax_api.bind(eqn, eqn.params, given))]
+        return [*map(plain, jax_api.bind(eqn, *given))]
 
     before = results(np.zeros(count, bool))
     for row in range(count):
