@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import check, jax_api, placing, pytrees
+from paraxis._core import check, jax_api, pytrees
 from paraxis._core.placing import Axis
 from paraxis._host import reading
 from paraxis.errors import DataError
 from paraxis.train import _batches
+from paraxis.train._batches import Devices
 from paraxis.train._sources import Order, Position, Rows, Source, generators, noted, source_of, to_host
 
 
@@ -151,16 +152,15 @@ class Loader:
 
     def _laid_out(self, found: Iterator[tuple[Position, Any]]) -> Generator[tuple[Position, Any], None, None]:
         # A thread does not see the mesh, nor the width of numbers, that are in force where it is started.
-        made = self._made(found, placing.settled(self._axis), jax_api.is_wide())
+        made = self._made(found, _batches.devices_of(self._axis), jax_api.is_wide())
         return reading.items_ahead(made, self._read_ahead) if self._read_ahead else made
 
     def _made(
-        self, found: Iterator[tuple[Position, Any]], axis: Axis, wide: bool
+        self, found: Iterator[tuple[Position, Any]], devices: Devices, wide: bool
     ) -> Generator[tuple[Position, Any], None, None]:
         for position, batch in found:
             with jax.enable_x64(wide), noted(f"px.loader: raised when batch {position} was made"):
                 ids, read = batch if isinstance(self._source, Rows) else _by_number(position, batch)
-                devices = _batches.devices_of(axis)
                 at = devices.local_rows(len(ids))
                 rows = self._transformed(read(at), position.epoch, ids[at])
                 is_new = self._transform is None and isinstance(self._source, Rows)
