@@ -16,8 +16,8 @@ def _numpy(s: Any) -> Any:
 
 
 FUNCTIONS = {
-    "the first of Moré and Thuente 1994": lambda s: -s / (s**2 + 2),
-    "the second": lambda s: (s + 0.004) ** 5 - 2 * (s + 0.004) ** 4,
+    "the second of Moré and Thuente 1994": lambda s: (s + 0.004) ** 5 - 2 * (s + 0.004) ** 4,
+    "the first": lambda s: -s / (s**2 + 2),
     "wiggly": lambda s: -s + 0.15 * _numpy(s).sin(5 * s) + 0.02 * s**2,
     "flat ends": lambda s: _numpy(s).sqrt(1 + (s - 4) ** 2),
     "sharp": lambda s: 1e6 * (s - 1e-4) ** 2,
