@@ -80,8 +80,10 @@ def given(who: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 def opened(tree: Any) -> Any:
     """Return the tree that was :func:`sealed`."""
-    is_end = lambda x: isinstance(x, Fixed) or is_nnx(x)  # noqa: E731
-    return jax.tree.map(lambda x: x.value if isinstance(x, Fixed) else x, tree, is_leaf=is_end)
+    if isinstance(tree, _ARRAYS):
+        return tree
+    ends = (Fixed, *_classes("flax.nnx", "Pytree", "Variable"))
+    return jax.tree.map(lambda x: x.value if isinstance(x, Fixed) else x, tree, is_leaf=lambda x: isinstance(x, ends))
 
 
 def of_opened(fn: Callable[..., Any]) -> Callable[..., Any]:
