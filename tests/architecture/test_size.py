@@ -22,7 +22,7 @@ class Size(NamedTuple):
 
 
 CEILINGS = {
-    "_core": Size(2_930, 1_711, 13),
+    "_core": Size(2_929, 1_711, 13),
     "_host": Size(544, 362, 9),
     "_tables": Size(428, 258, 4),
     "cli": Size(417, 247, 6),
@@ -35,7 +35,7 @@ CEILINGS = {
     "train": Size(3_275, 1_903, 18),
     "transforms": Size(1_289, 726, 10),
     "the root": Size(279, 97, 4),
-    "all rooms": Size(18_061, 10_719, 123),
+    "all rooms": Size(18_060, 10_719, 123),
 }
 TESTS = 17_834
 

@@ -123,9 +123,8 @@ def mapped_axis(collective: str, axis: Axis | str) -> Axis:
         here = ", ".join(f"{a.name!r} of {a.size} elements" for a in mapped) or "nothing"
         of_size = f" of {size} elements" if size else ""
         raise AxisError(
-            f"{collective}: axis {name!r}{of_size} is not being mapped here ({here} is). "
-            f"Collectives belong inside the function given to px.map_fn or px.pmap; on a placed value write "
-            f"px.reduce_sum(x, {name!r})"
+            f"{collective}: axis {name!r}{of_size} is not being mapped here ({here} is). Collectives belong inside a "
+            f"mapped function; on a placed value write px.reduce_sum(x, {name!r})"
         )
     return known
 

@@ -82,14 +82,13 @@ def pmap(
     def mapped(*args: Any, **kwargs: Any) -> Any:
         nonlocal returns_models
         leaves, structure, axes, placement = split(args, kwargs)
-        axis = placement.axis
         sides = zip(axes, leaves, strict=True)
-        leading = [verbs.broadcast(x, axis) if at is None else jnp.moveaxis(x, at, 0) for at, x in sides]
+        leading = [verbs.broadcast(x, placement.axis) if at is None else jnp.moveaxis(x, at, 0) for at, x in sides]
 
         def element(own: dict[int, Any], named: dict[str, Any]) -> Any:
             return fn(*(own.get(i, pytrees.opened(arg)) for i, arg in enumerate(args)), **named)
 
-        result = verbs.map_sealed(pytrees.of_opened(element), structure.unflatten(leading), axis)
+        result = verbs.map_sealed(pytrees.of_opened(element), structure.unflatten(leading), placement.axis)
         results, out_tree = jax.tree.flatten(result)
         returns_models |= len(jax.tree.leaves(pytrees.opened(result))) > len(results)
         outs = zip(_entries("out_axes", out_axes, result), results, strict=True)

@@ -121,8 +121,7 @@ def share_out(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     free = len(axes) > 1 and all(axis.mesh is None and axis.over is None for axis in axes)
     if not free or jax.device_count() == 1 or current().mapped or not jax.sharding.get_abstract_mesh().empty:
         return axes
-    mesh = _shared_mesh(axes, tuple(jax.devices()))
-    return tuple(dataclasses.replace(axis, mesh=mesh) for axis in axes)
+    return tuple(dataclasses.replace(axis, mesh=_shared_mesh(axes, tuple(jax.devices()))) for axis in axes)
 
 
 @functools.lru_cache(maxsize=64)
