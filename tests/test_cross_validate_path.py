@@ -30,7 +30,7 @@ def test_cross_validate_path_fits_all_folds_as_fold_by_fold(case: str, devices: 
 
 
 def test_cross_validate_path_takes_weights_and_a_splitter_of_ones_own() -> None:
-    ours, theirs, y = CASES["two classes, balanced"]
+    ours, theirs, y = CASES["balanced"]
     splitter = KFold(3, shuffle=True, random_state=0)
     named = pd.DataFrame(X, columns=list("abcd"))  # without a warning of names
     found = solve.cross_validate_path(on(1, ours), named, y, GRID, splitter, sample_weight=WEIGHT)

@@ -54,13 +54,6 @@ def test_lbfgs_preconditions_where_it_saves_iterations_and_only_there() -> None:
     assert int(found.iter_num) < 0.3 * int(without.iter_num)
 
 
-def test_lbfgs_preconditions_inside_jit_as_outside() -> None:
-    (x, y), inside = labelled(500, 20, 3), jax.jit(lambda data: _steps(data, "auto", maxiter=9))
-    for scales in (np.ones(20), np.logspace(0, 2, 20)):
-        data = px.solve.rows((x * scales).astype("float32"), y, axis=axis_on(2, 500))
-        np.testing.assert_allclose(_steps(data, "auto", maxiter=9).value, inside(data).value, rtol=1e-3)
-
-
 def test_lbfgs_preconditions_anew_only_where_the_solution_is_far() -> None:
     x, y = labelled(500, 20, 3)
     start, data = jnp.zeros((20, 3)), px.solve.rows((x * np.logspace(0, 2, 20)).astype("float32"), y)

@@ -70,7 +70,6 @@ def test_lbfgs_that_was_interrupted_has_what_was_found(by: str) -> None:
     params, state = caught.value.params, caught.value.state
     assert 1 <= int(state.iter_num) <= 3
     assert int(state.status) == Status.INTERRUPTED
-    assert "Ctrl-C" in state.reason
     assert quartic(params) < quartic(start)
 
 

@@ -7,15 +7,14 @@ the last one, by :func:`repeat_last`; or, inside a program, where it would have 
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding
+from jax.sharding import NamedSharding, PartitionSpec as P, Sharding
 
-from paraxis._core import jax_api, placing
+from paraxis._core import jax_api
 from paraxis._core.placing import Placement
 from paraxis.errors import DeviceError
 
@@ -29,20 +28,6 @@ def repeat_last(rows: Any, num_padded: int) -> Any:
         return rows
     module: Any = np if isinstance(rows, np.ndarray) else jnp
     return module.concatenate([rows, module.broadcast_to(rows[-1:], (extra, *rows.shape[1:]))])
-
-
-def tells_in_type(x: jax.Array) -> bool:
-    """Return whether an array's type says how it lies: on an Explicit mesh."""
-    return bool(jax.typeof(x).sharding.mesh.explicit_axes)
-
-
-def typed_beside(x: jax.Array, other: jax.Array) -> jax.Array:
-    """Return the same value; if ``other`` lies on an Explicit mesh, whole on each device, with a type that says so."""
-    mesh = jax.typeof(other).sharding.mesh
-    if not mesh.explicit_axes or jax.typeof(x).sharding.mesh == mesh:
-        return x
-    target = mesh if isinstance(x, jax_api.Tracer) else getattr(other.sharding, "mesh", mesh)
-    return jax.reshard(x, NamedSharding(target, P(*(None,) * x.ndim)))
 
 
 def constrain(x: jax.Array, placement: Placement, *, rows: bool | None = None) -> jax.Array:
@@ -170,33 +155,14 @@ def settle(x: Any, placement: Placement, *, rows: bool) -> Any:
     if isinstance(x, jax_api.Tracer) or not isinstance(x, jax.Array):
         return x
     target = sharding(placement, None if rows and placement.divides else ())
-    return x if target is None or (x.committed and _mesh(x) == target.mesh) else put(x, target)
+    return x if target is None or (x.committed and getattr(x.sharding, "mesh", None) == target.mesh) else put(x, target)
 
 
-def _mesh(x: jax.Array) -> Mesh | None:
-    return getattr(x.sharding, "mesh", None)
-
-
-def on_auto_mesh(call: Callable[..., Any], *operands: Any) -> Any:
-    """Call with concrete arrays that lie on an Explicit mesh laid on its Auto twin, and the results laid back on it.
-
-    Nothing moves between devices. Where that cannot be, since something is being traced, the operands stay as they are.
-    """
-
-    def is_explicit(x: Any) -> bool:
-        return isinstance(x, jax.Array) and tells_in_type(x)
-
-    def laid(x: Any, onto: Mesh) -> Any:
-        return jax.device_put(x, NamedSharding(onto, getattr(x.sharding, "spec", P())))
-
-    is_concrete = not (is_traced(operands) or jax_api.is_tracing())
-    mesh = next((_mesh(x) for x in jax.tree.leaves(operands) if is_concrete and is_explicit(x)), None)
-    if mesh is None:
-        return call(*operands)
-    twin = Mesh(mesh.devices, mesh.axis_names)
-    with placing.without_context():
-        found = call(*jax.tree.map(lambda x: laid(x, twin) if is_explicit(x) else x, operands))
-    return jax.tree.map(lambda x: laid(x, mesh), found)
+def whole_on(x: jax.Array) -> Any:
+    """Return the sharding of a copy on each device that an array lies on; of a traced one, as its type says."""
+    own = jax.typeof(x).sharding if isinstance(x, jax_api.Tracer) else x.sharding
+    mesh = getattr(own, "mesh", None)
+    return own if mesh is None else NamedSharding(mesh, P())
 
 
 def put(tree: Any, target: Sharding | None) -> Any:
@@ -246,15 +212,3 @@ def _is_local(x: Any) -> bool:
 def on_host(x: jax.Array) -> np.ndarray:
     """Return a concrete array, also one of which other processes hold parts: then all must ask for it."""
     return np.asarray(x if _is_local(x) else local(x))
-
-
-def whole_beside(x: jax.Array, other: jax.Array) -> jax.Array:
-    """Return a copy of a concrete array on each device that another lies on; of several processes, the first one's."""
-    mesh = _mesh(other)
-    if mesh is None:
-        return x if x.devices() == other.devices() else jax.device_put(x, *other.devices())
-    target = NamedSharding(mesh, P())
-    if x.sharding == target or target.is_fully_addressable:
-        return put(x, target)
-    # Computed in each process, it may differ in last bits, with which loops on the devices would part.
-    return put(np.asarray(jax_api.multihost_utils.broadcast_one_to_all(np.asarray(x))), target)

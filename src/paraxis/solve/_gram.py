@@ -13,6 +13,7 @@ Products make the inverse, not LAPACK, whose threads and XLA's would wait for ea
 several.
 """
 
+import dataclasses
 import functools
 import itertools
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ import numpy as np
 from paraxis._core import arrays
 from paraxis.solve import _trees as trees
 from paraxis.solve._problem import Function, Linear
+from paraxis.solve._rows import beside
 from paraxis.solve._streaming import MAX_FEATURES, TableRows, sample_of
 
 _SPREAD = 2.0  # of eigenvalues; if their logarithms are uniform, the largest is about fifty times the smallest
@@ -45,44 +47,55 @@ class Inverse(NamedTuple):
 
 
 def prepared(problem: Linear | Function, params: Any, precondition: str | None) -> Inverse | None:
-    """Return the inverse for a linear problem, whole on each device, if it is asked for or likely to pay.
-
-    There is none where the rows' sharding is a type under ``jit``: of such rows, none can be picked.
-    """
+    """Return the inverse for a linear problem, whole on each device, if it is asked for or likely to pay."""
     if precondition is None or not isinstance(problem, Linear):
         return None
-    num_rows, num_features = problem.design.shape
-    is_traced = arrays.is_traced((problem, params))
-    if precondition == "auto" and not 1 < num_features <= min(MAX_FEATURES, num_rows):
+    (num_rows, num_features), is_asked = problem.design.shape, precondition == "gram"
+    if not is_asked and not 1 < num_features <= min(MAX_FEATURES, num_rows):
         return None
     if num_features > MAX_FEATURES and problem.is_table:
         raise ValueError(f"precondition='gram' takes at most {MAX_FEATURES:,} columns of a table; leave it out")
-    if is_traced and arrays.tells_in_type(problem.targets):
-        return None
-    design, weight, is_asked = problem.design, problem.weight, precondition == "gram"
-    if isinstance(design, TableRows):
-        numbers = design.places(design.sampled)
-        design = design.some if design.shift is None else design.some - np.asarray(design.shift)
+    if arrays.is_traced((problem, params)):
+        return _on_auto_axes(lambda *given: _inverse(_sample(given[0]), given[1], is_asked)[0], problem, params)
+    rows, weight = problem.design, problem.weight
+    if isinstance(rows, TableRows):
+        sample = _picked(problem, rows.places(rows.sampled))
     else:
-        counted = np.arange(num_rows) if is_traced or weight is None else np.flatnonzero(arrays.on_host(weight))
-        numbers = counted[sample_of(len(counted), num_features)]
-        if (
-            is_traced
-        ):  # how many rows are padding is not known: by a whole step, the others are the same with and without
-            numbers = counted[:: max(1, num_rows // max(1, len(numbers)))]
-        design = arrays.on_auto_mesh(_rows, design, numbers)
-    targets, weight = arrays.on_auto_mesh(_rows, (problem.targets, problem.weight), numbers)
-    sample = Linear(problem.loss, design, targets, weight, problem.l2, problem.intercept)
-    if is_traced:
-        return _inverse(sample, params, is_asked)[0]
+        counted = np.arange(num_rows) if weight is None else np.flatnonzero(arrays.on_host(weight))
+        numbers = counted[np.asarray(sample_of(len(counted), len(counted), num_features))]
+        sample = _compiled_picked(problem, numbers)
     here = jax.tree.map(lambda x: arrays.on_host(jnp.asarray(x)), (sample, params))  # one device does it for all
     found, pays = _compiled(*here, is_asked)
-    return jax.tree.map(lambda x: arrays.whole_beside(x, problem.targets), found) if pays else None
+    return jax.tree.map(lambda x: beside(x, problem.targets), found) if pays else None
 
 
-@jax.jit
-def _rows(tree: Any, numbers: jax.Array) -> Any:
-    return jax.tree.map(lambda x: x[numbers], tree)
+def _on_auto_axes(call: Any, problem: Linear, *operands: Any) -> Any:
+    """Call with a problem: of rows whose sharding is a type, none can be picked."""
+    if jax.typeof(problem.targets).sharding.mesh.explicit_axes:
+        call = jax.sharding.auto_axes(call, out_sharding=arrays.whole_on(problem.targets))
+    return call(problem, *operands)
+
+
+def _sample(problem: Linear) -> Linear:
+    """Return some of the rows up to the last one that counts, the same ones with padding and without."""
+    num_rows, num_features = problem.design.shape
+    end: Any = num_rows
+    if problem.weight is not None:
+        end = 1 + jnp.max(jnp.where(problem.weight > 0, np.arange(num_rows), 0))
+    return _picked(problem, sample_of(end, num_rows, num_features))
+
+
+def _picked(problem: Linear, numbers: Any) -> Linear:
+    rows, weight = problem.design, problem.weight
+    if isinstance(rows, TableRows):
+        design = rows.some if rows.shift is None else rows.some - np.asarray(rows.shift)
+    else:
+        design = rows[numbers]
+    weight = None if weight is None else weight[numbers]
+    return dataclasses.replace(problem, design=design, targets=problem.targets[numbers], weight=weight)
+
+
+_compiled_picked = jax.jit(functools.partial(_on_auto_axes, _picked))
 
 
 def _inverse(sample: Linear, params: Any, is_asked: Any) -> tuple[Inverse, Any]:
@@ -93,7 +106,8 @@ def _inverse(sample: Linear, params: Any, is_asked: Any) -> tuple[Inverse, Any]:
     z, x, weight = _wide(sample.predict(params)), _wide(sample.design), sample.weight
     shares = jnp.full(len(x), 1 / len(x), z.dtype) if weight is None else weight.astype(z.dtype) / jnp.sum(weight)
     coupling = None if sample.loss.coupling is None else sample.loss.coupling(z, shares)
-    x = x if weight is None else x * (weight > 0)[:, None]
+    counts = shares > 0
+    x = x * counts[:, None]
     l2 = jnp.full(x.shape[1], sample.l2, z.dtype)
     if sample.intercept:
         x, l2 = jnp.concatenate([x, jnp.ones_like(x[:, :1])], 1), jnp.append(l2, jnp.zeros((), l2.dtype))
@@ -106,7 +120,8 @@ def _inverse(sample: Linear, params: Any, is_asked: Any) -> tuple[Inverse, Any]:
         product = _matmul(some.T * share, _matmul(some, probes)) + l2[:, None] * probes
         trace = jnp.vdot(share, jnp.einsum("nd,nd->n", some, some)) + jnp.sum(l2)
         # Of so few rows, also those of equal eigenvalues are apart.
-        return size * jnp.sum(product**2) / _PROBES / trace**2 - size / len(some) > _SPREAD
+        spread = size * jnp.sum(product**2) / _PROBES / trace**2 - size / jnp.sum(counts[::4])
+        return (spread > _SPREAD) & (jnp.sum(counts) >= sample.design.shape[1])
 
     pays = jax.lax.cond(is_asked, lambda: jnp.array(True), is_apart)
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, check, placing
+from paraxis._core import arrays, check, jax_api, placing
 from paraxis._core.placing import Axis
 from paraxis._host import processes
 from paraxis._tables import Table
@@ -23,7 +23,23 @@ class Rows(NamedTuple):
 
     def shared(self, params: Any) -> Any:
         """Return the same parameters, whole on each device of the rows, so that a first update is compiled for all."""
-        return jax.tree.map(lambda x: arrays.whole_beside(jnp.asarray(x), self.y), params)
+        return jax.tree.map(lambda x: beside(jnp.asarray(x), self.y), params)
+
+
+def beside(x: jax.Array, other: jax.Array) -> jax.Array:
+    """Return an array whole on each device that another lies on; of several processes, the first one's.
+
+    If one is traced, its type says so, on an Explicit mesh.
+    """
+    target = arrays.whole_on(other)
+    if arrays.is_traced((x, other)):
+        return jax.reshard(x, target)
+    if x.sharding == target:
+        return x
+    if target.is_fully_addressable:
+        return arrays.put(x, target)
+    # Computed in each process, it may differ in last bits, with which loops on the devices would part.
+    return arrays.put(np.asarray(jax_api.multihost_utils.broadcast_one_to_all(np.asarray(x))), target)
 
 
 def rows(X: Any, y: Any = None, sample_weight: Any = None, *, axis: Axis | None = None, engine: Any = None) -> Rows:

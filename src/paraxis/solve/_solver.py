@@ -24,6 +24,7 @@ from paraxis._core import arrays, check, jax_api
 from paraxis.errors import DataError
 from paraxis.solve import _trees as trees
 from paraxis.solve._problem import Function, Linear
+from paraxis.solve._rows import beside
 from paraxis.solve._run import Interrupted, Iteration, OptStep, Status, Watch, recheck, tell
 from paraxis.solve._streaming import TableRows, saved, while_loop
 from paraxis.solve.objective import LinearObjective
@@ -80,9 +81,7 @@ class Solver(abc.ABC):
         """
         operands = self._given("run", init_params, args, kwargs)
         # Where nothing is traced, nobody differentiates: what JAX does to find that out takes as long as a small fit.
-        if _is_traced(operands):
-            return self._compiled._solved(*operands)
-        return arrays.on_auto_mesh(self._solved_by_host, *operands)
+        return (self._compiled._solved if _is_traced(operands) else self._solved_by_host)(*operands)
 
     def _given_stepsize(self, iter_num: Any) -> Any:
         return self.stepsize(iter_num) if callable(self.stepsize) else self.stepsize
@@ -104,7 +103,10 @@ class Solver(abc.ABC):
                     f"{who}: init_params are {', '.join(sorted(dtypes))}, and X is {problem.design.dtype}: write "
                     f"fun.init(…, dtype=X.dtype), or X.astype(…)"
                 )
-            params, hyper = jax.tree.map(lambda x: arrays.typed_beside(x, problem.targets), (params, hyper))
+        for x in jax.tree.leaves((args, kwargs)):
+            if isinstance(x, jax.Array) and jax.typeof(x).sharding.mesh.explicit_axes:
+                params, hyper = jax.tree.map(functools.partial(beside, other=x), (params, hyper))
+                break
         return params, (hyper, args, kwargs)
 
     def _problem(self, params: Any, arguments: Any) -> Linear | Function:
@@ -165,7 +167,7 @@ class Solver(abc.ABC):
         if _is_traced(step):
             return step
         # Later parameters lie where the state does: with others, iterations would be compiled once more.
-        return step._replace(params=jax.tree.map(lambda x: arrays.whole_beside(x, step.state.error), step.params))
+        return step._replace(params=jax.tree.map(lambda x: beside(x, step.state.error), step.params))
 
     def _steps(self, step: OptStep, arguments: Any, until: Any) -> OptStep:
         """Iterate until the solver stops, even with a linear model's predictions computed anew; or so often in all."""

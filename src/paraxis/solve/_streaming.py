@@ -75,10 +75,19 @@ def saved(options: str, begin: Any, arguments: Any) -> Iterator[tuple[Any, Calla
         yield begin, lambda tree: journal.keep(lambda: jax.tree.leaves(tree))
 
 
-def sample_of(num_rows: int, num_features: int) -> np.ndarray:
-    """Return the numbers of the rows that tell a Gram matrix, evenly apart, of those that count."""
-    num = min(num_rows, _ROWS_PER_FEATURE * num_features)
-    return np.arange(num) * num_rows // max(1, num)
+def sample_of(count: Any, num_rows: int, num_features: int) -> jax.Array:
+    """Return the numbers of the rows that tell a Gram matrix, each of its own part of the first ``count``.
+
+    Where in its part a row stands is random, once for all: what returns in equal steps is not always met, or never.
+    If there are fewer than that tell it, further numbers follow.
+    """
+    most = min(num_rows, _ROWS_PER_FEATURE * num_features)
+    num = jnp.clip(count, 1, max(1, most))
+    starts = np.arange(most + 1)
+    starts = starts * (count // num) + starts * (count % num) // num
+    widths = starts[1:] - starts[:-1]
+    within = jnp.asarray(np.random.default_rng(0).random(most) * widths, widths.dtype)
+    return starts[:-1] + jnp.minimum(within, widths - 1)
 
 
 class TableRows:
@@ -104,7 +113,7 @@ class TableRows:
         if not self.num_rows:
             raise DataError(f"{who}: the table must have at least one row, got {table!r}")
         self.dtype = np.dtype(jax.dtypes.canonicalize_dtype(table.dtype))
-        self.sampled = sample_of(self.num_rows, num_features if num_features <= MAX_FEATURES else 0)
+        self.sampled = np.asarray(sample_of(self.num_rows, *(table.shape if num_features <= MAX_FEATURES else (0, 0))))
         placement = placing.place(Axis("rows", self.num_rows) if axis is None else axis)
         if placement.spans_processes:
             raise DeviceError(f"{who}: a table is read by one process; write it without px.initialize()")

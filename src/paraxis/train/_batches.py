@@ -77,7 +77,8 @@ class Devices:
             return jax.ShapeDtypeStruct(shape, x.dtype, sharding=target)
         if isinstance(x, jax.Array) and (jax.process_count() == 1 or not x.is_fully_addressable):
             if x.shape != shape:
-                x = _padded(jax.device_put(x, self.whole) if arrays.tells_in_type(x) else x, num_padded)
+                is_explicit = jax.typeof(x).sharding.mesh.explicit_axes
+                x = _padded(jax.device_put(x, self.whole) if is_explicit else x, num_padded)
             return x if x.sharding == target else jax.device_put(x, target)
         host = np.array(x)  # a copy: the caller may write into the batch while the devices read it
         host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype.newbyteorder("=")), copy=False)
