@@ -64,6 +64,8 @@ def test_ensemble_drops_and_adds_members() -> None:
         {"w": jnp.ones((3, 2)), "n": jnp.int32(7)}, ens[0], {"w": np.zeros((3, 2), "float32"), "n": ens[1]["n"]}
     )
     assert numbers_of(more) == [0, 1, 2, 3, 4, 7, 0, 1]
+    with jax.set_mesh(jax.make_mesh((4,), ("data",))):  # which is not that of the members
+        assert numbers_of(ens.add(ens[2])) == [*range(SIZE), 2]
     more.train(double)
     assert_close(more.stacked()["w"], 2 * jnp.concatenate([W, jnp.ones((1, 3, 2)), W[:1], jnp.zeros((1, 3, 2))]))
     assert_close(ens.stacked()["w"], W)
@@ -125,20 +127,6 @@ def test_ensemble_gives_picked_and_stacked_members_arrays_of_their_own() -> None
 def make_mixed(key: jax.Array) -> Any:
     half, empty = jax.random.normal(key, (2,), "bfloat16"), [jnp.zeros((0, 2))]
     return {"w": jax.random.normal(key, (3, 2)), "half": half, "n": jnp.int8(3), "key": key, "a/b": empty}
-
-
-@pytest.mark.parametrize("devices", [1, SIZE])
-def test_ensemble_state_that_was_set_stays_the_users(devices: int) -> None:
-    """A step that overwrites the members' memory does not take theirs."""
-    ens = some(devices)
-    state = ens.state
-    ens.state = state
-    ens.train(double)
-    assert_close(state["w"], W)
-    zeros = np.zeros((SIZE, 3, 2), "float32")
-    ens.state = state | {"w": zeros}
-    zeros += 1
-    assert not np.any(ens.stacked()["w"])
 
 
 MAKES = {name: kind.make for name, kind in KINDS.items()} | {"mixed": make_mixed}

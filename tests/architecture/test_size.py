@@ -37,7 +37,7 @@ CEILINGS = {
     "the root": Size(279, 97, 4),
     "all rooms": Size(18_057, 10_720, 123),
 }
-TESTS = 17_810
+TESTS = 17_798
 
 
 def size(paths: Iterable[Path]) -> Size:

@@ -78,7 +78,7 @@ class Ensemble:
     def state(self, state: Mapping[str, Any]) -> None:
         if odd := sorted({*self._members} ^ {*state}):
             raise StateError(f"ensemble: the state is not like that of the members; they differ in {odd[0]}")
-        rows = {name: jnp.array(state[name]) for name in self._members}
+        rows = {name: jnp.asarray(state[name]) for name in self._members}
         _members.require_alike("ensemble: setting the state would change", self.state, rows)
         with placing.without_context():
             self._members = arrays.laid_out(rows, self._placement)

@@ -90,7 +90,8 @@ class Jit(Wrapped[_R], Generic[_R]):
 
     def _finished(self, binding: Binding, values: Sequence[Any], new: dict[int, Any], result: Any) -> Any:
         """Write the new values, and return what the caller gets."""
-        binding.graph.write(new)
+        if new:
+            binding.graph.write(new)
         return pytrees.opened(result)
 
     def _compile(self, binding: Binding) -> Any:

@@ -48,7 +48,7 @@ class Graph:
         value of a trace needs it.
         """
         kinds = set(map(type, jax.tree.leaves(list(new.values()))))
-        traced = any(issubclass(kind, jax_api.Tracer) for kind in kinds)
+        traced = any([issubclass(kind, jax_api.Tracer) for kind in kinds])  # noqa: C419  # fewer calls
         for index, x in new.items():
             if traced:
                 self.variables[index].set_raw_value(x)

@@ -115,7 +115,7 @@ class Parallel(Jit[_R], Generic[_R]):
             new = {i: x for i, x in enumerate(values) if not isinstance(x, jax_api.Tracer)} | new
         result = super()._finished(binding, values, new, result)
         self._placed = [mesh, *binding.graph.values()]
-        return arrays.whole(result)
+        return arrays.whole(result) if mesh is not None and mesh.is_multi_process else result
 
 
 def _sent(x: Any, placement: placing.Placement) -> Any:

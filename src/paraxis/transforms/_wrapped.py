@@ -160,8 +160,7 @@ class Binding:
     cannot see a change within an attribute that is static to NNX.
     """
 
-    program: Any = None
-    """What was compiled for this structure."""
+    program: Any = None  # what was compiled for this structure
 
     def __init__(self, modules: tuple[Any, ...]) -> None:
         self.graph, nodes = _modules.split(modules), [*_modules.nodes(modules)]
