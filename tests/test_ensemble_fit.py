@@ -259,9 +259,10 @@ def test_ensemble_fit_that_was_killed_ends_with_the_same_bits(rule: Any, size: i
 def test_ensemble_fit_refuses_a_checkpoint_of_another_run(tmp_path: Path) -> None:
     ens, checkpoint = px.ensemble(make_mlp, 3, 0, mesh=mesh_of(2)), px.Checkpoints(tmp_path / "run")
     ens.fit(sgd(apply_mlp), (X, Y), batch_size=BATCH, key=1, checkpoint=checkpoint)
-    for other in ({"key": 2}, {"batch_size": 5}):
+    rows = np.tile(np.arange(NUM_ROWS)[::-1], (3, 1))
+    for name, other in ("key", {"key": 2}), ("batch_size", {"batch_size": 5}), ("data", {"rows": rows}):
         options: Any = {"batch_size": BATCH, "key": 1, "checkpoint": checkpoint} | other
-        with pytest.raises(px.StateError, match="another key or other batches"):
+        with pytest.raises(px.StateError, match=f"has a run with other {name}; write"):
             ens.fit(sgd(apply_mlp), (X, Y), **options)
 
 

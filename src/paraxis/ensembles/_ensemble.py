@@ -17,7 +17,7 @@ from paraxis._core import arrays, check, jax_api, placing, pytrees
 from paraxis._core.lowerings import Lowering
 from paraxis._core.placing import Axis, Placement
 from paraxis._core.verbs import broadcast, map_fn
-from paraxis._host import interrupts, processes
+from paraxis._host import digests, interrupts, processes
 from paraxis._host.progress import Display
 from paraxis.ensembles import _averages, _fit, _members
 from paraxis.ensembles._averages import Average
@@ -203,7 +203,8 @@ class Ensemble:
         check.count("ensemble.fit", "epochs", epochs, error=DataError)
         check.has("ensemble.fit", "checkpoint", checkpoint, "restore", "px.Checkpoints('runs')")
         check.has("ensemble.fit", "stop_early", stop_early, "patience", "px.train.StopEarly('loss')")
-        run = {"rows": count, "batch": batch_size, "key": np.ravel(_members.numbers(key)).tolist()}
+        read = [*map(digests.of_array, jax.tree.leaves((data, rows)))]
+        run = {"data": read, "batch_size": batch_size, "key": np.ravel(_members.numbers(key)).tolist()}
         history, best, scanned = _fit.History(len(self), epochs, count // batch_size, stop_early), None, None
         in_axes = None, 0, None if rows is None else 0, 0
         prepared = functools.partial(self._prepared, "epoch", step, _fit.steps, in_axes=in_axes)

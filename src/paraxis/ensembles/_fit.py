@@ -174,11 +174,10 @@ def where(chosen: jax.Array, new: State, old: State | None) -> State:
 def restored(checkpoint: Any, run: Any, like: Any, history: History) -> Any:
     """Return the tree that was saved last; the history gets its epochs."""
     found = checkpoint.restore(like)
-    if found.notes.get("run") != run:
-        raise StateError(
-            f"ensemble.fit: {checkpoint.path} has a run with another key or other batches: {found.notes.get('run')}, "
-            f"not {run}; write px.Checkpoints('{checkpoint.path}-2')"
-        )
+    before = found.notes.get("run") or {}
+    if odd := [name for name in run if before.get(name) != run[name]]:
+        other = ", ".join(odd)
+        raise StateError(f"ensemble.fit: {checkpoint.path} has a run with other {other}; write px.Checkpoints('new')")
     for metrics in found.notes["epochs"]:
         history.add({name: np.asarray(x) for name, x in metrics.items()})
     return found.tree
