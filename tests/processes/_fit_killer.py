@@ -26,12 +26,13 @@ import flax.nnx
 import jax
 import optax
 import tensorboardX
+from orbax.checkpoint import v1
 
 import paraxis as px
-from paraxis.train import Checkpoints, fit, loader
+from paraxis.train import fit, loader
 from tests import _support
 
-_ONCE = flax.linen, flax.nnx, optax, tensorboardX, Checkpoints, fit, loader, _support  # imported once, for all runs
+_ONCE = flax.linen, flax.nnx, optax, tensorboardX, v1, fit, loader, _support  # imported once, for all runs
 
 Layout = tuple[int, int]  # processes, and devices of each
 
