@@ -1,17 +1,22 @@
-# Everything runs in $(VENV), which is made and kept up to date by itself. Variables: VENV, PYTHON(S), CONSTRAINTS, JOBS, KILLS.
+# Everything runs in $(VENV), which is made and kept up to date by itself, with the newest Python found.
+# Variables: VENV, PYTHON(S), VERSIONS, CONSTRAINTS, JOBS, TESTS, KILLS.
 
 VENV ?= .venv
-CONSTRAINTS ?= constraints.txt
 JOBS ?= auto
-PYTHON ?= $(shell for p in python3 python python3.13 python3.12 python3.11; do \
-	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+# The first of these versions that is on PATH or under pyenv, or else whatever Python is there.
+VERSIONS ?= 3.13 3.12 3.11
+FOUND := $(foreach v,$(VERSIONS),python$(v) "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/$(v).*/bin/python) python3 python
+PYTHON ?= $(shell for p in $(FOUND); do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
+# The newest JAX needs Python 3.12.
+CONSTRAINTS ?= constraints$(shell $(BIN)/python -c 'import sys; print("-floor" * (sys.version_info < (3, 12)))').txt
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 SOURCES := pyproject.toml $(wildcard constraints*.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test test-all test-newest defects faults bench lint docs dist clean
+.PHONY: help demo install test test-all defects faults bench lint types docs dist clean
 
 help:
 	@echo 'make demo       real digits on all devices: a CNN split over 100 clients, an ensemble of networks'
@@ -24,7 +29,7 @@ help:
 	@echo 'make lint       ruff, pyright, import contract, and what type checkers say of users'\'' code'
 	@echo 'make docs       the documentation, into site/, and what is wrong with it'
 	@echo 'make dist       for releases: wheel and sdist, into dist/, each extra installed; PYTHONS=... for others'
-	@echo 'make clean      remove $(VENV) and everything built'
+	@echo 'make clean      remove $(VENV), .venv-floor and everything built'
 
 demo: $(VENV)/.demo
 	$(BIN)/paraxis demo
@@ -32,21 +37,19 @@ demo: $(VENV)/.demo
 install: $(VENV)/.dev
 
 # What tests import, and processes that they start, is compiled once. Workers take tests from each other at the end.
-test test-all test-newest: export PYTHONDONTWRITEBYTECODE :=
+test test-all: export PYTHONDONTWRITEBYTECODE :=
 PYTEST := pytest -n $(JOBS) --dist worksteal
 
+TESTS ?= not slow
+
 test: $(VENV)/.dev
-	$(BIN)/python -m $(PYTEST) -m "not slow"
+	$(BIN)/python -m $(PYTEST) -m "$(TESTS)"
 
 test-all: $(VENV)/.dev
 	rm -rf out/coverage
 	$(BIN)/coverage run -m $(PYTEST)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
-
-# What .ci/run does on the newest Python and JAX.
-test-newest: $(VENV)/.dev
-	$(BIN)/python -m $(PYTEST) -m "page or newest and not slow"
 
 defects: $(VENV)/.dev
 	$(BIN)/python -m tests.defects
@@ -59,12 +62,18 @@ faults: $(VENV)/.dev
 bench: $(VENV)/.dev
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file --save || exit 1; done
 
-lint: $(VENV)/.dev
+lint: $(VENV)/.dev floor-types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-logo --no-cache
+
+types: $(VENV)/.dev
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m tests.types
+
+# The same with the oldest JAX that is supported, as make floor-test; the types that pyright checks are that one's.
+floor-%:
+	@$(MAKE) --no-print-directory $* VENV=.venv-floor VERSIONS='3.11 3.12 3.13' CONSTRAINTS=constraints-floor.txt
 
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -74,7 +83,7 @@ dist: | $(BIN)/python
 	$(BIN)/python -m tests.packaging $(addprefix --python ,$(PYTHONS))
 
 clean:
-	rm -rf $(VENV) site build dist out .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .venv-floor site build dist out .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 # The demo needs a fraction of what development needs, so it has a stamp of its own.
 $(VENV)/.demo: $(SOURCES) | $(BIN)/python

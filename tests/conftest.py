@@ -17,7 +17,7 @@ from tests import _cpu_time
 # Tests of single devices pass on a GPU, too: CONTRIBUTING.md says how to run them there.
 NUM_DEVICES = int(os.environ.get("TEST_DEVICES", "8"))
 TESTS = Path(__file__).parent
-ON_NEWEST = {"laws", "docs"}  # their tests of every day are marked `newest`
+ON_FLOOR = {"laws"}  # their tests are marked `floor`
 
 # More than half of the time goes into compiling. The XLA of jax 0.10 compiles twice as fast with the older of its two
 # code generators for CPUs, which is gone from later ones: there the tests see the newer one, as do, everywhere, those
@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked ``sampled(n)``, all cases but n, spread evenly, are slow. Some folders are for all versions.
+    """Of a test marked ``sampled(n)``, all cases but n, spread evenly, are slow. Laws hold on the floor.
 
     The last case, of most devices, is always kept: of the first, on one device, most laws hold whatever is wrong.
     """
@@ -74,8 +74,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if number not in kept:
                 item.add_marker(pytest.mark.slow)
     for item in items:
-        if item.path.relative_to(TESTS).parts[0] in ON_NEWEST:
-            item.add_marker(pytest.mark.newest)
+        if item.path.relative_to(TESTS).parts[0] in ON_FLOOR:
+            item.add_marker(pytest.mark.floor)
 
 
 def pytest_collection_finish() -> None:

@@ -9,7 +9,7 @@ import paraxis as px
 from paraxis.testing import assert_communication
 from tests._support import axis_on, values
 
-pytestmark = pytest.mark.newest
+pytestmark = pytest.mark.floor
 
 ROWS = 16
 

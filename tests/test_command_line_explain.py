@@ -43,7 +43,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.mark.newest
+@pytest.mark.floor
 def test_command_line_explains_a_function_on_512_devices_in_a_process_of_its_own(model: Path) -> None:
     shapes = "float32[8,4], float32[1024,16,8]"
     done = run("explain", f"{model}:average", "--shapes", shapes, "--devices", "512", "--html", "report.html")

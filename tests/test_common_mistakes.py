@@ -10,7 +10,7 @@ import pytest
 
 import paraxis as px
 
-pytestmark = pytest.mark.newest
+pytestmark = pytest.mark.floor
 
 ROWS = px.Axis("rows", 4)
 X = np.arange(4.0, dtype=np.float32)

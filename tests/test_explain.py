@@ -36,7 +36,7 @@ from tests._explained import (
     struct,
 )
 
-pytestmark = pytest.mark.newest
+pytestmark = pytest.mark.floor
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -16,7 +16,7 @@ import paraxis as px
 from paraxis.reports import Report
 from tests._explained import lies, mesh, struct
 
-pytestmark = pytest.mark.newest
+pytestmark = pytest.mark.floor
 
 MIB = 1024**2
 

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, PartitionSpec as P
 
 import paraxis as px
 
-pytestmark = pytest.mark.newest
+pytestmark = pytest.mark.floor
 
 N = 16
 SIZES = {"a": 2, "b": 4}

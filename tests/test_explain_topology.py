@@ -32,7 +32,7 @@ SENT = {name: expected for name, (_, _, expected) in PROGRAMS.items()} | {
 
 
 @needs_libtpu
-@pytest.mark.newest
+@pytest.mark.floor
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_explain_finds_what_tpus_send_as_known_by_hand(name: str) -> None:
     fn, args, _ = PROGRAMS[name]

@@ -11,7 +11,7 @@ import pytest
 import paraxis as px
 from tests._explained import FLAT, ROWS, lies, line_with, report_on, struct
 
-pytestmark = pytest.mark.newest
+pytestmark = pytest.mark.floor
 
 
 def test_explain_counts_work_by_line_with_loops_and_equal_shares() -> None:

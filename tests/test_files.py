@@ -6,7 +6,7 @@ import pytest
 
 from paraxis._host import files
 
-pytestmark = pytest.mark.newest
+pytestmark = pytest.mark.floor
 
 
 @pytest.mark.parametrize("error", [None, OSError("no space left"), KeyboardInterrupt("stop")], ids=str)

@@ -70,6 +70,7 @@ def _grad(x: np.ndarray, y: np.ndarray, coef: np.ndarray) -> np.ndarray:
     return x.T @ r / len(y) + 0.1 * coef
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 @pytest.mark.parametrize(("name", "devices"), [("two", 8), ("many", 8), ("many", 3), ("no", 1)])
 def test_lbfgs_leaves_rows_that_the_user_put_on_a_mesh_where_they_are(name: str, devices: int, kind: AxisType) -> None:

@@ -13,7 +13,7 @@ import paraxis as px
 from paraxis.solve import Status, objective
 from tests._problems import labelled, softmax
 
-pytestmark = pytest.mark.newest
+pytestmark = pytest.mark.floor
 
 
 def _objective(coef: np.ndarray, bias: np.ndarray, x: np.ndarray, y: np.ndarray, l2: float) -> float:

@@ -6,7 +6,7 @@ import pytest
 
 from paraxis.train import History, Record
 
-pytestmark = pytest.mark.newest
+pytestmark = pytest.mark.floor
 
 HOSTILE = '<b id="x">&amp;</b>'
 

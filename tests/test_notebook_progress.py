@@ -9,7 +9,7 @@ import pytest
 
 import paraxis as px
 
-pytestmark = pytest.mark.newest
+pytestmark = pytest.mark.floor
 
 
 class Kernel:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 import paraxis as px
 
-pytestmark = pytest.mark.newest
+pytestmark = pytest.mark.floor
 
 
 def is_refused(body: Callable[..., Any], *args: Any) -> bool:

@@ -133,7 +133,7 @@ def test_pmap_takes_arrays_that_are_bound_to_some_device() -> None:
         fn(w, one)
 
 
-@pytest.mark.newest
+@pytest.mark.floor
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 def test_pmap_runs_on_a_mesh_that_is_set(kind: AxisType) -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("i", "model"), axis_types=(kind, kind))

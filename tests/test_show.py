@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 import paraxis as px
 from tests._explained import struct
 
-pytestmark = pytest.mark.newest
+pytestmark = pytest.mark.floor
 
 
 @functools.cache

@@ -18,7 +18,7 @@ import paraxis as px
 from tests._streams import AXIS, PROGRAMS, N, W, X, Y, losses_of, one
 from tests._support import assert_close
 
-MARKS: dict[str, Any] = {"extremes": pytest.mark.newest, "between": pytest.mark.newest, "weighted": pytest.mark.slow}
+MARKS: dict[str, Any] = {"extremes": pytest.mark.floor, "between": pytest.mark.floor, "weighted": pytest.mark.slow}
 
 
 def streamed(fn: Callable[..., Any], *args: Any, at_once: int = 1, **options: Any) -> Any:

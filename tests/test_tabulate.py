@@ -15,7 +15,7 @@ from flax import nnx
 import paraxis as px
 from tests._explained import struct
 
-pytestmark = pytest.mark.newest
+pytestmark = pytest.mark.floor
 
 
 def numbers(table: px.reports.ModuleTable) -> dict[str, tuple[int, int, int]]:

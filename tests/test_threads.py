@@ -15,7 +15,7 @@ import pytest
 import paraxis as px
 from paraxis._host import threads
 
-pytestmark = pytest.mark.newest
+pytestmark = pytest.mark.floor
 
 ROOT = Path(__file__).parents[1]
 SIMULATED = """

@@ -15,7 +15,7 @@ from tests import _steps as models
 from tests._steps import Net, assert_near, assert_same_bits, axis, loss, plain_loss, plain_params, rows, trained
 from tests._support import at_night, table
 
-pytestmark = pytest.mark.newest
+pytestmark = pytest.mark.floor
 
 ADAM = optax.adam(1e-2)
 

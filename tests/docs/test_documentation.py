@@ -59,7 +59,7 @@ def test_every_block_of_a_page_runs(path):
     assert text.count("\n```python") == run_page(text, str(path))
 
 
-# Pages and docstrings are of the night; but all of them are run on the newest JAX, and so before anything lands.
+# Pages and docstrings are of the night; but `.ci/run` runs all of them.
 @pytest.mark.slow
 @pytest.mark.page
 @pytest.mark.parametrize("name", NAMES)

@@ -1,4 +1,4 @@
-"""The notebooks: stored without output, run on the newest JAX too, and shown on the site with what came out.
+"""The notebooks: stored without output, and shown on the site with what came out.
 
 `make docs` executes each in a kernel of its own, and fails with a cell that does; so nothing here does that again.
 """
@@ -61,7 +61,7 @@ def test_a_stored_result_is_found() -> None:
     assert stored_results(nbformat.writes(notebook)) == found
 
 
-@pytest.mark.slow  # of every day, `make docs` runs them; this is for `make test-all` with the newest JAX
+@pytest.mark.slow  # `make docs` runs them every day; this is for `make test-all`
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path) -> None:
     import matplotlib.pyplot as plt

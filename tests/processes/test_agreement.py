@@ -8,7 +8,7 @@ import pytest
 import paraxis as px
 from paraxis._host import interrupts, processes
 
-pytestmark = pytest.mark.newest
+pytestmark = pytest.mark.floor
 
 X, Y = np.random.default_rng(0).normal(size=(5000, 40)), np.arange(5000)  # X is more than is read whole
 

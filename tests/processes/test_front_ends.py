@@ -8,7 +8,7 @@ import pytest
 from tests.processes import _front_ends
 from tests.processes._support import Launch
 
-pytestmark = pytest.mark.newest
+pytestmark = pytest.mark.floor
 EVERY_DAY = ["verbs", "ensembles"]
 AT_NIGHT = [pytest.param([name], marks=pytest.mark.slow) for name in _front_ends.PARTS if name not in EVERY_DAY]
 
