@@ -206,8 +206,9 @@ class Ensemble:
         read = [*map(digests.of_array, jax.tree.leaves((data, rows)))]
         run = {"data": read, "batch_size": batch_size, "key": np.ravel(_members.numbers(key)).tolist()}
         history, best, scanned = _fit.History(len(self), epochs, count // batch_size, stop_early), None, None
-        in_axes = None, 0, None if rows is None else 0, 0
-        prepared = functools.partial(self._prepared, "epoch", step, _fit.steps, in_axes=in_axes)
+        prepared = functools.partial(
+            self._prepared, "epoch", step, _fit.steps, in_axes=(None, 0, None if rows is None else 0, 0)
+        )
         both = pytrees.arrays("ensemble.fit", "(data, held_out)", (data, held_out))
         data, held_out = arrays.put(both, arrays.sharding(self._placement, ()))
         with checkpoint or contextlib.nullcontext(), contextlib.closing(Display()) as display:

@@ -174,10 +174,8 @@ def where(chosen: jax.Array, new: State, old: State | None) -> State:
 def restored(checkpoint: Any, run: Any, like: Any, history: History) -> Any:
     """Return the tree that was saved last; the history gets its epochs."""
     found = checkpoint.restore(like)
-    before = found.notes.get("run") or {}
-    if odd := [name for name in run if before.get(name) != run[name]]:
-        other = ", ".join(odd)
-        raise StateError(f"ensemble.fit: {checkpoint.path} has a run with other {other}; write px.Checkpoints('new')")
+    if odd := ", ".join([name for name in run if found.notes.get("run", {}).get(name) != run[name]]):
+        raise StateError(f"ensemble.fit: {checkpoint.path} has a run with other {odd}; write px.Checkpoints('new')")
     for metrics in found.notes["epochs"]:
         history.add({name: np.asarray(x) for name, x in metrics.items()})
     return found.tree
