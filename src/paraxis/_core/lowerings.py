@@ -1,11 +1,8 @@
-"""A map on the devices at hand: ``shard_map`` of ``vmap`` of the jaxpr of one element.
+"""A map on the devices at hand: ``shard_map`` of ``vmap`` of the jaxpr of one element, in chunks by ``at_once``.
 
-``"vmap"`` is best wherever the vectorised operation is as good as the single one; ``"unroll"`` for convolutions with
-weights per element on CPU, which vectorised become a grouped convolution, several times slower.
-
-``at_once=k`` runs the elements of a device in chunks of at most ``k``; nothing but a chunk's inputs is kept for its
-derivative. Elements that exchange values are all under way together, in one ``vmap`` whose collectives are JAX's own:
-the compiler divides it. One element on each device runs in ``shard_map`` itself, as by ``jax.pmap``.
+On CPU, convolutions with weights per element are unrolled: vectorised they are grouped ones, several times slower.
+Elements that exchange values are all under way together, in one ``vmap`` whose collectives are JAX's own: the compiler
+divides it. One element on each device runs in ``shard_map`` itself, as by ``jax.pmap``.
 """
 
 import dataclasses

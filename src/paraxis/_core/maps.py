@@ -198,7 +198,7 @@ map_p = jax_api.define_map("px_map", _avals, _computed, _evaluated, _jvp, _trans
 
 
 def watched(x: Any, index: jax.Array, note: Callable[[list[bool]], None]) -> Any:
-    """Return ``x`` in a function under ``vmap``, which calls ``note`` with which leaves may differ between elements.
+    """Return ``x``, and have ``vmap`` call ``note`` with which leaves may differ between elements.
 
     ``index``, the element's number, does differ: this vmap, and not one around it, then answers.
     """
@@ -231,9 +231,8 @@ def batched(
 def _refuse_uneven(body: ClosedJaxpr, shared: Sequence[bool], how: How) -> None:
     """Refuse the derivative of a body whose elements exchange values in a branch that they may take apart.
 
-    All elements take part in an exchange, and each keeps what its own branch gives. The transpose of a branch is a
-    branch: an element that does not take it sends nothing back to the others, so JAX's derivative is not the
-    function's. Values, forward derivatives, loops, and branches that all take alike are right.
+    All take part in an exchange, and each keeps what its own branch gives. The transpose of a branch is a branch: who
+    does not take it sends nothing back to the others, so JAX's derivative is not the function's. All else is right.
     """
     axis = how.placement.axis
     if lowerings.mentions(body.jaxpr, axis.name) and lowerings.parts(body.jaxpr, axis.name, "cond"):
