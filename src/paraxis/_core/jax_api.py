@@ -149,9 +149,8 @@ def bind(eqn: JaxprEqn, *operands: Any) -> Sequence[Any]:
 
 def bound_axes(eqn: JaxprEqn) -> frozenset[str]:
     """Return the names that mean another axis inside an equation's body."""
-    if eqn.primitive.name == "px_map":
-        return frozenset([eqn.params["axis"]])
-    return frozenset(eqn.params["newly_manual_axes"]) if eqn.primitive.name == "shard_map" else frozenset()
+    params, is_map = eqn.params, eqn.primitive.name == "px_map"
+    return frozenset([params["axis"]] if is_map else params.get("newly_manual_axes", ()))
 
 
 def named_axes(eqn: JaxprEqn) -> tuple[Any, ...]:

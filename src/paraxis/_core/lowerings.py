@@ -137,8 +137,7 @@ class Elements:
 
 
 def keeps_nothing(placement: Placement) -> bool:
-    """Return whether what chunks compute is computed again where it is needed once more."""
-    # Chunks of a stream must do the same, however few elements they have.
+    """Return whether chunks, and all of a stream's, compute again what is needed once more."""
     return placement.num_chunks > 1 or (current().chunk is not None and placement.axis.at_once is not None)
 
 

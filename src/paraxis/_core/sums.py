@@ -217,8 +217,7 @@ class _End:
     def _unscaled(self, value: Any) -> tuple[Any, tuple[Any, ...]]:
         """Return the value of which a result is a multiple, and what scales it, each with whether it is a mask."""
         eqn = self._made.get(value)
-        variables = [v for v in _variables(eqn) if v in self.varying] if eqn is not None else []
-        if eqn is None or len(variables) != 2:
+        if eqn is None or len(variables := [v for v in _variables(eqn) if v in self.varying]) != 2:
             return value, ()
         number, scaled = sorted(variables, key=lambda v: v.aval.ndim)
         other = getattr(self._before(eqn.invars[1], "broadcast_in_dim"), "val", 1)
