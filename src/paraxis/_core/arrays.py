@@ -149,8 +149,7 @@ def _padded(x: jax.Array, placement: Placement) -> jax.Array:
 def settle(x: Any, placement: Placement, *, rows: bool) -> Any:
     """Bring a concrete array onto the placement's mesh if it is bound to another; leave tracers alone.
 
-    It lies by rows if they divide, else whole on each device. Another mesh may have the same devices, and yet its axes
-    mean nothing here.
+    It lies by rows if they divide, else whole on each device. Another mesh may have the same devices, and other axes.
     """
     if isinstance(x, jax_api.Tracer) or not isinstance(x, jax.Array):
         return x

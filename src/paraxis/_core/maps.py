@@ -152,8 +152,10 @@ def _with_residuals(traced: Map, summed: Sequence[bool]) -> tuple[list[jax.Array
     forward = dataclasses.replace(traced, body=jax_api.dce(body, [*jaxpr.outvars[:number], *made])[0])
     found = forward.bind([*summed, *[False] * len(made)])
     given.update(zip(made, found[number:], strict=True))
-    pure = ClosedJaxpr(jaxpr.replace(eqns=[eqn for eqn in jaxpr.eqns if not eqn.effects]), body.consts)
-    values = jax_api.jaxpr_as_fun(jax_api.dce(pure, once)[0])(*traced.operands)
+    pure, read = jax_api.dce(
+        ClosedJaxpr(jaxpr.replace(eqns=[eqn for eqn in jaxpr.eqns if not eqn.effects]), body.consts), once, unread=False
+    )
+    values = jax_api.jaxpr_as_fun(pure)(*taken(traced.operands, read))
     return found[:number], merged(common, values, [given[v] for v in own]), common
 
 

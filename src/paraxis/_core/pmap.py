@@ -39,8 +39,7 @@ def pmap(
         fn: function of one element.
         axis_name: a name for collectives to use.
         in_axes: for each positional argument, the array axis to map over: an integer, ``None`` (the same value for
-            all elements), or a tree of these that is a prefix of the arguments. Keyword arguments are mapped over
-            axis 0.
+            all elements), or a tree of these that is a prefix of the arguments; of keyword arguments, axis 0.
         out_axes: likewise for the result; ``None`` says that all elements return the same value, of which one is kept.
         static_broadcasted_argnums: positions of arguments that are compile-time constants (hashable).
         donate_argnums: positions of arguments whose buffers may be reused for the result.
