@@ -163,6 +163,19 @@ def test_train_step_gives_an_optimiser_the_loss_if_it_takes_it(optimizer: Any, t
     assert_near(trained(plain_state(optimizer), px.train_step(plain_loss), batches)[0].params, params)
 
 
+def test_eval_step_gives_no_key_to_a_function_that_can_do_without() -> None:
+    """As one writes dropout that is only for training; a state needs no key then, either."""
+
+    def fn(params: Any, batch: Any, key: Any = None) -> Any:
+        return plain_loss(params, batch) if key is None else jax.random.normal(key, batch["y"].shape)
+
+    step, evaluate, expected = px.train_step(fn), px.eval_step(fn), np.mean(plain_loss(plain_params(), rows(6)))
+    for state in (plain_state(key=jax.random.key(0)), plain_state()):
+        assert_near(float(evaluate(state, rows(6))["loss"]), expected)
+        loss = float(step(state, rows(6))[1]["loss"])
+        assert (abs(loss - expected) < 1e-4) == (state.key is None)
+
+
 @pytest.mark.parametrize("make", [px.train_step, px.eval_step])
 def test_a_step_warns_of_predictions_and_labels_that_broadcast_to_pairs_of_rows(make: Any) -> None:
     step = make(lambda params, batch: (batch["x"] @ params["w"][:, :1] - batch["y"]) ** 2)

@@ -16,8 +16,7 @@ from paraxis.train._loader import Loader
 from paraxis.train._sources import Batches
 from paraxis.train._step import TrainStep
 
-AHEAD = 4
-"""Batches that the host may be ahead of the devices: their metrics are fetched when so many more are under way."""
+AHEAD = 4  # batches that the host may be ahead of the devices: a batch's metrics are fetched then
 
 
 class Evaluate:

@@ -79,10 +79,13 @@ class LossFunction:
 
     def __init__(self, what: str, fn: Callable[..., Any]) -> None:
         self._what, self._fn, self._name = what, fn, getattr(fn, "__name__", type(fn).__name__)
-        self.wants = frozenset({"key", "mutable"} & {*list(inspect.signature(fn).parameters)[2:]})
+        parameters = dict(list(inspect.signature(fn).parameters.items())[2:])
+        self.wants = frozenset({"key", "mutable"} & parameters.keys())
+        self.needs_key = "key" in parameters and parameters["key"].default is not None
 
     def __call__(self, model: Any, rows: Any, size: int, key: Any, mutable: Any, *, trains: bool) -> Outcome:
         """Call it with some rows of a batch, so many of them. If it ``trains``, it must give a loss."""
+        key = key if trains or self.needs_key else None
         given = {name: x for name, x in {"key": key, "mutable": mutable}.items() if name in self.wants}
         try:
             returned = self._fn(model, rows, **given)

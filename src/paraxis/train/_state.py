@@ -13,8 +13,6 @@ from paraxis.errors import StateError
 from paraxis.train import _models
 from paraxis.train._models import Form, is_a
 
-_STATIC = {"static": True}
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +48,9 @@ class TrainState:
     ema: Any
     extra: Any
     ok: jax.Array
-    form: Form = dataclasses.field(metadata=_STATIC)
-    optimizer: Any = dataclasses.field(metadata=_STATIC)
-    ema_decay: float | None = dataclasses.field(metadata=_STATIC)
+    form: Form = dataclasses.field(metadata={"static": True})
+    optimizer: Any = dataclasses.field(metadata={"static": True})
+    ema_decay: float | None = dataclasses.field(metadata={"static": True})
 
     @classmethod
     def create(
@@ -158,8 +156,7 @@ def require_arrays(what: str, state: TrainState) -> None:
         )
 
 
-_SMALL = 1024
-"""Elements. What has fewer is left whole: to bring it together costs more than it takes to keep."""
+_SMALL = 1024  # elements: what has fewer is left whole, as to bring it together costs more than it takes to keep
 
 
 def shardings(state: TrainState, placement: Placement, shard: Any) -> Any:

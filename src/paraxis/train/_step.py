@@ -91,7 +91,7 @@ class _Step(abc.ABC):
         return found if "mutable" in self._fn.wants else found._replace(mutable=after())
 
     def _key(self, state: TrainState) -> Any:
-        if "key" in self._fn.wants and state.key is None:
+        if self._fn.needs_key and state.key is None:
             raise StateError(
                 f"{self._what}: the function takes a random key, but the state has none; write "
                 "px.TrainState.create(…, key=jax.random.key(0))"
@@ -273,8 +273,8 @@ def eval_step(
     Args:
         fn: ``fn(model, batch)``, with the model that the state was made from (an NNX module in ``eval()`` mode; a Linen
             module, called as ``model(x, train=False)``; or the parameters) and the real rows of the batch. It may take
-            ``key`` and ``mutable`` as a loss function does. It returns a dict of metrics, or what a loss function
-            returns. Its changes to the model are discarded.
+            ``key`` and ``mutable`` as a loss function does; a ``key=None`` stays so. It returns a dict of metrics, or
+            what a loss function returns. Its changes to the model are discarded.
         axis: as for :func:`train_step`.
         microbatches: likewise.
         precision: likewise.
