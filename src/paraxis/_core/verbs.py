@@ -174,8 +174,7 @@ def gather(x: Any, axis: Axis | str | None = None) -> Any:
     placement, x = _placed("gather", x, axis)
 
     def one(leaf: jax.Array) -> Any:
-        is_traced = isinstance(leaf, jax_api.Tracer)
-        return arrays.constrain(leaf, placement, rows=False) if is_traced else arrays.on_host(leaf)
+        return arrays.constrain(leaf, placement, rows=False) if arrays.is_traced(leaf) else arrays.on_host(leaf)
 
     return pytrees.opened(jax.tree.map(one, x))
 
