@@ -54,6 +54,13 @@ def test_lbfgs_preconditions_where_it_saves_iterations_and_only_there() -> None:
     assert int(found.iter_num) < 0.3 * int(without.iter_num)
 
 
+def test_lbfgs_preconditions_rows_that_return_in_equal_steps_as_in_any_order() -> None:
+    (x, y), order = labelled(600, 20, 3), np.random.default_rng(0).permutation(600)
+    x = np.concatenate([x[:, 5:] * np.logspace(0, 1.5, 15), 5 * np.eye(5)[np.arange(600) % 5]], 1).astype("float32")
+    found, expected = (int(_steps((x[rows], y[rows]), "gram").iter_num) for rows in (np.arange(600), order))
+    assert found <= 1.3 * expected
+
+
 def test_lbfgs_preconditions_anew_only_where_the_solution_is_far() -> None:
     x, y = labelled(500, 20, 3)
     start, data = jnp.zeros((20, 3)), px.solve.rows((x * np.logspace(0, 2, 20)).astype("float32"), y)
