@@ -1,8 +1,7 @@
 """Rows on disk, fitted by L-BFGS, beside reading and multiplying them by hand; and the memory that a fit takes.
 
 ``GIGABYTES=8 ALLOWED=2 KINDS=NPY python benchmarks/bench_table.py`` for more rows than the usual 1 GB, for another part
-of them than half in memory, and for some of the kinds of files. These are made in ``/var/tmp``, and go at the end. They
-stay in the system's cache if that is large enough: so reading is as fast as it can be.
+of them than half in memory, and for some kinds of files. Those in ``/var/tmp`` stay in the system's cache if they fit.
 """
 
 import os
