@@ -146,7 +146,7 @@ class _End:
         jaxpr, self.outs = closed.jaxpr, [*zip(closed.jaxpr.outvars, summed, strict=True)]
         self.varying, self._made = differing(jaxpr, shared), {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
         scaled = {v: self._unscaled(v) for v, s in self.outs if s and v in self.varying and _is_summable(v)}
-        self.scale = next((scale for _, scale in scaled.values()), ())
+        self.scale = max((scale for _, scale in scaled.values()), key=len, default=())  # a number has none
         self.ends = {v: value for v, (value, scale) in scaled.items() if scale == self.scale}
         self.products, self.steps, self.leaves = list[JaxprEqn](), list[JaxprEqn](), list[Any]()
         read = [*(number for number, _ in self.scale), *(v for v, s in self.outs if not s or v not in self.ends)]
