@@ -22,7 +22,7 @@ class Size(NamedTuple):
 
 
 CEILINGS = {
-    "_core": Size(2_875, 1_677, 13),
+    "_core": Size(2_883, 1_681, 13),
     "_host": Size(544, 362, 9),
     "_tables": Size(428, 258, 4),
     "cli": Size(417, 247, 6),
@@ -35,7 +35,7 @@ CEILINGS = {
     "train": Size(3_275, 1_904, 18),
     "transforms": Size(1_289, 726, 10),
     "the root": Size(279, 97, 4),
-    "all rooms": Size(18_047, 10_717, 123),
+    "all rooms": Size(18_055, 10_721, 123),
 }
 TESTS = 17_822
 

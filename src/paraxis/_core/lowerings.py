@@ -45,8 +45,11 @@ class Elements:
 
     def _in_blocks(self, operands: Sequence[jax.Array], names: Mapping[str, tuple[str, ...]]) -> list[jax.Array]:
         """Each device runs the elements of its block; one that has none rests. ``names``: of axes, on the mesh."""
-        (_, shared, summed, _), placement, chunk = self.element, self.placement, self._traced_chunk()
+        (body, shared, summed, _), placement, chunk = self.element, self.placement, self._traced_chunk()
         rests = placement.has_idle_device and placement.has_mesh_alone
+        # XLA's CPU compiler rewrites only the convolutions of the main computation into a form that it runs fast: in a
+        # branch, a gradient's take 8 times as long as on zeros, where a loop may not end, and which a callback sees.
+        acts = jax_api.holds(body.jaxpr, "while", "pure_callback") or jax_api.has_effects(body.jaxpr)
 
         def on_device(*blocks: jax.Array) -> list[jax.Array]:
             work = functools.partial(self._block, _inside(chunk, jax.sharding.get_abstract_mesh(), names), not rests)
@@ -54,6 +57,8 @@ class Elements:
                 return work(*blocks)
             rest = lambda *blocks: [jax.lax.full_like(y, 0) for y in jax.eval_shape(work, *blocks)]  # noqa: E731
             has_rows = arrays.device_index(placement) * placement.num_local < placement.size
+            if _convolves_on_cpu(body) and not acts:
+                return [jnp.where(has_rows, y, 0) for y in work(*blocks)]
             return jax.lax.cond(has_rows, work, rest, *blocks)
 
         operands = [x if s else arrays.pad(x, placement, safe=not rests) for x, s in zip(operands, shared, strict=True)]
@@ -143,9 +148,12 @@ def keeps_nothing(placement: Placement) -> bool:
 
 def unrolls(body: ClosedJaxpr, placement: Placement, lowering: Lowering) -> bool:
     """Return whether a device runs its elements one after the other."""
-    is_slow_together = jax.default_backend() == "cpu" and jax_api.holds(body.jaxpr, "conv_general_dilated")
     few = placement.num_chunks == 1 and placement.chunk <= 16  # beyond, compile time outgrows what unrolling saves
-    return lowering == "unroll" or (lowering == "auto" and few and is_slow_together)
+    return lowering == "unroll" or (lowering == "auto" and few and _convolves_on_cpu(body))
+
+
+def _convolves_on_cpu(body: ClosedJaxpr) -> bool:
+    return jax.default_backend() == "cpu" and jax_api.holds(body.jaxpr, "conv_general_dilated")
 
 
 def require_together(body: ClosedJaxpr, placement: Placement, lowering: Lowering) -> None:
