@@ -163,6 +163,9 @@ def test_ensemble_saves_a_numpy_archive_and_refuses_what_does_not_fit(tmp_path: 
 def test_ensemble_refuses_makes_that_would_be_wrong_in_silence() -> None:
     with pytest.raises(px.StateError, match="make does not use its key"):
         px.ensemble(lambda key: jnp.zeros(3), 2, 0)
+    for beside in (lambda net: {"net": net}, lambda net: (net, jnp.zeros(3))):  # a dict's modules would share nothing
+        with pytest.raises(px.StateError, match=r"come apart; write \(net, opt\)"):
+            px.ensemble(lambda key, beside=beside: beside(nnx.Linear(3, 3, rngs=nnx.Rngs(key))), 2, 0)
     assert len(px.ensemble(lambda key: jnp.zeros(3), 1, 0)) == 1
     assert len(px.ensemble(lambda key, number: jnp.zeros(3), 2, 0, jnp.arange(2))) == 2
 

@@ -26,7 +26,7 @@ CEILINGS = {
     "_host": Size(544, 362, 9),
     "_tables": Size(428, 258, 4),
     "cli": Size(417, 247, 6),
-    "ensembles": Size(895, 541, 6),
+    "ensembles": Size(893, 541, 6),
     "launch": Size(400, 238, 4),
     "reports": Size(2_494, 1_515, 16),
     "solve": Size(3_266, 1_990, 19),
@@ -35,9 +35,9 @@ CEILINGS = {
     "train": Size(3_275, 1_904, 18),
     "transforms": Size(1_289, 726, 10),
     "the root": Size(279, 97, 4),
-    "all rooms": Size(18_055, 10_721, 123),
+    "all rooms": Size(18_053, 10_721, 123),
 }
-TESTS = 17_822
+TESTS = 17_825
 
 
 def size(paths: Iterable[Path]) -> Size:

@@ -96,11 +96,9 @@ def split(made: Any) -> tuple[Form, State]:
     is_tuple = type(made) is tuple
     parts = made if is_tuple else (made,)
     modules = [pytrees.is_nnx(part) for part in parts]
-    if any(modules) and not all(modules):
-        kind = type(parts[modules.index(False)]).__name__
-        raise StateError(
-            f"ensemble: no step could change the {kind} beside the modules in place; write nnx.Variable(x)"
-        )
+    inside = [x for x in jax.tree.leaves(parts, is_leaf=pytrees.is_nnx) if pytrees.is_nnx(x)]
+    if not all(modules) and (any(modules) or any(isinstance(x, _nnx().Pytree) for x in inside)):
+        raise StateError("ensemble: modules in a dict, or beside arrays, come apart; write (net, opt), nnx.Variable(x)")
     graphdef, tree = _nnx().split(parts, graph=True) if any(modules) else (None, pytrees.sealed(parts))
     found, structure = jax.tree_util.tree_flatten_with_path(tree)
     if not found:
