@@ -232,6 +232,27 @@ def test_padding_is_safe_where_a_device_is_idle_and_another_is_not_full(
         assert_close(jax.jit(jax.grad(loss))(1.5), slope, rtol=1e-4)
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_convolutions_are_in_no_branch_where_a_device_is_idle(ends: bool) -> None:
+    """On CPU a branch makes them slow. Padding is zeros then, so that a gradient must not take what is not finite."""
+    axis, kernels, image = axis_on(8, 9), values(9, 2, 1, 3, 3), values(4, 1, 5, 5)
+
+    def of_one(w: jax.Array, kernel: jax.Array) -> jax.Array:
+        times = (
+            1.0 if ends else lax.while_loop(lambda v: v < 9.0, lambda v: v * 2, lax.stop_gradient(kernel).max() ** 2)
+        )
+        return jnp.log(jnp.abs(lax.conv(image * w, kernel, (1, 1), "SAME"))).sum() * times
+
+    def loss(w: Any, k: Any) -> jax.Array:
+        return px.reduce_sum(px.map_fn(of_one, (px.broadcast(w, axis), k), axis), axis)
+
+    run = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(1.5, kernels).compile()
+    assert (" conditional(" in (run.as_text() or "")) is not ends
+    if ends:
+        expected = jax.value_and_grad(lambda w, k: jax.vmap(of_one, (None, 0))(w, k).sum(), (0, 1))(1.5, kernels)
+        assert_close(run(1.5, kernels), expected, rtol=1e-4)
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("at_once", [None, 2])
 def test_branches_that_differ_between_elements_have_a_derivative(at_once: int | None) -> None:

@@ -58,7 +58,7 @@ class Elements:
             rest = lambda *blocks: [jax.lax.full_like(y, 0) for y in jax.eval_shape(work, *blocks)]  # noqa: E731
             has_rows = arrays.device_index(placement) * placement.num_local < placement.size
             if _convolves_on_cpu(body) and not acts:
-                return [jnp.where(has_rows, y, 0) for y in work(*blocks)]
+                return [jnp.where(has_rows, y, jax.lax.full_like(y, 0)) for y in work(*blocks)]
             return jax.lax.cond(has_rows, work, rest, *blocks)
 
         operands = [x if s else arrays.pad(x, placement, safe=not rests) for x, s in zip(operands, shared, strict=True)]
