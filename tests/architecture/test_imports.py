@@ -81,8 +81,7 @@ def test_only_one_module_knows_parts_of_jax_that_may_move():
     assert breaking(unstable, but=("_core/jax_api.py",)) == {}
 
 
-# A report puts chips in the place of a program's devices; Parallel takes the row that all devices have alike.
-KNOW_MESHES = ("_core/", "reports/_topology.py", "transforms/_batches.py")
+KNOW_MESHES = ("_core/", "reports/_topology.py")  # a report puts chips in the place of a program's devices
 
 
 def test_only_the_core_knows_meshes():

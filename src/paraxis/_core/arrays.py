@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P, Sharding
 
-from paraxis._core import jax_api
+from paraxis._core import jax_api, placing
 from paraxis._core.placing import Placement
 from paraxis.errors import DeviceError
 
@@ -96,6 +96,12 @@ def unpad(x: jax.Array, placement: Placement) -> jax.Array:
     if not placement.is_padded:
         return x
     return jax.lax.slice_in_dim(constrain(x, placement, rows=False), 0, placement.size)
+
+
+def agreed(x: jax.Array, placement: Placement) -> jax.Array:
+    """``(size, ...)`` → ``(...)``: the row that all elements have alike, one element per device. Nothing is sent."""
+    # Its derivative: each element gives its share, 1/size of the whole.
+    return placing.shard_map(lambda row: row[0], placement.mesh, placement.mesh_axes, placement.spec, P())(x)
 
 
 @functools.partial(jax.jit, static_argnums=1)

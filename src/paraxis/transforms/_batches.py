@@ -75,8 +75,7 @@ def combined(rule: Rule, x: jax.Array, axis: Axis | None = None, *, differs: boo
         place = placing.place(axis)
         keeps = rule in ("first", "same", "max", "min") or (rule == "mean" and jnp.issubdtype(x.dtype, jnp.inexact))
         if keeps and not differs and place.mesh_axes:
-            # Each device's own row is the value. The derivative: each gives its share, 1/size of the whole.
-            return placing.shard_map(lambda row: row[0], place.mesh, place.mesh_axes, place.spec, jax.P())(x)
+            return arrays.agreed(x, place)
         if rule in ("mean", "sum", "max", "min"):
             return getattr(reductions, f"reduce_{rule}")(x, axis)
         x = arrays.constrain(x, place, rows=False)
