@@ -22,7 +22,7 @@ class Size(NamedTuple):
 
 
 CEILINGS = {
-    "_core": Size(2_889, 1_684, 13),
+    "_core": Size(2_893, 1_686, 13),
     "_host": Size(544, 362, 9),
     "_tables": Size(428, 258, 4),
     "cli": Size(417, 247, 6),
@@ -35,7 +35,7 @@ CEILINGS = {
     "train": Size(3_275, 1_904, 18),
     "transforms": Size(1_288, 726, 10),
     "the root": Size(279, 97, 4),
-    "all rooms": Size(18_058, 10_724, 123),
+    "all rooms": Size(18_062, 10_726, 123),
 }
 TESTS = 17_845
 

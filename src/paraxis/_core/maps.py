@@ -188,12 +188,16 @@ def _batched(
     sides = zip(operands, dims, shared, strict=True)
     ahead = [x if d is None else jnp.moveaxis(x, d, 0 if s else 1) for x, d, s in sides]
 
+    # What is alike in the batch stays so, as by jax.vmap: whoever asks what differs gets the answer.
+    differing, outs = sums.differing(body.jaxpr, [d is None for d in dims]), body.jaxpr.outvars
+    out_axes = [0 if not isinstance(v, jax_api.Literal) and v in differing else None for v in outs]
+
     def over(*args: Any) -> list[Any]:  # with a number of its own, as no operand may differ
         fn = lambda _, *xs: list(jax_api.jaxpr_as_fun(body)(*xs))  # noqa: E731
-        return jax.vmap(fn, (0, *in_axes), axis_size=size, axis_name=name)(jnp.arange(size), *args)
+        return jax.vmap(fn, (0, *in_axes), out_axes, axis_size=size, axis_name=name)(jnp.arange(size), *args)
 
     found = Map.of(over, ahead, shared, params["how"])[0].bind(summed, params["linear"])
-    return found, [0 if is_summed else 1 for is_summed in summed]
+    return found, [at if at is None or s else 1 for at, s in zip(out_axes, summed, strict=True)]
 
 
 map_p = jax_api.define_map("px_map", _avals, _computed, _evaluated, _jvp, _transpose, _batched)
