@@ -234,6 +234,7 @@ def kill(epoch: Epoch) -> None:
         raise KilledError
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("rule", "size"), [(None, 4), (StopEarly("test/loss", patience=2), 3)], ids=["all", "best"])
 def test_ensemble_fit_that_was_killed_ends_with_the_same_bits(rule: Any, size: int, tmp_path: Path) -> None:
     """Its members, its history, and who has stopped; also when it was complete, and on other devices."""

@@ -34,6 +34,7 @@ def _mesh(devices: int, kind: AxisType = AxisType.Auto, name: str = "data") -> M
     return Mesh(np.array(jax.devices()[:devices]), (name,), axis_types=(kind,))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_lbfgs_takes_rows_that_the_user_put_on_a_mesh(kind: AxisType) -> None:
     start, x, y = _data("poisson", 48, "float32")

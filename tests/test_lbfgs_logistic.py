@@ -62,7 +62,7 @@ def _optimum(name: str) -> tuple[np.ndarray, float]:
     return model.predict_proba(x), _objective(model.coef_.T, model.intercept_, x, y, l2)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("precondition", [None, "auto"])
 @pytest.mark.parametrize("name", HARD)
 def test_lbfgs_solves_hard_logistic_data_in_float32_or_says_that_it_did_not(name: str, precondition: Any) -> None:

@@ -40,7 +40,7 @@ def _searched(fun: Any, first: float, dtype: str = "float64") -> tuple[float, An
     return float(params) * scale, state
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @in_float64
 def test_lbfgs_search_keeps_the_strong_wolfe_conditions(name: str) -> None:

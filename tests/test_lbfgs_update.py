@@ -30,6 +30,7 @@ def _errors(data: Any, compiled: Any) -> list[float]:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("compiled", [lambda fn: fn, jax.jit], ids=["here", "in jit"])
 @pytest.mark.parametrize(("size", "count", "kind"), ROWS)
 @in_float64

@@ -32,6 +32,7 @@ RUNS: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", RUNS)
 def test_lbfgs_tells_each_iteration_in_pythons_numbers_and_raises_the_callbacks_errors(name: str) -> None:
     seen: list[px.solve.Iteration] = []

@@ -56,6 +56,7 @@ VALUES: dict[str, tuple[Callable[..., Any], Any, Callable[[np.ndarray], Any]]] =
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", VALUES)
 @in_float64
 def test_proximal_gradient_tells_what_it_minimises_the_penalty_included(name: str) -> None:

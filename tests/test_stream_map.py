@@ -75,6 +75,7 @@ def spread(w, x):
 FN = jax.value_and_grad(spread)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["mean", "extremes", "noisy", "normalised"])
 def test_stream_on_a_pool_gives_what_the_mesh_gives(pool, name):
     """The arrays are sent; on eight devices, five elements at once are no multiple of anything."""

@@ -110,6 +110,7 @@ DERIVED: tuple[Callable[..., Any], ...] = (lambda fn: fn, jax.value_and_grad)
 ACCUSED = r"test_stream_padding\.py:\d+.*the result depends on rows that only pad the elements of d\..*d\.mask"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "around", "reduced"), cases(INNOCENT))
 def test_stream_never_accuses_what_uses_the_mask(name, around, reduced):
     body, derive = AROUND[around](INNOCENT[name]), DERIVED[reduced != "each"]

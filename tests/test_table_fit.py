@@ -141,6 +141,7 @@ def test_table_has_the_columns_of_the_fit_by_name_and_in_order(tmp_path):
     assert model.score(px.Table.of_arrays(double, double[:, 0] > 0)) == score
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("devices", "at_once"), [(1, 29), (1, 203), (3, 10), (8, 1)])
 def test_table_has_value_and_gradient_whatever_chunks_and_devices(devices, at_once):
     rng = np.random.default_rng(2)

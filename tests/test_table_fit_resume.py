@@ -60,6 +60,7 @@ def logistic(watch: Any, where: px.Stream) -> px.solve.LogisticRegression:
     return px.solve.LogisticRegression(devices=1, verbose=watch).fit(table(CLASSES > 0), engine=where)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("error", [Stopped, KeyboardInterrupt], ids=["an exception", "Ctrl-C"])
 @pytest.mark.parametrize("fit", [lasso, sparse_logistic, logistic], ids=["lasso", "L1", "logistic"])
 def test_table_fit_goes_on_from_where_it_was_stopped(tmp_path, fit, error):

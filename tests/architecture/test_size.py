@@ -37,7 +37,7 @@ CEILINGS = {
     "the root": Size(279, 97, 4),
     "all rooms": Size(18_062, 10_726, 123),
 }
-TESTS = 17_845
+TESTS = 17_853
 
 
 def size(paths: Iterable[Path]) -> Size:
