@@ -79,7 +79,7 @@ class Scope:
 
     declared: tuple[Axis, ...] = ()  # of the current program
     mapped: tuple[Axis, ...] = ()  # outermost first
-    mesh: AbstractMesh | None = None  # what the outermost of these lies on, if that is known
+    mesh: AbstractMesh | None = None  # of the outermost one, if it has one that is known
     taken: tuple[str, ...] = ()  # the mesh axes that they lie over
     # In a trace for some of the elements: gives for an axis and a tree of what a verb takes as its elements' values an
     # axis with as many as are traced for, and their rows.
@@ -141,7 +141,7 @@ class Placement:
 
     axis: Axis
     mesh: Mesh | AbstractMesh | None  # None: there is one device
-    mesh_axes: tuple[str, ...]  # those that the elements lie over; (): all are within the device at hand
+    mesh_axes: tuple[str, ...]  # these split the elements; (): one device has them all
 
     def __post_init__(self) -> None:
         names, shape = self.mesh_axes, dict(self.mesh.shape) if self.mesh is not None else {}

@@ -203,7 +203,7 @@ class Ensemble:
         check.count("ensemble.fit", "epochs", epochs, error=DataError)
         check.has("ensemble.fit", "checkpoint", checkpoint, "restore", "px.Checkpoints('runs')")
         check.has("ensemble.fit", "stop_early", stop_early, "patience", "px.train.StopEarly('loss')")
-        read = [*map(digests.of_array, jax.tree.leaves((data, rows)))]
+        read = [] if checkpoint is None else [*map(digests.of_array, jax.tree.leaves((data, rows)))]
         run = {"data": read, "batch_size": batch_size, "key": np.ravel(_members.numbers(key)).tolist()}
         history, best, scanned = _fit.History(len(self), epochs, count // batch_size, stop_early), None, None
         prepared = functools.partial(
