@@ -258,7 +258,7 @@ def test_fit_tells_when_the_step_is_another_program(
 
 
 @pytest.mark.parametrize(
-    ("kills", "seed", "processes", "devices"), table([(10, 0, 1, 2)], [(10, 1, 1, 2), (2, 0, 2, 1), (2, 0, 2, 2)])
+    ("kills", "seed", "processes", "devices"), table([(4, 0, 1, 2)], [(10, 1, 1, 2), (2, 0, 2, 1), (2, 0, 2, 2)])
 )
 def test_fit_comes_to_the_same_bits_when_it_was_killed_at_any_time(
     kills: int, seed: int, processes: int, devices: int, tmp_path: Path

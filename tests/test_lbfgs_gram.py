@@ -11,11 +11,10 @@ import pytest
 import paraxis as px
 from paraxis.solve import LBFGS, Status, _gram, objective
 from tests._problems import labelled, softmax
-from tests._support import axis_on
+from tests._support import axis_on, table
 
 
-@pytest.mark.parametrize("where", ["here", "in jit"])
-@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize(("intercept", "where"), table([(False, "here"), (True, "in jit")], [(True, "here")]))
 def test_lbfgs_preconditions_with_the_inverse_of_the_kronecker_product(intercept: bool, where: str) -> None:
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
@@ -38,9 +37,13 @@ def test_lbfgs_preconditions_with_the_inverse_of_the_kronecker_product(intercept
         np.testing.assert_allclose(found.ravel(), np.linalg.solve(hessian, vector.ravel()), rtol=1e-8)
 
 
-def _steps(data: Any, precondition: Any, **options: Any) -> Any:
-    solver = LBFGS(objective.l2_multiclass_logreg, precondition=precondition, tol=1e-4, **options)
-    return solver.run(jnp.zeros((20, 3)), 1e-3, data).state
+@functools.cache
+def _solver(precondition: Any) -> LBFGS:
+    return LBFGS(objective.l2_multiclass_logreg, precondition=precondition, tol=1e-4)
+
+
+def _steps(data: Any, precondition: Any) -> Any:
+    return _solver(precondition).run(jnp.zeros((20, 3)), 1e-3, data).state
 
 
 def test_lbfgs_preconditions_where_it_saves_iterations_and_only_there() -> None:
@@ -63,13 +66,16 @@ def test_lbfgs_preconditions_rows_that_return_in_equal_steps_as_in_any_order() -
 
 def test_lbfgs_preconditions_anew_only_where_the_solution_is_far() -> None:
     x, y = labelled(500, 20, 3)
-    start, data = jnp.zeros((20, 3)), px.solve.rows((x * np.logspace(0, 2, 20)).astype("float32"), y)
+    data = px.solve.rows((x * np.logspace(0, 2, 20)).astype("float32"), y)
     solve = functools.partial(LBFGS, objective.l2_multiclass_logreg, precondition="gram")
-    error = float(solve(tol=0, maxiter=10).run(start, 1e-3, data).state.error)
-    first = jax.jit(solve().init_state)(start, 1e-3, data).preconditioner.columns
-    for tol, is_far in ((error / 1000, True), (error / 5, False)):
-        last = jax.jit(solve(tol=tol, maxiter=11).run)(start, 1e-3, data).state.preconditioner.columns
-        assert np.allclose(last, first, rtol=1e-3) != is_far
+    starts = jnp.zeros((20, 3)), jnp.asarray(np.random.default_rng(0).normal(size=(20, 3)), "float32")
+    ten = solve(tol=0, maxiter=10)
+    near, far = (ten.run(start, 1e-3, data).state for start in starts)
+    run = jax.jit(solve(tol=float(near.error) / 5, maxiter=11).run)
+    assert far.error > 10 * near.error
+    for start, before in zip(starts, (near, far), strict=True):
+        last = run(start, 1e-3, data).state.preconditioner.columns
+        assert np.allclose(last, before.preconditioner.columns, rtol=1e-3) == (before is near)
 
 
 def test_lbfgs_calls_no_lapack() -> None:

@@ -1,5 +1,6 @@
 """A line search ends where the strong Wolfe conditions hold, which NumPy checks, on functions that are hard somehow."""
 
+import functools
 from typing import Any
 
 import jax
@@ -27,6 +28,12 @@ FUNCTIONS = {
 }
 
 
+@functools.cache
+def _solver(fun: Any) -> Any:
+    solver = px.solve.LBFGS(lambda p, by: fun(by * p), tol=0)
+    return solver, jax.jit(solver.update)
+
+
 def _searched(fun: Any, first: float, dtype: str = "float64") -> tuple[float, Any]:
     """Where the first iteration of L-BFGS ends along ``fun``, of which it tries the place ``first`` first.
 
@@ -35,8 +42,8 @@ def _searched(fun: Any, first: float, dtype: str = "float64") -> tuple[float, An
     start = jnp.zeros((), dtype)
     slope = abs(float(jax.grad(fun)(start)))
     scale = first if first * slope >= 1 else np.sqrt(first / slope)
-    solver = px.solve.LBFGS(lambda p: fun(jnp.asarray(scale, dtype) * p), tol=0)
-    params, state = jax.jit(solver.update)(start, solver.init_state(start))
+    (solver, update), by = _solver(fun), jnp.asarray(scale, dtype)
+    params, state = update(start, solver.init_state(start, by), by)
     return float(params) * scale, state
 
 

@@ -30,7 +30,7 @@ def _errors(data: Any, compiled: Any) -> list[float]:
     return found
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("compiled", [lambda fn: fn, jax.jit], ids=["here", "in jit"])
 @pytest.mark.parametrize(("size", "count", "kind"), ROWS)
 @in_float64
@@ -53,6 +53,7 @@ def _gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 Schedule = float | Callable[[Any], Any]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("stepsize", [0.1, lambda i: 0.1 / (i + 1)], ids=["a number", "a function"])
 @in_float64
 def test_lbfgs_update_with_a_step_size_steps_along_the_gradient(stepsize: Schedule) -> None:

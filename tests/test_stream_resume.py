@@ -98,7 +98,7 @@ _resume._EVERY = 0.0
 
 class Slow(list):
     def __getitem__(self, i):
-        time.sleep(0.05)
+        time.sleep(0.02)
         return np.float32(i) / 7
 
 @px.program(clients=60)
@@ -119,7 +119,7 @@ def test_stream_goes_on_when_it_was_killed(tmp_path):
     until = time.monotonic() + 60
     while not (tmp_path / "run" / "paraxis-run.npz").exists() and time.monotonic() < until:
         time.sleep(0.02)
-    time.sleep(0.5)
+    time.sleep(0.2)
     process.kill()
     process.wait()
     again = subprocess.run([*command, str(tmp_path / "run")], capture_output=True, check=True, env=env)

@@ -130,7 +130,7 @@ def test_table_has_the_columns_of_the_fit_by_name_and_in_order(tmp_path):
         columns = dict(zip(order, double[:, [3, 2, 1, 0] if kind == "turned" else [0, 1, 2, 3]].T, strict=True))
         arrow_csv.write_csv(pa.table({**columns, "y": double[:, 0] > 0}), tmp_path / f"{kind}.csv")
     tables = {kind: px.Table.csv(tmp_path / f"{kind}.csv", target="y") for kind in ("fitted", "turned", "other")}
-    model = px.solve.LogisticRegression(devices=1).fit(tables["fitted"], engine=STREAM)
+    model = px.solve.LogisticRegression().fit(tables["fitted"], engine=STREAM)
     assert list(model.feature_names_in_) == names
     score = model.score(tables["fitted"])
     for kind, what in (("turned", "'d' in the place of 'a'"), ("other", "'x' in the place of 'b'")):
@@ -141,7 +141,7 @@ def test_table_has_the_columns_of_the_fit_by_name_and_in_order(tmp_path):
     assert model.score(px.Table.of_arrays(double, double[:, 0] > 0)) == score
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("devices", "at_once"), [(1, 29), (1, 203), (3, 10), (8, 1)])
 def test_table_has_value_and_gradient_whatever_chunks_and_devices(devices, at_once):
     rng = np.random.default_rng(2)

@@ -46,9 +46,9 @@ def bits(result) -> list[bytes]:
 
 
 def lasso(watch: Any, where: px.Stream) -> px.solve.Lasso:
-    x = np.random.default_rng(1).normal(size=(120, 400))
-    y = x[:, :40] @ np.linspace(-2, 2, 40) + np.random.default_rng(2).normal(size=120)
-    return px.solve.Lasso(0.01, devices=1, verbose=watch).fit(table(y, x), engine=where)
+    x = np.random.default_rng(1).normal(size=(40, 160))
+    y = x[:, :20] @ np.linspace(-2, 2, 20) + np.random.default_rng(2).normal(size=40)
+    return px.solve.Lasso(0.005, devices=1, verbose=watch).fit(table(y, x), engine=where)
 
 
 def sparse_logistic(watch: Any, where: px.Stream) -> px.solve.LogisticRegression:
