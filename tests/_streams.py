@@ -93,7 +93,7 @@ def rounds(w: Any, x: Any, y: Any) -> Any:
 
 def noisy(w: Any, x: Any, y: Any) -> Any:
     keys = px.keys(jax.random.key(3))
-    noise = px.map_fn(lambda key, x: jax.random.normal(key, x.shape), (keys, x))
+    noise = px.map_fn(lambda key, x: jax.random.uniform(key, x.shape), (keys, x))
     return mean(w, px.map_fn(jnp.add, (x, noise)), y)
 
 

@@ -125,8 +125,8 @@ def test_ensemble_gives_picked_and_stacked_members_arrays_of_their_own() -> None
 
 
 def make_mixed(key: jax.Array) -> Any:
-    half, empty = jax.random.normal(key, (2,), "bfloat16"), [jnp.zeros((0, 2))]
-    return {"w": jax.random.normal(key, (3, 2)), "half": half, "n": jnp.int8(3), "key": key, "a/b": empty}
+    half, empty = jax.random.uniform(key, (2,), "bfloat16"), [jnp.zeros((0, 2))]
+    return {"w": jax.random.uniform(key, (3, 2)), "half": half, "n": jnp.int8(3), "key": key, "a/b": empty}
 
 
 MAKES = {name: kind.make for name, kind in KINDS.items()} | {"mixed": make_mixed}

@@ -45,7 +45,7 @@ def check(actual: Any, expected: Any) -> None:
         np.testing.assert_allclose(a, e, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("devices", [1, 2, 3, 8])
 @pytest.mark.parametrize("size", [1, 2, 5, 7])

@@ -186,7 +186,7 @@ class Normed(eqx.Module):
         return self.norm(y, state)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lowering", ["auto", "vmap", "unroll"])
 def test_ensemble_train_trains_equinox_modules_with_state_as_alone(lowering: Any) -> None:
     """What runs inside sees no mesh: Equinox compares the structure of a state, types included."""

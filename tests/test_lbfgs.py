@@ -1,6 +1,5 @@
-"""L-BFGS finds the minima that are known, and that SciPy, JAXopt and optax find; and keeps JAXopt's interface."""
+"""L-BFGS finds the minima that are known, by the steps that JAXopt takes; and keeps JAXopt's interface."""
 
-import functools
 import os
 import pickle
 import subprocess
@@ -13,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.optimize
 
 import paraxis as px
 from paraxis.solve import Status, objective
@@ -36,18 +34,15 @@ def _slope(fun: Callable[[Any], Any], x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("name", CLASSICS)
 @in_float64
-def test_lbfgs_finds_what_scipy_finds(name: str) -> None:
+def test_lbfgs_finds_the_minima_that_are_known(name: str) -> None:
     problem = CLASSICS[name]
     solver = px.solve.LBFGS(problem.fun, tol=1e-7, maxiter=1000)
-    slope = functools.partial(_slope, problem.fun)
     for start in problem.starts:
         params, state = solver.run(jnp.array(start, float))
         assert (int(state.status), int(state.iter_num) <= 400) == (Status.CONVERGED, True), f"from {start}: {state!r}"
-        assert np.linalg.norm(slope(np.asarray(params))) <= 1.1e-7, start
-        options = {"gtol": 1e-8, "ftol": 0, "maxiter": 1000}
-        theirs = scipy.optimize.minimize(problem.fun, start, jac=slope, method="L-BFGS-B", options=options).fun
+        assert np.linalg.norm(_slope(problem.fun, np.asarray(params))) <= 1.1e-7, start
         # Around the minimum of Powell's function the curvature vanishes, so a small gradient leaves a larger value.
-        assert max(float(state.value), theirs) <= 1e-9, f"from {start}: {float(state.value)}, {theirs}"
+        assert float(problem.fun(np.asarray(params))) <= 1e-9, f"from {start}: {float(state.value)}"
 
 
 @pytest.mark.sampled(2)

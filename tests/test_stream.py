@@ -18,7 +18,8 @@ import paraxis as px
 from tests._streams import AXIS, PROGRAMS, N, W, X, Y, losses_of, one
 from tests._support import assert_close
 
-MARKS: dict[str, Any] = {"extremes": pytest.mark.floor, "between": pytest.mark.floor, "weighted": pytest.mark.slow}
+MARKS: dict[str, Any] = dict.fromkeys(("weighted", "normalised", "noisy"), pytest.mark.slow)
+MARKS |= dict.fromkeys(("extremes", "between"), pytest.mark.floor)
 
 
 def streamed(fn: Callable[..., Any], *args: Any, at_once: int = 1, **options: Any) -> Any:
@@ -63,7 +64,7 @@ def other_results(x: Any, y: Any) -> Any:
         "rows": losses / px.reduce_sum(losses),
         "again": x,
         "constant": px.broadcast(2.0),
-        "draws": jax.random.normal(jax.random.key(1), (x.shape[0],)) * losses,
+        "draws": jax.random.uniform(jax.random.key(1), (x.shape[0],)) * losses,
     }
 
 
@@ -78,7 +79,7 @@ def of_each_row(x: Any, y: Any) -> Any:
         "solve": jnp.linalg.solve(m, y[:, :, None]),
         "window": jax.lax.reduce_window(x, 0.0, jax.lax.add, (1, 2, 1), (1, 1, 1), "VALID"),
         "scan": jax.lax.scan(lambda h, t: (jnp.tanh(h + t @ W), h), jnp.zeros(n), jnp.moveaxis(x, 1, 0))[1].T,
-        "key": jax.vmap(lambda key: jax.random.normal(key, (3,)))(jax.random.split(jax.random.key(0), n)),
+        "key": jax.vmap(lambda key: jax.random.uniform(key, (3,)))(jax.random.split(jax.random.key(0), n)),
     }
 
 
