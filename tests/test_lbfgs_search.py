@@ -17,10 +17,10 @@ def _numpy(s: Any) -> Any:
 
 
 FUNCTIONS = {
-    "the second of Moré and Thuente 1994": lambda s: (s + 0.004) ** 5 - 2 * (s + 0.004) ** 4,
-    "the first": lambda s: -s / (s**2 + 2),
     "wiggly": lambda s: -s + 0.15 * _numpy(s).sin(5 * s) + 0.02 * s**2,
     "flat ends": lambda s: _numpy(s).sqrt(1 + (s - 4) ** 2),
+    "the second of Moré and Thuente 1994": lambda s: (s + 0.004) ** 5 - 2 * (s + 0.004) ** 4,
+    "the first": lambda s: -s / (s**2 + 2),
     "sharp": lambda s: 1e6 * (s - 1e-4) ** 2,
     "far": lambda s: 1e-6 * (s - 5000) ** 2,
     "NaN beyond 2": lambda s: -3 * _numpy(s).log(s + 0.1) - _numpy(s).log(2 - s),
@@ -47,7 +47,7 @@ def _searched(fun: Any, first: float, dtype: str = "float64") -> tuple[float, An
     return float(params) * scale, state
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @in_float64
 def test_lbfgs_search_keeps_the_strong_wolfe_conditions(name: str) -> None:
