@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -170,41 +169,6 @@ def test_ensemble_train_lets_go_of_a_function_and_what_it_closes_over() -> None:
     gone = [ref for number in range(3) for ref in use(number)]
     gc.collect()
     assert [ref() is None for ref in gone] == [True] * len(gone)
-
-
-class Normed(eqx.Module):
-    linear: eqx.nn.SpectralNorm
-    norm: eqx.nn.BatchNorm
-
-    def __init__(self, key: jax.Array) -> None:
-        first, second = jax.random.split(key)
-        self.linear = eqx.nn.SpectralNorm(eqx.nn.Linear(2, 3, key=first), "weight", key=second)
-        self.norm = eqx.nn.BatchNorm(3, axis_name="rows", mode="ema")
-
-    def __call__(self, x: jax.Array, state: Any) -> Any:
-        y, state = self.linear(x, state)
-        return self.norm(y, state)
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("lowering", ["auto", "vmap", "unroll"])
-def test_ensemble_train_trains_equinox_modules_with_state_as_alone(lowering: Any) -> None:
-    """What runs inside sees no mesh: Equinox compares the structure of a state, types included."""
-
-    def make(key: jax.Array) -> Any:
-        return eqx.nn.make_with_state(Normed)(key)
-
-    def normed(net: Any, state: Any, x: jax.Array) -> Any:
-        y, state = jax.vmap(net, in_axes=(0, None), out_axes=(0, None), axis_name="rows")(x, state)
-        return (net, state), y.std()
-
-    ens = px.ensemble(make, SIZE, 0, mesh=mesh_of(2), lowering=lowering)
-    outs = [ens.train(normed, X) for _ in range(2)]
-    for index in range(SIZE):
-        net, state = make(jax.random.fold_in(jax.random.key(0), index))
-        for out in outs:
-            (net, state), expected = eqx.filter_jit(normed)(net, state, X)
-            np.testing.assert_allclose(out[index], expected, rtol=1e-4)
 
 
 def test_ensemble_train_refuses_to_change_members_while_jax_traces() -> None:

@@ -101,12 +101,12 @@ class Slow(list):
         time.sleep(0.02)
         return np.float32(i) / 7
 
-@px.program(clients=60)
+@px.program(clients=40)
 def total(x):
     return px.reduce_sum(jnp.sin(x)), px.reduce_sum((x - px.reduce_mean(x)) ** 2)
 
 seen = []
-found = px.Stream(at_once=2, folder=sys.argv[1], verbose=seen.append).run(total, px.Groups(Slow(range(60))))
+found = px.Stream(at_once=2, folder=sys.argv[1], verbose=seen.append).run(total, px.Groups(Slow(range(40))))
 print(json.dumps([[float(y).hex() for y in found], len(seen)]))
 """
 

@@ -15,7 +15,7 @@ from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import paraxis as px
-from tests._support import assert_close, values
+from tests._support import assert_close, at_night, values
 
 
 def _probe(*inputs: Any) -> Any:
@@ -124,7 +124,7 @@ def _spectral_norm(key: jax.Array) -> Any:
 
 
 @pytest.mark.parametrize("layer", [_batch_norm, _spectral_norm])
-@pytest.mark.parametrize("lowering", ["auto", pytest.param("unroll", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("lowering", ["auto", *at_night(["unroll", "vmap"], 2)])
 def test_ensemble_trains_equinox_layers_with_state(layer: Any, lowering: Any) -> None:
     """Layers that keep their state by closures which compare types."""
 
@@ -135,8 +135,9 @@ def test_ensemble_trains_equinox_layers_with_state(layer: Any, lowering: Any) ->
             y, state = layer(x[0], state)
         return (layer, state), y.std()
 
-    x, make = values(24, 3), eqx.nn.make_with_state(layer)
-    found = np.asarray(px.ensemble(make, 5, 0, lowering=lowering).train(step, x))
-    alone: Any = eqx.filter_jit(step)
-    expected = [alone(*made, x)[1] for made in px.ensemble(make, 5, 0)]
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    x, ens = values(24, 3), px.ensemble(eqx.nn.make_with_state(layer), 5, 0, lowering=lowering)
+    members, alone = [*ens], eqx.filter_jit(step)
+    for _ in range(2):
+        found, made = ens.train(step, x), [alone(*member, x) for member in members]
+        np.testing.assert_allclose(np.asarray(found), [y for _, y in made], rtol=1e-4)
+        members = [member for member, _ in made]
