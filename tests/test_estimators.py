@@ -144,6 +144,22 @@ def test_estimators_take_targets_as_large_or_small_as_their_dtype_allows(dtype: 
         np.testing.assert_allclose(np.asarray(fitted.coef_, np.float64) / 10.0**power, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("case", ["weights", "large float32", "many epochs", "no intercept"])
+def test_lasso_on_one_device_is_that_on_several(case: str) -> None:
+    rows, y, alpha, weight = X, Y, 0.1, WEIGHT if case == "weights" else None
+    if case == "large float32":
+        rows, y, alpha = X.astype("float32"), (Y * 1e30).astype("float32"), 1e29
+    elif case == "many epochs":  # for which a Gram matrix is less work
+        rows = X + 30 * X[:, :1]
+    options = {"tol": 1e-5 if case == "large float32" else 1e-12, "fit_intercept": case != "no intercept"}
+    fits = [solve.Lasso(alpha, devices=devices, **options).fit(rows, y, weight) for devices in (1, 2)]
+    scale = float(np.abs(fits[1].coef_).max())
+    for name in ("coef_", "intercept_"):
+        one, several = (np.asarray(getattr(fit, name), float) / scale for fit in fits)
+        np.testing.assert_allclose(one, several, rtol=0, atol=2e-4 if case == "large float32" else 1e-5)
+    assert (fits[0].n_iter_ > 3 * fits[1].n_iter_) == (case != "many epochs")
+
+
 def test_estimators_begin_a_warm_start_at_the_end() -> None:
     for case in ("balanced", "ridge, two targets", "elastic net"):  # which the fits above have compiled
         ours, _, y = CASES[case]

@@ -103,7 +103,8 @@ def _inverse(sample: Linear, params: Any, is_asked: Any) -> tuple[Inverse, Any]:
 
     With the latter, L-BFGS is as without a matrix.
     """
-    z, x, weight = _wide(sample.predict(params)), _wide(sample.design), sample.weight
+    both, weight = (sample.predict(params), sample.design), sample.weight
+    z, x = (some.astype(jnp.promote_types(some.dtype, jnp.float32)) for some in both)
     shares = jnp.full(len(x), 1 / len(x), z.dtype) if weight is None else weight.astype(z.dtype) / jnp.sum(weight)
     coupling = None if sample.loss.coupling is None else sample.loss.coupling(z, shares)
     counts = shares > 0
@@ -163,10 +164,6 @@ def _gram(x: jax.Array, weight: jax.Array) -> jax.Array:
     upper = jax.lax.fori_loop(0, num_blocks, add, rest) if num_blocks else rest
     whole = jnp.concatenate([jnp.pad(rows, ((0, 0), (size - rows.shape[1], 0))) for rows in upper])
     return jnp.triu(whole) + jnp.triu(whole, 1).T
-
-
-def _wide(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _outputs(coupling: jax.Array, pays: Any) -> jax.Array:

@@ -12,7 +12,6 @@ from paraxis.solve._problem import Cache, Function, Linear, Point
 from paraxis.solve._run import OptStep
 from paraxis.solve._search import noise, search
 from paraxis.solve._solver import Solver
-from paraxis.solve._streaming import compiled
 
 _AT_ONCE = 2  # pairs; on an H100, a loop of steps one by one takes three times as long
 _SLOPE_OF_LINEAR, _SLOPE = 0.2, 0.9  # of the first slope, what a step may leave; trials of linear models read no rows
@@ -76,6 +75,7 @@ class LBFGS(Solver):
     precondition: Literal["auto", "gram"] | None = "auto"
 
     _patience = 10
+    _parts = ("_descent", "_searched", "_advanced")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,64 +113,89 @@ class LBFGS(Solver):
         params, state = before
         problem = self._problem(params, arguments)
         point = Point(params, state.value, state.grad, state.aux, state.cache)
-        direction, gamma = _descent(self, state._replace(cache=Cache(), aux=None))
+        direction, gamma = self._called("_descent", state._replace(cache=Cache(), aux=None))
         product = problem.matvec(direction)
         rowless = dataclasses.replace(problem, design=None) if problem.is_linear else problem
-        last = state.iter_num, state.stepsize
-        found, slope, params, cache = _searched(self, rowless, point, direction, product, *last)
+        found, slope, params, cache = self._called(
+            "_searched", rowless, point, direction, product, state.iter_num, state.stepsize
+        )
         new = problem.end(params, cache, found[1])
         num_reads = 1 if problem.is_linear else found[3]  # of rows, forwards and backwards
-        state = _advanced(self, state._replace(gamma=gamma), found, new, direction, slope, num_reads)
-        return OptStep(params, state)
+        state = state._replace(gamma=gamma)
+        return OptStep(params, self._called("_advanced", state, found, new, direction, slope, num_reads))
 
+    def _descent(self, state: LBFGSState) -> tuple[Any, jax.Array]:
+        """Return minus the inverse Hessian times the gradient, and its first scale (Nocedal and Wright 2006, 7.4)."""
+        rho = state.rho_history
+        newest_last = (state.num_pairs + jnp.arange(len(rho))) % len(rho)
 
-@compiled
-def _searched(
-    solver: LBFGS, problem: Linear | Function, point: Point, direction: Any, product: Any, iter_num: Any, last: Any
-) -> tuple[tuple[Any, ...], jax.Array, Any, Cache]:
-    """Return the step along a direction, the slope where it begins, and the parameters and the cache at its end."""
-    origin, at = problem.line(point, direction, product)
-    if solver.stepsize:
-        stepsize = jnp.asarray(solver._given_stepsize(iter_num), last.dtype)
-        found = stepsize, at(stepsize), jnp.array(False), jnp.ones((), jnp.int32)
-    elif problem.is_linear:
-        # The initial Hessian is right up to a factor, which is the same for some iterations: searches of a slope that
-        # small end at steps like the last one.
-        found = search(origin, at, jnp.clip(last, 1, _LONGEST_FIRST), _SLOPE_OF_LINEAR)
-    else:
-        found = search(origin, at, jnp.ones_like(last), _SLOPE)
-    params = trees.along(point.params, found[0], direction)
-    return found, origin.slope, params, point.cache.along(found[0], product)
+        def pair(index: jax.Array) -> tuple[Any, Any]:
+            return jax.tree.map(lambda history: history[index], (state.s_history, state.y_history))
 
+        def backwards(r: Any, index: jax.Array) -> tuple[Any, jax.Array]:
+            s, y = pair(index)
+            alpha = rho[index] * trees.dot(s, r)
+            return trees.along(r, -alpha, y), alpha
 
-@compiled
-def _advanced(
-    solver: LBFGS, state: LBFGSState, found: Any, new: Point, direction: Any, slope: jax.Array, num_reads: Any
-) -> LBFGSState:
-    """Return the state after a step; if no step was found, without what is remembered."""
-    (stepsize, _, failed, num_trials), error = found, trees.norm(new.grad)
-    # Where terms cancel, rounding is that of the terms, which the value at the start tells better than a value of 0.
-    rounding = jnp.maximum(noise(new.value), noise(state.first_value))
-    remembering = _remembered(state, trees.scaled(stepsize, direction), trees.minus(new.grad, state.grad))
-    return runs.advance(
-        solver,
-        trees.choose(failed, _forgotten(state), remembering),
-        new,
-        error,
-        spent=(num_trials, num_reads, num_trials, 2 * num_reads),
-        stalls=1,
-        promised=jnp.abs(slope) > _PROMISE * rounding,
-        hopeless=failed & (state.num_pairs == 0),
-        finite=jnp.isfinite(new.value) & jnp.isfinite(error),
-        stepsize=stepsize,
-        failed_linesearch=failed,
-    )
+        def forwards(r: Any, step: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+            index, alpha = step
+            s, y = pair(index)
+            return trees.along(r, alpha - rho[index] * trees.dot(y, r), s), None
+
+        r, alphas = jax.lax.scan(backwards, trees.scaled(-1, state.grad), newest_last, reverse=True, unroll=_AT_ONCE)
+        newest = newest_last[-1]
+        s, y = pair(newest)
+        r, of_y = (r, y) if state.preconditioner is None else gram.apply(state.preconditioner, r, y)
+        # Without a pair, a direction is no longer than 1, unless its length is right, or steps are given.
+        is_right = state.preconditioner is not None or self.stepsize
+        first = jnp.ones_like(state.error) if is_right else 1 / jnp.maximum(state.error, 1)
+        scale = jnp.where(rho[newest] > 0, trees.dot(y, of_y), 0)
+        gamma = jnp.where(scale > 0, trees.dot(s, y) / jnp.where(scale > 0, scale, 1), first)
+        return jax.lax.scan(forwards, trees.scaled(gamma, r), (newest_last, alphas), unroll=_AT_ONCE)[0], gamma
+
+    def _searched(
+        self, problem: Linear | Function, point: Point, direction: Any, product: Any, iter_num: Any, last: Any
+    ) -> tuple[tuple[Any, ...], jax.Array, Any, Cache]:
+        """Return the step along a direction, the slope where it begins, and the parameters and the cache at its end."""
+        origin, at = problem.line(point, direction, product)
+        if self.stepsize:
+            stepsize = jnp.asarray(self._given_stepsize(iter_num), last.dtype)
+            found = stepsize, at(stepsize), jnp.array(False), jnp.ones((), jnp.int32)
+        elif problem.is_linear:
+            # The initial Hessian is right up to a factor, which is the same for some iterations: searches of a slope
+            # that small end at steps like the last one.
+            found = search(origin, at, jnp.clip(last, 1, _LONGEST_FIRST), _SLOPE_OF_LINEAR)
+        else:
+            found = search(origin, at, jnp.ones_like(last), _SLOPE)
+        params = trees.along(point.params, found[0], direction)
+        return found, origin.slope, params, point.cache.along(found[0], product)
+
+    def _advanced(
+        self, state: LBFGSState, found: Any, new: Point, direction: Any, slope: jax.Array, num_reads: Any
+    ) -> LBFGSState:
+        """Return the state after a step; if no step was found, without what is remembered."""
+        (stepsize, _, failed, num_trials), error = found, trees.norm(new.grad)
+        # Where terms cancel, rounding is that of the terms, which the value at the start tells better than one of 0.
+        rounding = jnp.maximum(noise(new.value), noise(state.first_value))
+        remembering = _remembered(state, trees.scaled(stepsize, direction), trees.minus(new.grad, state.grad))
+        return runs.advance(
+            self,
+            trees.choose(failed, _forgotten(state), remembering),
+            new,
+            error,
+            spent=(num_trials, num_reads, num_trials, 2 * num_reads),
+            stalls=1,
+            promised=jnp.abs(slope) > _PROMISE * rounding,
+            hopeless=failed & (state.num_pairs == 0),
+            finite=jnp.isfinite(new.value) & jnp.isfinite(error),
+            stepsize=stepsize,
+            failed_linesearch=failed,
+        )
 
 
 def _forgotten(state: LBFGSState) -> LBFGSState:
     """Return the state without its pairs. The arrays stay, with a weight of zero."""
-    nothing = jnp.zeros_like(state.rho_history), jnp.zeros_like(state.num_pairs)
-    return state._replace(rho_history=nothing[0], num_pairs=nothing[1])
+    return state._replace(rho_history=jnp.zeros_like(state.rho_history), num_pairs=jnp.zeros_like(state.num_pairs))
 
 
 def _remembered(state: LBFGSState, s: Any, y: Any) -> LBFGSState:
@@ -183,34 +208,3 @@ def _remembered(state: LBFGSState, s: Any, y: Any) -> LBFGSState:
     old = {name: getattr(state, name) for name in new}
     put = jax.tree.map(lambda old, new: old.at[index].set(jnp.where(good, new, old[index])), old, new)
     return state._replace(num_pairs=state.num_pairs + good, **put)
-
-
-@compiled
-def _descent(solver: LBFGS, state: LBFGSState) -> tuple[Any, jax.Array]:
-    """Return minus the inverse Hessian times the gradient, and its first scale (Nocedal and Wright 2006, 7.4)."""
-    rho = state.rho_history
-    newest_last = (state.num_pairs + jnp.arange(len(rho))) % len(rho)
-
-    def pair(index: jax.Array) -> tuple[Any, Any]:
-        return jax.tree.map(lambda history: history[index], (state.s_history, state.y_history))
-
-    def backwards(r: Any, index: jax.Array) -> tuple[Any, jax.Array]:
-        s, y = pair(index)
-        alpha = rho[index] * trees.dot(s, r)
-        return trees.along(r, -alpha, y), alpha
-
-    def forwards(r: Any, step: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
-        index, alpha = step
-        s, y = pair(index)
-        return trees.along(r, alpha - rho[index] * trees.dot(y, r), s), None
-
-    r, alphas = jax.lax.scan(backwards, trees.scaled(-1, state.grad), newest_last, reverse=True, unroll=_AT_ONCE)
-    newest = newest_last[-1]
-    s, y = pair(newest)
-    r, of_y = (r, y) if state.preconditioner is None else gram.apply(state.preconditioner, r, y)
-    # Without a pair, a direction is no longer than 1, unless its length is right, or steps are given.
-    is_right = state.preconditioner is not None or solver.stepsize
-    first = jnp.ones_like(state.error) if is_right else 1 / jnp.maximum(state.error, 1)
-    scale = jnp.where(rho[newest] > 0, trees.dot(y, of_y), 0)
-    gamma = jnp.where(scale > 0, trees.dot(s, y) / jnp.where(scale > 0, scale, 1), first)
-    return jax.lax.scan(forwards, trees.scaled(gamma, r), (newest_last, alphas), unroll=_AT_ONCE)[0], gamma

@@ -48,6 +48,7 @@ class Solver(abc.ABC):
 
     _patience: ClassVar[int]  # iterations without progress
     _place: ClassVar[tuple[str, ...]] = ()  # fields of its own that tell where a state is
+    _parts: ClassVar[tuple[str, ...]] = ()  # of an iteration, that read no rows: between passes, programs
 
     def __post_init__(self) -> None:
         check.count(who := type(self).__name__, "maxiter", self.maxiter)
@@ -64,7 +65,7 @@ class Solver(abc.ABC):
         The other arguments are the same each time. If nothing better is found, ``params`` do not change.
         """
         step, arguments = OptStep(params, state), self._in_order(args, kwargs)
-        return self._program("_iteration", step, arguments)(step, arguments)
+        return self._called("_iteration", step, arguments)
 
     def run(self, init_params: Any, *args: Any, **kwargs: Any) -> OptStep:
         """Iterate until the error is small, and return ``(params, state)``; ``state.status`` says whether it is.
@@ -148,22 +149,22 @@ class Solver(abc.ABC):
     @functools.cached_property
     def _compiled(self) -> Any:
         """Return the solver's programs, which go when it goes."""
-        methods = self._start, self._iteration, self._steps, self._solved
-        return SimpleNamespace(**{method.__name__: jax.jit(method) for method in methods})
+        names = "_start", "_iteration", "_steps", "_solved", *self._parts
+        return SimpleNamespace(**{name: jax.jit(getattr(self, name)) for name in names})
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_compiled"}
 
-    def _program(self, name: str, *operands: Any) -> Callable[..., Any]:
-        """Return a method, compiled, unless it is part of another program or its passes are Python's."""
-        return getattr(self if _is_traced(operands) or _tables(operands) else self._compiled, name)
+    def _called(self, name: str, *operands: Any) -> Any:
+        """Call a method, compiled, unless it is part of another program or its passes are Python's."""
+        return getattr(self if _is_traced(operands) or _tables(operands) else self._compiled, name)(*operands)
 
     def _grad(self, params: Any, arguments: Any) -> Any:
         return self._problem(params, arguments).at(params).grad
 
     def _begun(self, params: Any, arguments: Any) -> OptStep:
         """Return where a run begins."""
-        step = self._prepared(self._program("_start", params, arguments)(params, arguments), arguments, again=False)
+        step = self._prepared(self._called("_start", params, arguments), arguments, again=False)
         if _is_traced(step):
             return step
         # Later parameters lie where the state does: with others, iterations would be compiled once more.
@@ -197,14 +198,13 @@ class Solver(abc.ABC):
             step = self._begun(params, arguments)
             options = f"{dataclasses.replace(self, verbose=False)}" if tables else ""
             step, save = stack.enter_context(saved(options, step, arguments))
-            steps = self._program("_steps", arguments)
             try:
                 while int(step.state.status) == Status.RUNNING:
                     before, began = int(step.state.iter_num), time.perf_counter()
                     if before == _RENEWAL and step.state.error > _FAR * self.tol:
                         step = self._prepared(step, arguments, again=True)
-                    most = min(_RENEWAL, self.maxiter) if before < _RENEWAL else self.maxiter
-                    step = jax.block_until_ready(steps(step, arguments, np.int32(min(before + at_once, most))))
+                    until = min(before + at_once, self.maxiter, _RENEWAL if before < _RENEWAL else self.maxiter)
+                    step = jax.block_until_ready(self._called("_steps", step, arguments, np.int32(until)))
                     if is_alone and not (tables or self.verbose):
                         done = int(step.state.iter_num) - before
                         at_once = max(1, int(_PART * done / (time.perf_counter() - began)))

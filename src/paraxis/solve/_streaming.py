@@ -7,38 +7,23 @@ line search reads nothing; each device has its rows of all chunks, one after the
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, jax_api, placing
+from paraxis._core import arrays, placing
 from paraxis._core.placing import Axis
 from paraxis._host import reading
 from paraxis._tables import Table
 from paraxis.errors import AxisError, DataError, DeviceError
 
-_T = TypeVar("_T")
-
-_AHEAD = 1  # chunks that wait, read
 _KEPT = 8  # numbers by row that a solver holds beside X: targets, weights, predictions, steps of these
 _ROWS_PER_FEATURE = 6
 
 MAX_FEATURES = 4096
 """Columns up to which a matrix ``(d, d)`` is made: it is on every device, and inverted in ``(d, d, d)`` operations."""
-
-
-def compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate the part of an iteration that reads no rows: between passes, a program. Its first argument is static."""
-    program = jax.jit(fn, static_argnums=0)
-
-    @functools.wraps(fn)
-    def part(static: Any, *operands: Any) -> Any:
-        is_traced = jax_api.is_tracing() or arrays.is_traced(operands)
-        return (fn if is_traced else program)(static, *operands)
-
-    return part
 
 
 def while_loop(in_python: bool, go_on: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any) -> Any:
@@ -171,10 +156,10 @@ class TableRows:
                 chunk = arrays.put(X, arrays.sharding(self.blocks))
             yield chunk
 
-    def _shown(self, chunks: Iterator[_T]) -> Iterator[_T]:
+    def _shown(self, chunks: Iterator[Any]) -> Iterator[Any]:
         """Yield the chunks of a pass, read ahead; tell of each that was used."""
         self.num_passes += 1
-        with self.shown() as show, contextlib.closing(reading.items_ahead(chunks, _AHEAD)) as ahead:
+        with self.shown() as show, contextlib.closing(reading.items_ahead(chunks, 1)) as ahead:
             for number, chunk in enumerate(ahead, 1):
                 yield chunk
                 show(min(number * self.at_once, self.num_rows), self.num_rows, self.num_passes)

@@ -9,8 +9,10 @@ import copy
 import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, cast
 
+import jax
 import numpy as np
 from sklearn.base import BaseEstimator, clone, is_classifier
 from sklearn.exceptions import ConvergenceWarning
@@ -25,7 +27,7 @@ from paraxis.solve._run import Status, Watch
 from paraxis.solve._streaming import MAX_FEATURES, TableRows
 from paraxis.solve.estimators import _fitting as fitting
 from paraxis.solve.estimators._fitting import Posed
-from paraxis.solve.estimators._quadratic import Penalty, Quadratic
+from paraxis.solve.estimators._quadratic import Penalty, Quadratic, descend
 
 _GOOD_ENOUGH = 1e-4  # an error at which rounding may stop a solver without a warning; scikit-learn's usual tolerance
 _BLOCK = 1 << 26  # bytes of a table that are predicted from at once
@@ -86,7 +88,7 @@ class LinearModel(BaseEstimator, abc.ABC):
         model = copy.copy(self)
         X, y, weight = model._checked(X, y, sample_weight, engine)
         with fitting.surroundings(X.dtype, self.devices):
-            state = model._solve(getattr(self, self.strength_name), model._placed(X, y, weight))
+            state = model._fitted(X, y, weight)
         vars(self).clear()
         vars(self).update(vars(model))
         self.n_iter_: Any = np.array([int(state.iter_num)]) if is_classifier(self) else int(state.iter_num)
@@ -116,7 +118,8 @@ class LinearModel(BaseEstimator, abc.ABC):
         """Return ``X @ coef + intercept``, ``(n,)`` or ``(n, k)``; and the targets, which a table has."""
         check_is_fitted(self)
         if isinstance(X, Table):
-            self._require_no_targets(y)
+            if y is not None:
+                raise TypeError(f"{self._who}: y must be left out, as the table has it")
             names = list(getattr(self, "feature_names_in_", ())) if X._is_named else []
             others = [f" with {b!r} in the place of {a!r}" for a, b in zip(names, X.columns, strict=False) if a != b]
             if len(X.columns) != self.n_features_in_ or others:
@@ -130,10 +133,6 @@ class LinearModel(BaseEstimator, abc.ABC):
             return np.concatenate(z), np.concatenate(y)
         return validate_data(self, X, reset=False, dtype=_FLOATS) @ self.coef_.T + self.intercept_, y
 
-    def _require_no_targets(self, y: Any) -> None:
-        if y is not None:
-            raise TypeError(f"{self._who}: y must be left out, as the table has it")
-
     def _checked(self, X: Any, y: Any, sample_weight: Any, engine: Any = None) -> tuple[Any, np.ndarray, np.ndarray]:
         """Return rows, which a table's are as they are read in passes, targets and weights."""
         check.number(self._who, self.strength_name, getattr(self, self.strength_name), **self.bounds)
@@ -142,7 +141,8 @@ class LinearModel(BaseEstimator, abc.ABC):
         check.count(self._who, "max_iter", self.max_iter)
         rows: Any
         if isinstance(X, Table):
-            self._require_no_targets(y)
+            if y is not None:
+                raise TypeError(f"{self._who}: y must be left out, as the table has it")
             with fitting.surroundings(X.dtype, self.devices):
                 rows = TableRows(self._who, X, engine, fitting.axis_of(max(1, len(X)), self.devices))
             vars(self).pop("feature_names_in_", None)
@@ -152,18 +152,32 @@ class LinearModel(BaseEstimator, abc.ABC):
         else:
             if engine is not None:
                 raise TypeError(f"{self._who}: engine is for a px.Table; leave engine out")
-            multi_output = self.__sklearn_tags__().target_tags.multi_output
-            rows, y = validate_data(self, X, y, dtype=_FLOATS, multi_output=multi_output)
+            rows, y = validate_data(
+                self, X, y, dtype=_FLOATS, multi_output=self.__sklearn_tags__().target_tags.multi_output
+            )
         targets = self._checked_targets(y)
         weight = _check_sample_weight(sample_weight, targets, dtype=rows.dtype, ensure_non_negative=True)
         require_sum(self._who, "sample_weight", weight, rows.dtype)
         return rows, targets, weight
 
-    def _placed(self, X: Any, y: np.ndarray, weight: np.ndarray) -> Posed:
-        return self._posed(y, self._weighted(y, weight), X.dtype).placed(X, self.devices)
+    def _fitted(self, X: Any, y: np.ndarray, weight: np.ndarray) -> Any:
+        """Set the solution for checked data, and return the solver's state."""
+        posed, strength = self._posed(y, self._weighted(y, weight), X.dtype), getattr(self, self.strength_name)
+        is_alone = self.devices in ((1, None) if jax.device_count() == 1 else (1,))
+        is_in_memory = isinstance(X, np.ndarray) and is_alone and jax.default_backend() == "cpu"
+        is_lasso = posed.loss == "squared" and strength * getattr(self, "l1_ratio", 0.0) > 0
+        if is_in_memory and is_lasso and self.tol >= np.finfo(X.dtype).eps and not self.verbose:
+            posed.means, penalty = np.zeros(X.shape[1], X.dtype), self._penalty(strength, posed)
+            start, options = self._start(posed)[0], {"tol": self.tol, "fit_intercept": self.fit_intercept}
+            model = descend(X, posed.targets, posed.weight, start, penalty, self.max_iter, **options)
+            if model is not None:
+                self.coef_, self.intercept_ = self._described(model.coef_, model.intercept_, posed)
+                counts = {"iter_num": model.n_iter_, "data_passes": model.n_iter_}
+                return SimpleNamespace(status=Status.CONVERGED, error=model.dual_gap_, **counts)
+        return self._solve(strength, posed.placed(X, self.devices))
 
     def _solve(self, strength: float, posed: Posed) -> Any:
-        """Set the solution, and return the solver's state. A warm start is where the last solution is."""
+        """As :meth:`_fitted`, of rows on devices. A warm start is where the last solution is."""
         (coef, intercept), data, penalty = self._start(posed), posed.data, self._penalty(strength, posed)
         has_intercept, has_l1, (num_rows, num_features) = bool(self.fit_intercept), penalty.l1 > 0, data.X.shape
         options: Any = {"tol": float(self.tol), "maxiter": int(self.max_iter)}
@@ -262,7 +276,7 @@ def cross_validate_path(
     splits = [*splitter.split(rows, targets)]
     scores = np.full((len(strengths), len(splits)), np.nan)
     with fitting.surroundings(rows.dtype, model.devices):
-        whole = model._placed(rows, targets, weight)
+        whole = model._posed(targets, model._weighted(targets, weight), rows.dtype).placed(rows, model.devices)
         order = sorted(range(len(strengths)), key=lambda index: -sum(model._penalty(strengths[index], whole)))
         for fold, (train, test) in enumerate(splits):
             kept, model.coef_ = np.zeros_like(weight), np.empty(0)  # from which no fit starts

@@ -95,9 +95,8 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         number = np.searchsorted(self.classes_, y).astype(np.int32)
         # Columns far from zero hide the intercept from a solver without a preconditioner.
         centre = self.l1_ratio > 0 and self.fit_intercept
-        if len(self.classes_) == 2:
-            return Posed("logistic", number, weight, centre=centre)
-        return Posed("softmax", number, weight, (len(self.classes_),), centre=centre)
+        outputs = () if len(self.classes_) == 2 else (len(self.classes_),)
+        return Posed("softmax" if outputs else "logistic", number, weight, outputs, centre=centre)
 
     def _penalty(self, strength: float, posed: Posed) -> Penalty:
         alpha = 1 / (strength * posed.total)
@@ -126,7 +125,7 @@ class _Regression(RegressorMixin, LinearModel):
 
     def _checked_targets(self, y: np.ndarray) -> np.ndarray:
         y = y[:, 0] if y.shape[1:] == (1,) else y
-        return check_array(y, ensure_2d=False, dtype="numeric", input_name="y")
+        return y if y.dtype.kind in "biuf" else check_array(y, ensure_2d=False, input_name="y")
 
     def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
         """Targets on the scale of 1, so that one tolerance fits all; columns without means, as the intercept's are."""

@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
+import sklearn
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import lasso_path
+from sklearn.linear_model import ElasticNet, lasso_path
 
 from paraxis._core import arrays
 from paraxis.solve import _trees as trees
@@ -30,6 +31,9 @@ _SHORTEST = 2**-30  # step; each is half of the one before
 _DECREASE = 1e-4  # of what the parabola's slope promises
 _EXACT = 1e-4  # by how much the parabola may be above its minimum, in squares of the error
 _SWEEPS = 5_000  # of coordinate descent
+# Of coordinate descent on rows, epochs at most; and of a Gram matrix, its columns that take as long as one, and numbers
+# that are read before compiled code begins.
+_EPOCHS, _COLUMNS, _NUMBERS = 200, 4, 10**7
 _PATIENCE = 3  # iterations without progress before rounding is blamed
 _NOISE = 32  # roundings of a value that count as none
 
@@ -121,8 +125,7 @@ class Quadratic:
         coef, intercept = np.asarray(coef, dtype), np.asarray(intercept, dtype)
         params = (coef, intercept) if has_intercept else coef
         problem = self._objective.problem(params, self._data)
-        read = _read if problem.is_table else _compiled
-        found = read(problem, params, self._constant is None)
+        found = (_read if problem.is_table else _compiled)(problem, params, self._constant is None)
         value, grad, hessian = jax.tree.map(lambda x: arrays.on_host(x).astype(float), found)
         grad, slope = grad if has_intercept else (grad, np.zeros(intercept.shape))
         hessian = self._constant or (hessian[0], hessian[1] * has_intercept, hessian[2])
@@ -132,12 +135,28 @@ class Quadratic:
     def _error(self, place: _Place, penalty: Penalty) -> float:
         grad = place.grad + penalty.l2 * place.coef
         if penalty.l1 and self._is_flat:
-            smooth = place.value + penalty.l2 / 2 * np.vdot(place.coef, place.coef)
-            of_intercept = float(np.vdot(place.slope, place.slope)) / 2  # what its best value would save
-            return _duality_gap(place.coef, grad, smooth, penalty.l1) + of_intercept
+            # The gap to a point of the dual: the residuals, sqrt(l2) * coef among them, made so short that no column's
+            # product with them exceeds l1. The intercept's best value would save the last term.
+            smooth, l1 = place.value + penalty.l2 / 2 * np.vdot(place.coef, place.coef), penalty.l1
+            shorter = min(1.0, l1 / max(float(np.abs(grad).max()), np.finfo(float).tiny))
+            gap = np.maximum(l1 * np.abs(place.coef) + shorter * place.coef * grad, 0).sum()
+            return float((1 - shorter) ** 2 * smooth + gap + np.vdot(place.slope, place.slope) / 2)
         moved = place.coef - grad
         moved = moved - np.clip(moved, -penalty.l1, penalty.l1)
         return float(np.hypot(np.linalg.norm(moved - place.coef), np.linalg.norm(place.slope)))
+
+
+def descend(
+    X: np.ndarray, y: np.ndarray, weight: np.ndarray, start: Any, penalty: Penalty, maxiter: int, **options: Any
+) -> Any:
+    """Return least squares on rows in memory by few epochs of coordinate descent; ``None`` if these do not do."""
+    total, epochs = sum(penalty), min(_EPOCHS, maxiter, 1 + X.shape[1] // _COLUMNS + _NUMBERS // X.size)
+    options |= {"l1_ratio": penalty.l1 / total, "max_iter": epochs, "warm_start": True, "copy_X": False}
+    model: Any = ElasticNet(total, **options)
+    model.coef_ = start
+    with sklearn.config_context(skip_parameter_validation=True), warnings.catch_warnings(action="ignore"):
+        model.fit(np.array(X, order="F"), y, weight if weight.min() < weight.max() else None, check_input=False)
+    return model if model.n_iter_ < epochs else None
 
 
 def _status(state: _State, tol: float, maxiter: int) -> Status:
@@ -148,16 +167,6 @@ def _status(state: _State, tol: float, maxiter: int) -> Status:
     if state.num_stalled >= _PATIENCE:
         return Status.PRECISION
     return Status.ITERATION_LIMIT if state.iter_num >= maxiter else Status.RUNNING
-
-
-def _duality_gap(coef: np.ndarray, grad: np.ndarray, value: float, l1: float) -> float:
-    """Return how far the penalised objective may at most be above its minimum.
-
-    ``value`` is half the mean square of the residual, ``sqrt(l2) * coef`` being counted as residuals, and ``grad`` its
-    gradient. The residual, made so short that no column's product with it exceeds ``l1``, is a point of the dual.
-    """
-    shorter = min(1.0, l1 / max(float(np.abs(grad).max()), np.finfo(float).tiny))
-    return (1 - shorter) ** 2 * value + float(np.maximum(l1 * np.abs(coef) + shorter * coef * grad, 0).sum())
 
 
 def _minimum(place: _Place, penalty: Penalty, enough: float) -> np.ndarray:
