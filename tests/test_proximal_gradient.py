@@ -137,9 +137,9 @@ def test_proximal_gradient_solutions_have_the_derivatives_of_finite_differences(
     np.testing.assert_allclose(run(1.0)[1], expected, rtol=1e-6)
 
 
-@pytest.mark.slow
 @in_float64
 def test_proximal_gradient_differentiates_what_function_and_operator_close_over() -> None:
+    @jax.jit
     def solved(strength: Any) -> Any:
         def fun(p: Any) -> jax.Array:
             return _half_mean_square(p, (X, Y * strength * 20))

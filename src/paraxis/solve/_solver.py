@@ -222,22 +222,23 @@ class Solver(abc.ABC):
 
         They are the true gradient less that one, and the residual: these tell derivatives of gradient and prox apart.
         """
-        start, held = jax.lax.stop_gradient((params, arguments))
-        step = self._begun(start, held)
-        if getattr(step.state, "preconditioner", None) is not None and self.maxiter > _RENEWAL:
-            step = self._steps(step, held, _RENEWAL)
-            renewed = functools.partial(self._prepared, arguments=held, again=True)
-            is_far = (step.state.status == Status.RUNNING) & (step.state.error > _FAR * self.tol)
-            step = jax.lax.cond(is_far, renewed, lambda step: step, step)
-        step = self._steps(step, held, self.maxiter)
+
+        def iterated(params: Any, arguments: Any) -> OptStep:
+            step = self._begun(params, arguments)
+            if getattr(step.state, "preconditioner", None) is not None and self.maxiter > _RENEWAL:
+                step = self._steps(step, arguments, _RENEWAL)
+                renewed = functools.partial(self._prepared, arguments=arguments, again=True)
+                is_far = (step.state.status == Status.RUNNING) & (step.state.error > _FAR * self.tol)
+                step = jax.lax.cond(is_far, renewed, lambda step: step, step)
+            return self._steps(step, arguments, self.maxiter)
 
         def functions(unknowns: tuple[Any, Any]) -> tuple[Any, Any]:
-            params, grad = unknowns
-            return trees.minus(self._grad(params, arguments), grad), self._residual(params, grad, arguments)
+            return trees.minus(self._grad(unknowns[0], arguments), unknowns[1]), self._residual(*unknowns, arguments)
 
-        solution = step.params, self._grad(step.params, held)
-        (params, _) = jax.lax.custom_root(functions, solution, lambda _, guess: guess, _inverse)
-        return step._replace(params=params)
+        iterate, closed_over = jax.closure_convert(iterated, params, arguments)
+        step = iterate(*jax.lax.stop_gradient((params, arguments, *closed_over)))
+        solution = jax.lax.stop_gradient((step.params, self._grad(step.params, arguments)))
+        return step._replace(params=jax.lax.custom_root(functions, solution, lambda _, guess: guess, _inverse)[0])
 
 
 def _inverse(derivative: Callable[[Any], Any], right: tuple[Any, Any]) -> tuple[Any, Any]:

@@ -146,9 +146,7 @@ class Quadratic:
         return float(np.hypot(np.linalg.norm(moved - place.coef), np.linalg.norm(place.slope)))
 
 
-def descend(
-    X: np.ndarray, y: np.ndarray, weight: np.ndarray, start: Any, penalty: Penalty, maxiter: int, **options: Any
-) -> Any:
+def descend(X: Any, y: Any, weight: Any, start: Any, penalty: Penalty, maxiter: int, **options: Any) -> Any:
     """Return least squares on rows in memory by few epochs of coordinate descent; ``None`` if these do not do."""
     total, epochs = sum(penalty), min(_EPOCHS, maxiter, 1 + X.shape[1] // _COLUMNS + _NUMBERS // X.size)
     options |= {"l1_ratio": penalty.l1 / total, "max_iter": epochs, "warm_start": True, "copy_X": False}
