@@ -50,7 +50,7 @@ LAUNCH = ["-c", "import sys; from paraxis.cli import main; sys.exit(main())", "l
     ("command", "printed"),
     [
         ([str(EXAMPLES / "fedavg.py"), "--devices", "3"], "on 3 devices"),
-        ([*LAUNCH, str(EXAMPLES / "mnist_cnn.py")], "2 devices of 2 processes"),
+        ([*LAUNCH, str(EXAMPLES / "mnist_cnn.py")], "rows on 2 devices of 2 processes;"),
     ],
 )
 def test_an_example_is_a_command(command: list[str], printed: str) -> None:
