@@ -132,7 +132,7 @@ def make_mixed(key: jax.Array) -> Any:
 MAKES = {name: kind.make for name, kind in KINDS.items()} | {"mixed": make_mixed}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", MAKES)
 def test_ensemble_loads_a_saved_state_on_other_devices(name: str, tmp_path: Path) -> None:
     ens, other = (px.ensemble(MAKES[name], 5, seed, mesh=mesh_of(2 + seed)) for seed in (0, 1))

@@ -64,6 +64,7 @@ def test_lbfgs_preconditions_rows_that_return_in_equal_steps_as_in_any_order() -
     assert found <= 1.3 * expected
 
 
+@pytest.mark.slow
 def test_lbfgs_preconditions_anew_only_where_the_solution_is_far() -> None:
     x, y = labelled(500, 20, 3)
     data = px.solve.rows((x * np.logspace(0, 2, 20)).astype("float32"), y)

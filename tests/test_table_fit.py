@@ -59,6 +59,7 @@ ESTIMATORS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_table_is_fitted_as_scikit_learn_fits_it_in_memory_in_few_passes(name):
     ours, theirs, y = ESTIMATORS[name]
@@ -103,6 +104,7 @@ def test_table_is_fitted_with_the_zero_coefficients_of_scikit_learn(name, weight
     assert len(source.passes) == 2 + ours.n_iter_ <= 10  # targets, the start, and where each iteration led
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_table_has_the_predictions_of_its_rows_and_is_read_once(name):
     ours, _, y = ESTIMATORS[name]
