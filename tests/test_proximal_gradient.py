@@ -155,7 +155,7 @@ def test_proximal_gradient_differentiates_what_function_and_operator_close_over(
 
 @pytest.mark.parametrize(
     ("operator", "hyper"),
-    [(prox.l1, np.nan), (prox.group, -1.0), (prox.elastic_net, (0.1, -1.0))],
+    [(prox.box, (np.zeros(8), np.r_[np.ones(7), -2])), (prox.l1, np.nan), (prox.elastic_net, (0.1, -1.0))],
 )
 def test_proximal_gradient_refuses_hyperparameters_without_sense(operator: Callable[..., Any], hyper: Any) -> None:
     solver = ProximalGradient(lambda pair: jnp.sum(pair[0] ** 2), prox.first(operator))

@@ -101,7 +101,7 @@ class ProximalGradient(Solver):
 
     def _given(self, call: str, init_params: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         params, arguments = super()._given(call, init_params, args, kwargs)
-        operators.require_sensible(f"ProximalGradient.{call}", self.prox, arguments[0])
+        operators.require_sensible(f"ProximalGradient.{call}", self.prox, params, arguments[0])
         return params, arguments
 
     def _moved(self, x: Any, grad: Any, hyper: Any, stepsize: Any) -> Any:

@@ -68,9 +68,7 @@ def rows(X: Any, y: Any = None, sample_weight: Any = None, *, axis: Axis | None 
         5.0
     """
     if isinstance(X, Table):
-        if y is not None:
-            raise TypeError("rows: y must be left out, as the table has it; write rows(table, engine=…)")
-        X = TableRows("rows", X, engine, axis)
+        X = TableRows("rows", X, y, engine, axis)
         y = X.y
     elif engine is not None:
         raise TypeError("rows: engine is for a px.Table; write px.solve.rows(px.Table.of_arrays(X, y), engine=engine)")

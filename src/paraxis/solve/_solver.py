@@ -235,6 +235,7 @@ class Solver(abc.ABC):
         def functions(unknowns: tuple[Any, Any]) -> tuple[Any, Any]:
             return trees.minus(self._grad(unknowns[0], arguments), unknowns[1]), self._residual(*unknowns, arguments)
 
+        # What functions close over has no derivative in the loop either: JAX has none of a loop of unknown length.
         iterate, closed_over = jax.closure_convert(iterated, params, arguments)
         step = iterate(*jax.lax.stop_gradient((params, arguments, *closed_over)))
         solution = jax.lax.stop_gradient((step.params, self._grad(step.params, arguments)))

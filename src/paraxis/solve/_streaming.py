@@ -90,7 +90,9 @@ class TableRows:
     shift: Any = None
     ndim = 2
 
-    def __init__(self, who: str, table: Table, engine: Any, axis: Axis | None) -> None:
+    def __init__(self, who: str, table: Table, y: Any, engine: Any, axis: Axis | None) -> None:
+        if y is not None:
+            raise TypeError(f"{who}: y must be left out, as the table has it")
         if isinstance(engine, type) or not hasattr(engine, "rows_at_once"):
             raise TypeError(f"{who}: a table is read in parts; write engine=px.Stream(memory='2GB'), not {engine!r}")
         self.table, self.engine = table, engine

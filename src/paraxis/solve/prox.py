@@ -129,15 +129,19 @@ def penalty(operator: Callable[..., Any], x: Any, hyperparams: Any) -> Any:
     return _sum(lambda x, own: own * x**2 / _group_norms(x), x, hyperparams) if operator is group else 0.0
 
 
-def require_sensible(who: str, operator: Callable[..., Any], hyperparams: Any) -> None:
+def require_sensible(who: str, operator: Callable[..., Any], x: Any, hyperparams: Any) -> None:
     """Check the hyperparameters of an operator of this module. With none, a strength of 1 makes most solutions zero."""
     while isinstance(operator, first):
-        operator = operator.operator
+        operator, x = operator.operator, x[0]
     who = f"{who}: hyperparams_prox of prox.{getattr(operator, '__name__', operator)}"
     if hyperparams is None and operator in (l1, elastic_net, group, box):
         raise TypeError(f"{who} is missing; write run(params, 0.1, …)")
-    is_known = operator in (l1, elastic_net, group, simplex) and not jax_api.is_tracing()
-    if is_known and not all(np.all(x >= 0) for x in jax.tree.leaves(hyperparams)):
+    known = [] if jax_api.is_tracing() else jax.tree.leaves(hyperparams)
+    if operator is box and known and hyperparams is not None:  # between bounds that are in order, nothing is moved
+        raised = _by_leaf(jnp.maximum, inside := box(x, hyperparams), hyperparams[0])
+        if not all(jax.tree.leaves(jax.tree.map(np.array_equal, inside, raised))):
+            raise DataError(f"{who} must be (lower, upper), got a lower bound above")
+    elif operator in (l1, elastic_net, group, simplex) and not all(np.all(x >= 0) for x in known):
         raise DataError(f"{who} must not be negative, got {hyperparams}")
 
 

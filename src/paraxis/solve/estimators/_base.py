@@ -141,10 +141,8 @@ class LinearModel(BaseEstimator, abc.ABC):
         check.count(self._who, "max_iter", self.max_iter)
         rows: Any
         if isinstance(X, Table):
-            if y is not None:
-                raise TypeError(f"{self._who}: y must be left out, as the table has it")
             with fitting.surroundings(X.dtype, self.devices):
-                rows = TableRows(self._who, X, engine, fitting.axis_of(max(1, len(X)), self.devices))
+                rows = TableRows(self._who, X, y, engine, fitting.axis_of(max(1, len(X)), self.devices))
             vars(self).pop("feature_names_in_", None)
             if X._is_named:
                 self.feature_names_in_ = np.array(X.columns, object)
@@ -163,17 +161,17 @@ class LinearModel(BaseEstimator, abc.ABC):
     def _fitted(self, X: Any, y: np.ndarray, weight: np.ndarray) -> Any:
         """Set the solution for checked data, and return the solver's state."""
         posed, strength = self._posed(y, self._weighted(y, weight), X.dtype), getattr(self, self.strength_name)
-        is_alone = self.devices in ((1, None) if jax.device_count() == 1 else (1,))
-        is_in_memory = isinstance(X, np.ndarray) and is_alone and jax.default_backend() == "cpu"
-        is_lasso = posed.loss == "squared" and strength * getattr(self, "l1_ratio", 0.0) > 0
-        if is_in_memory and is_lasso and self.tol >= np.finfo(X.dtype).eps and not self.verbose:
+        alone = jax.default_backend() == "cpu" and (jax.device_count() if self.devices is None else self.devices) == 1
+        is_lasso = posed.loss == "squared" and strength * getattr(self, "l1_ratio", 0.0) > 0 and not self.verbose
+        if isinstance(X, np.ndarray) and alone and is_lasso and self.tol >= np.finfo(X.dtype).eps:
             posed.means, penalty = np.zeros(X.shape[1], X.dtype), self._penalty(strength, posed)
             start, options = self._start(posed)[0], {"tol": self.tol, "fit_intercept": self.fit_intercept}
             model = descend(X, posed.targets, posed.weight, start, penalty, self.max_iter, **options)
             if model is not None:
                 self.coef_, self.intercept_ = self._described(model.coef_, model.intercept_, posed)
-                counts = {"iter_num": model.n_iter_, "data_passes": model.n_iter_}
-                return SimpleNamespace(status=Status.CONVERGED, error=model.dual_gap_, **counts)
+                return SimpleNamespace(
+                    status=Status.CONVERGED, error=model.dual_gap_, iter_num=model.n_iter_, data_passes=model.n_iter_
+                )
         return self._solve(strength, posed.placed(X, self.devices))
 
     def _solve(self, strength: float, posed: Posed) -> Any:

@@ -31,8 +31,8 @@ _SHORTEST = 2**-30  # step; each is half of the one before
 _DECREASE = 1e-4  # of what the parabola's slope promises
 _EXACT = 1e-4  # by how much the parabola may be above its minimum, in squares of the error
 _SWEEPS = 5_000  # of coordinate descent
-# Of coordinate descent on rows, epochs at most; and of a Gram matrix, its columns that take as long as one, and numbers
-# that are read before compiled code begins.
+# Before a Gram matrix is made, rows have epochs of coordinate descent: at most so many, one for so many columns, and as
+# many as read so many numbers, which takes as long as JAX's calls.
 _EPOCHS, _COLUMNS, _NUMBERS = 200, 4, 10**7
 _PATIENCE = 3  # iterations without progress before rounding is blamed
 _NOISE = 32  # roundings of a value that count as none
