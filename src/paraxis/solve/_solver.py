@@ -238,7 +238,7 @@ class Solver(abc.ABC):
         # What functions close over has no derivative in the loop either: JAX has none of a loop of unknown length.
         iterate, closed_over = jax.closure_convert(iterated, params, arguments)
         step = iterate(*jax.lax.stop_gradient((params, arguments, *closed_over)))
-        solution = jax.lax.stop_gradient((step.params, self._grad(step.params, arguments)))
+        solution = step.params, self._grad(step.params, arguments)
         return step._replace(params=jax.lax.custom_root(functions, solution, lambda _, guess: guess, _inverse)[0])
 
 
