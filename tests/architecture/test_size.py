@@ -1,7 +1,7 @@
-"""What the package weighs: each room has a ceiling, which is lowered as the room shrinks, and never raised.
+"""What the package weighs: each room has a budget of lines, and the package one of lines, statements and files.
 
-The goal is 20,000 lines, 11,000 statements and 150 files in ``src``, and 18,000 lines of tests. Lines are saved by
-fewer things, not by longer lines: their length is ruff's to check.
+A line more is no failure; a room over its budget is. Then look for what a library does as well, or for two things that
+are one, before the budget: lines are saved by fewer things, not by longer lines, whose length is ruff's to check.
 """
 
 import ast
@@ -21,23 +21,22 @@ class Size(NamedTuple):
     files: int
 
 
-CEILINGS = {
-    "_core": Size(2_893, 1_686, 13),
-    "_host": Size(544, 362, 9),
-    "_tables": Size(428, 258, 4),
-    "cli": Size(417, 247, 6),
-    "ensembles": Size(893, 541, 6),
-    "launch": Size(400, 238, 4),
-    "reports": Size(2_494, 1_515, 16),
-    "solve": Size(3_259, 1_990, 19),
-    "streaming": Size(1_685, 1_094, 11),
-    "testing": Size(200, 68, 3),
-    "train": Size(3_275, 1_904, 18),
-    "transforms": Size(1_288, 726, 10),
-    "the root": Size(279, 97, 4),
-    "all rooms": Size(18_055, 10_726, 123),
+BUDGETS = {  # lines
+    "_core": 3_600,
+    "_host": 600,
+    "cli": 420,
+    "ensembles": 900,
+    "launch": 550,
+    "reports": 2_600,
+    "solve": 3_700,  # with _tables, which only it reads
+    "streaming": 2_000,
+    "testing": 200,
+    "the root": 300,
+    "train": 3_300,
+    "transforms": 1_300,
 }
-TESTS = 17_841
+ALL = Size(20_000, 11_500, 150)
+TESTS = 19_000
 
 
 def size(paths: Iterable[Path]) -> Size:
@@ -47,37 +46,38 @@ def size(paths: Iterable[Path]) -> Size:
     return Size(sum(text.count("\n") for text in texts.values()), found, len(texts))
 
 
-def rooms() -> dict[str, Size]:
+def rooms() -> dict[str, int]:
     folders = [path for path in SOURCE.iterdir() if (path / "__init__.py").exists()]
-    found = {path.name: size(path.rglob("*.py")) for path in folders}
-    return found | {"the root": size(SOURCE.glob("*.py")), "all rooms": size((ROOT / "src").rglob("*.py"))}
+    found = {path.name: size(path.rglob("*.py")).lines for path in folders}
+    found["solve"] += found.pop("_tables")
+    return found | {"the root": size(SOURCE.glob("*.py")).lines}
 
 
-def above(found: dict[str, Size], ceilings: dict[str, Size]) -> list[str]:
-    """Return what is larger than its ceiling, or has none."""
-    rows = {name: ceilings.get(name, Size(0, 0, 0)) for name in found}
+def over(found: dict[str, int], budgets: dict[str, int]) -> list[str]:
+    """Return the rooms that are over their budget, or have none."""
     return [
-        f"{name}: {size} above {rows[name]}"
-        for name, size in found.items()
-        if any(a > b for a, b in zip(size, rows[name], strict=True))
+        f"{name} has {lines:,} lines of {budgets.get(name, 0):,}: take something out, or say in {Path(__file__).name} "
+        f"why the room needs more"
+        for name, lines in found.items()
+        if lines > budgets.get(name, 0)
     ]
 
 
-def test_no_room_is_above_its_ceiling():
-    assert above(rooms(), CEILINGS) == []
+def test_each_room_keeps_to_its_budget() -> None:
+    assert over(rooms(), BUDGETS) == []
 
 
-def test_no_ceiling_is_out_of_date():
-    """A room that has shrunk by a tenth or more has its ceiling lowered."""
-    assert [name for name, found in rooms().items() if found.lines < 0.9 * CEILINGS[name].lines] == []
+def test_the_package_keeps_to_its_budget() -> None:
+    found = size((ROOT / "src").rglob("*.py"))
+    assert all(a <= b for a, b in zip(found, ALL, strict=True)), f"{found} is over {ALL}"
 
 
-def test_the_tests_are_below_their_ceiling():
+def test_the_tests_keep_to_their_budget() -> None:
     folder = ROOT / "tests"
     assert size([*folder.rglob("*.py"), *folder.rglob("*.toml")]).lines <= TESTS
 
 
-def test_what_is_above_is_seen():
-    assert above({"a": Size(1, 1, 1)}, {"a": Size(1, 1, 1)}) == []
-    assert above({"a": Size(1, 2, 1)}, {"a": Size(1, 1, 1)}) != []
-    assert above({"new": Size(1, 1, 1)}, {}) != []
+def test_a_room_over_its_budget_is_named() -> None:
+    assert over({"a": 1}, {"a": 1}) == []
+    assert over({"a": 2, "new": 1}, {"a": 1})[0].startswith("a has 2 lines of 1")
+    assert len(over({"a": 2, "new": 1}, {"a": 1})) == 2

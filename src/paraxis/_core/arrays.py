@@ -7,6 +7,7 @@ the last one, by :func:`repeat_last`; or, inside a program, where it would have 
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -45,22 +46,31 @@ def without(entry: Any, names: tuple[str, ...]) -> Any:
     return None if entry in names or (isinstance(entry, tuple) and not set(entry).isdisjoint(names)) else entry
 
 
+def zeros(aval: Any) -> jax.Array:
+    """Return zeros of a shape and a dtype, which may be one that JAX has only within ``jax.enable_x64``."""
+    with jax.enable_x64(True):
+        return jax.lax.full_like(aval, 0)
+
+
 def pad(x: jax.Array, placement: Placement, *, safe: bool = True) -> jax.Array:
     """``(size, ...)`` → ``(num_padded, ...)``. If ``safe``, :func:`fill` makes new rows such as can be computed on.
 
     Written with an operation that the compiler splits over the devices without moving anything; a concatenation
-    with a copy of a row is gathered. Only if a device has no row of its own is one sent.
+    with a copy of a row is gathered. Only if a device has no row of its own is one sent. PRNG keys are padded as their
+    data.
     """
     if not placement.is_padded:
         return x
     x = constrain(x, placement, rows=False)
-    if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # PRNG keys have no zero
-        return repeat_last(x, placement.num_padded)
+    if jnp.issubdtype(x.dtype, jax.dtypes.extended):
+        data = pad(jax.random.key_data(x), placement, safe=safe)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
     extra = placement.num_padded - placement.size
-    padded = jax.lax.pad(x, jax.lax.full_like(x, 0, shape=()), [(0, extra, 0)] + [(0, 0, 0)] * (x.ndim - 1))
+    zero = zeros(jax.ShapeDtypeStruct((), x.dtype))
+    padded = jax.lax.pad(x, zero, [(0, extra, 0)] + [(0, 0, 0)] * (x.ndim - 1))
     if not placement.has_idle_device or not safe:
         return padded
-    return _fill_where_padded(jnp.arange(placement.num_padded) < placement.size, padded, x[:1])
+    return _fill_where_padded(jnp.arange(placement.num_padded, dtype=np.int32) < placement.size, padded, x[:1])
 
 
 def fill(block: jax.Array, placement: Placement, *, safe: bool = True) -> jax.Array:
@@ -88,7 +98,8 @@ def real_rows(placement: Placement) -> jax.Array | None:
 
 
 def _fill_where_padded(real: jax.Array, rows: jax.Array, row: jax.Array) -> jax.Array:
-    return jnp.where(real.reshape((-1,) + (1,) * (rows.ndim - 1)), rows, row)
+    """``(num_padded, ...)`` and ``(1, ...)`` → ``(num_padded, ...)``."""
+    return jax.vmap(lambda is_real, own: jax.lax.select(is_real, own, row[0]))(real, rows)
 
 
 def unpad(x: jax.Array, placement: Placement) -> jax.Array:
@@ -98,7 +109,7 @@ def unpad(x: jax.Array, placement: Placement) -> jax.Array:
     return jax.lax.slice_in_dim(constrain(x, placement, rows=False), 0, placement.size)
 
 
-def agreed(x: jax.Array, placement: Placement) -> jax.Array:
+def first_row(x: jax.Array, placement: Placement) -> jax.Array:
     """``(size, ...)`` → ``(...)``: the row that all elements have alike, one element per device. Nothing is sent."""
     # Its derivative: each element gives its share, 1/size of the whole.
     return placing.shard_map(lambda row: row[0], placement.mesh, placement.mesh_axes, placement.spec, P())(x)
@@ -108,6 +119,26 @@ def agreed(x: jax.Array, placement: Placement) -> jax.Array:
 def unpadded(tree: Any, placement: Placement) -> Any:
     """:func:`unpad` of each leaf, by one program."""
     return jax.tree.map(lambda x: unpad(x, placement), tree)
+
+
+def from_blocks(blocks: Sequence[jax.Array], placement: Placement, outs: Sequence[Any]) -> list[jax.Array]:
+    """Bring together what devices have in blocks, by a program of its own, if there is anything to do.
+
+    ``outs`` says of each what it is: a number, rows ``(num_padded, ...)`` of which that is to be the dimension;
+    ``None``, rows of which the first is the result; a dtype, sums ``(num_devices, ...)`` to be added.
+    """
+    is_done = not placement.is_padded and all(out is not None and out == 0 for out in outs)
+    return list(blocks) if is_done else _from_blocks(blocks, placement, tuple(outs))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _from_blocks(blocks: Sequence[jax.Array], placement: Placement, outs: Sequence[Any]) -> list[jax.Array]:
+    def one(x: jax.Array, out: Any) -> jax.Array:
+        if isinstance(out, np.dtype):
+            return jnp.sum(x, 0, dtype=x.dtype).astype(out)
+        return x[0] if out is None else jnp.moveaxis(unpad(x, placement), 0, out)
+
+    return [one(x, out) for x, out in zip(blocks, outs, strict=True)]
 
 
 # --- concrete arrays ---------------------------------------------------------------------------------------------
@@ -140,7 +171,7 @@ def laid_out(tree: Any, placement: Placement, *, copied: bool = True) -> Any:
 
     def one(x: Any) -> Any:
         if not isinstance(x, np.ndarray):
-            return _padded(settle(jnp.asarray(x), placement, rows=True), placement)
+            return _padded(to_mesh(jnp.asarray(x), placement, rows=True), placement)
         found = repeat_last(x, placement.num_padded)
         return found.copy() if found is x and copied else found
 
@@ -152,15 +183,56 @@ def _padded(x: jax.Array, placement: Placement) -> jax.Array:
     return repeat_last(constrain(x, placement, rows=False), placement.num_padded)
 
 
-def settle(x: Any, placement: Placement, *, rows: bool) -> Any:
-    """Bring a concrete array onto the placement's mesh if it is bound to another; leave tracers alone.
+def to_mesh(x: Any, placement: Placement, *, rows: bool) -> Any:
+    """Bring an array onto the placement's mesh if it is bound to other devices: the one door for where data lie.
 
     It lies by rows if they divide, else whole on each device. Another mesh may have the same devices, and other axes.
+    Under ``grad`` and ``vmap`` values are moved as well, and a derivative comes back to where the value was. What is
+    traced to be compiled stays as it is: there JAX's rules hold.
     """
-    if isinstance(x, jax_api.Tracer) or not isinstance(x, jax.Array):
+    if not isinstance(x, jax.Array):
         return x
     target = sharding(placement, None if rows and placement.divides else ())
-    return x if target is None or (x.committed and getattr(x.sharding, "mesh", None) == target.mesh) else put(x, target)
+    if target is None or not isinstance(x, jax_api.Tracer):
+        return x if target is None else _to_mesh(x, target)
+    stays = placement.is_explicit or jax_api.is_staging()  # Explicit: where it lies is part of its type
+    return x if stays else to_mesh_p.bind(x, to=target, back=None)
+
+
+def _to_mesh(x: jax.Array, to: Sharding, back: Any = None) -> jax.Array:
+    x = jnp.asarray(x)  # under a derivative, JAX has numbers of its own kind
+    is_there = x.committed and getattr(x.sharding, "mesh", to) == getattr(to, "mesh", None)
+    return x if is_there else put(x, to)
+
+
+def _to_mesh_jvp(primals: Any, tangents: Any, *, to: Sharding, back: Any) -> tuple[jax.Array, Any]:
+    (x,), (tangent,) = primals, tangents
+    value = x.to_concrete_value() if isinstance(x, jax_api.Tracer) else x
+    home = value.sharding if isinstance(value, jax.Array) and value.committed else back
+    y = to_mesh_p.bind(x, to=to, back=back)
+    return y, tangent if type(tangent) is jax_api.ad.Zero else to_mesh_p.bind(tangent, to=to, back=home)
+
+
+def _to_mesh_transpose(ct: Any, x: Any, *, to: Sharding, back: Any) -> list[Any]:
+    return [ct if back is None or type(ct) is jax_api.ad.Zero else to_mesh_p.bind(ct, to=back, back=to)]
+
+
+def _to_mesh_batch(operands: Any, dims: Any, *, to: Any, back: Any) -> tuple[jax.Array, int]:
+    def with_batch(where: Any) -> Any:
+        if not isinstance(where, NamedSharding) or len(where.spec) < dims[0]:
+            return where
+        return NamedSharding(where.mesh, P(*where.spec[: dims[0]], None, *where.spec[dims[0] :]))
+
+    return to_mesh_p.bind(*operands, to=with_batch(to), back=with_batch(back)), dims[0]
+
+
+to_mesh_p = jax_api.Primitive("px_to_mesh")
+to_mesh_p.def_impl(_to_mesh)
+to_mesh_p.def_abstract_eval(lambda x, **_: x)
+jax_api.define_lowering(to_mesh_p, lambda x, **_: x)
+jax_api.ad.primitive_jvps[to_mesh_p] = _to_mesh_jvp
+jax_api.ad.primitive_transposes[to_mesh_p] = _to_mesh_transpose
+jax_api.batching.primitive_batchers[to_mesh_p] = _to_mesh_batch
 
 
 def whole_on(x: jax.Array) -> Any:

@@ -4,7 +4,7 @@ Everything else in the package uses names that JAX documents as public on both e
 range (0.10.2 and 0.12). What is imported here is listed with the reason why it is needed.
 """
 
-import functools
+import dataclasses
 import itertools
 import os
 import warnings
@@ -14,17 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import (
-    clusters,  # says whether a scheduler has started this process, which else is alone
-    config,  # lets a compiled program that is kept tell the lines of another file, or not
-    core,  # the one place that says whether a trace is under way, where no argument tells
-    distributed as distributed,  # its client is the only barrier that has a timeout
-    hardware_utils,  # says whether there are TPUs, without starting them
-    xla_bridge as xla_bridge,  # says whether devices were started; can tell CPU's network its address
-)
-from jax._src.interpreters.partial_eval import lower_jaxpr2  # carries out what stands for other operations
-from jax._src.lax import lax  # the one way to a weak type
-from jax._src.mesh import thread_resources as thread_resources  # what `with mesh:` entered, which JAX has given up
+from jax._src import core  # named axes, and the traces that are under way, where no argument tells
 from jax.core import ShapedArray as ShapedArray, Tracer as Tracer
 from jax.experimental import multihost_utils as multihost_utils, topologies as topologies
 from jax.extend import source_info_util as source
@@ -58,21 +48,23 @@ def define_map(
     """Return a primitive of any number of operands and results, with rules that are given what is not zero.
 
     ``avals`` gives the results' avals and effects; ``implementation`` is lowered, ``evaluated`` called with concrete
-    arrays. Parameters have a ``body``, and say ``how.names``, the sizes of the axes that it may name.
+    arrays. Parameters have a ``body``, and ``axis_env``, name and size of each axis that it may name.
     """
 
     def without_high(*operands: Any, **params: Any) -> Any:
-        with core.extend_axis_env_nd(list(params["how"].names)):
+        from jax._src.interpreters.partial_eval import lower_jaxpr2  # carries out what stands for other operations
+
+        with core.extend_axis_env_nd(list(params["axis_env"])):
             body, consts = without_constants(lower_jaxpr2(params["body"]))
-        shared, linear = (*[True] * len(consts), *params["shared"]), (*[False] * len(consts), *params["linear"])
-        return primitive.bind(*consts, *operands, **{**params, "body": body, "shared": shared, "linear": linear})
+        first = {"shared": True, "alike": False, "linear": False}
+        masks = {name: (*[is_so] * len(consts), *params[name]) for name, is_so in first.items()}
+        return primitive.bind(*consts, *operands, **{**params, "body": body, **masks})
 
     def batch_rule(axis_data: Any, operands: Sequence[Any], dims: Sequence[int | None], **params: Any) -> Any:
-        name = None if axis_data.name is core.no_axis_name else axis_data.name
-        return batched(operands, dims, size=axis_data.size, name=name, params=params)
+        return batched(operands, dims, axis_data, params)
 
     def check(_: Any, *atoms: Any, **params: Any) -> Any:
-        with core.extend_axis_env_nd(list(params["how"].names)):
+        with core.extend_axis_env_nd(list(params["axis_env"])):
             core.check_jaxpr(params["body"].jaxpr)
         return primitive.abstract_eval(*(atom.aval for atom in atoms), **params)
 
@@ -153,15 +145,64 @@ def bound_axes(eqn: JaxprEqn) -> frozenset[str]:
     return frozenset([params["axis"]] if is_map else params.get("newly_manual_axes", ()))
 
 
+def _axes_parameter(eqn: JaxprEqn) -> str | None:
+    """Return the name of the parameter in which an equation names axes, if it has one."""
+    found = [key for key in ("axes", "axis_name") if key in eqn.params and eqn.primitive.name != "shard_map"]
+    return found[0] if found else None
+
+
 def named_axes(eqn: JaxprEqn) -> tuple[Any, ...]:
     """Return the names of axes, and the numbers of dimensions, over which an equation works."""
-    axes = eqn.params.get("axes", eqn.params.get("axis_name", ())) if eqn.primitive.name != "shard_map" else ()
+    key = _axes_parameter(eqn)
+    axes = () if key is None else eqn.params[key]
     return tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
+
+
+def renamed_axes(eqn: JaxprEqn, names: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """Return an equation's parameter in which it names axes, with others for ``names``; a collective must have one."""
+    key, axes = _axes_parameter(eqn), named_axes(eqn)
+    own = {axis_of(effect) for effect in eqn.effects}.intersection(names)
+    if own.difference(axes) and not jaxprs_in_params(eqn.params):
+        raise NotImplementedError(f"{eqn.primitive.name} names axes {sorted(map(str, own))} in a way that is not known")
+    if key is None or names.keys().isdisjoint(axes):
+        return {}
+    axes = tuple(new for name in axes for new in names.get(name, (name,)))
+    return {key: axes[0] if len(axes) == 1 and isinstance(eqn.params[key], str) else axes}
+
+
+def axes_of_shard_map(eqn: JaxprEqn) -> set[str]:
+    """Return the mesh axes that a ``shard_map`` uses: those in its specs, and those that its body names."""
+    specs, body = [*eqn.params["in_specs"], *eqn.params["out_specs"]], eqn.params["jaxpr"]
+    entries = (entry for spec in specs for entry in spec if entry is not None)
+    names = itertools.chain(*((entry,) if isinstance(entry, str) else entry for entry in entries))
+    named = itertools.chain(*(named_axes(e) for e in equations(body)))
+    return {*names, *(name for name in named if isinstance(name, str))}
+
+
+def shard_map_on(eqn: JaxprEqn, mesh: Any) -> JaxprEqn:
+    """Return a ``shard_map`` equation on a mesh of which some axes are manual already: these are no longer its own."""
+    manual = frozenset(eqn.params["newly_manual_axes"]).difference(mesh.manual_axes)
+    return eqn.replace(params={**eqn.params, "mesh": mesh, "newly_manual_axes": manual})
 
 
 def axis_of(effect: Any) -> str | None:
     """Return the name of the axis that an effect tells of: a collective over it."""
     return str(effect.name) if isinstance(effect, core.NamedAxisEffect) else None
+
+
+def free_axes(jaxpr: Jaxpr) -> set[str]:
+    """Return the names of axes that a program uses and does not bind. Effects do not tell: ``ppermute`` has none."""
+    found = set[str]()
+    for eqn in jaxpr.eqns:
+        found.update(name for name in named_axes(eqn) if isinstance(name, str))
+        for sub in jaxprs_in_params(eqn.params):
+            found |= free_axes(sub) - bound_axes(eqn)
+    return found
+
+
+def uses_axis(jaxpr: Jaxpr, name: str) -> bool:
+    """Return whether a program names an axis that is bound outside of it."""
+    return any(axis_of(effect) == name for effect in jaxpr.effects) or name in free_axes(jaxpr)
 
 
 CALLS = frozenset(
@@ -175,8 +216,11 @@ def equations(jaxpr: Jaxpr) -> list[JaxprEqn]:
     return [*jaxpr.eqns, *itertools.chain(*map(equations, subjaxprs(jaxpr)))]
 
 
-lines_kept = functools.partial(config.compilation_cache_include_metadata_in_key, True)
-"""A context in which what is compiled has the lines of its own source: JAX keeps programs on disk without them."""
+def lines_kept() -> Any:
+    """Return a context in which what is compiled has the lines of its own source: else JAX takes it from disk."""
+    from jax._src import config
+
+    return config.compilation_cache_include_metadata_in_key(True)
 
 
 def frames_of(eqn: JaxprEqn) -> list[tuple[str, int, str]]:
@@ -196,6 +240,11 @@ def holds(jaxpr: Jaxpr, *names: str) -> bool:
     return not {eqn.primitive.name for eqn in equations(jaxpr)}.isdisjoint(names)
 
 
+def calls_back(jaxpr: Jaxpr) -> bool:
+    """Return whether a program calls the host, where it may raise."""
+    return holds(jaxpr, "pure_callback", "io_callback", "debug_callback")
+
+
 def has_effects(program: Jaxpr | JaxprEqn) -> bool:
     """Return whether running a program, or one operation, does something besides giving results."""
     return any(not isinstance(effect, core.NamedAxisEffect) for effect in program.effects)
@@ -212,17 +261,131 @@ def map_jaxprs(tree: Any, change: Callable[[Jaxpr], Jaxpr], constant: Callable[[
     return jax.tree.map(value, tree)
 
 
-def to_keep(tree: Any) -> Any:
+def in_bodies(eqn: JaxprEqn, change: Callable[[Jaxpr], Jaxpr]) -> JaxprEqn:
+    """Return an equation with its bodies, of loops, branches and calls, replaced by others."""
+    return eqn.replace(params=map_jaxprs(eqn.params, change)) if jaxprs_in_params(eqn.params) else eqn
+
+
+def rewrite(
+    jaxpr: Jaxpr,
+    rule: Callable[[JaxprEqn], Sequence[JaxprEqn]],
+    aval: Callable[[Any], Any] = lambda aval: aval,
+    effects: Callable[[Any], Any] = lambda effects: effects,
+) -> Jaxpr:
+    """Return a jaxpr with the equations that ``rule`` gives in place of each of its own, and avals changed.
+
+    Bodies are the rule's to change, by :func:`in_bodies`. Nothing is traced again: rules of libraries do not notice.
+    """
+    known: dict[Any, Any] = {}
+
+    def atom(v: Any) -> Any:
+        if (changed := aval(v.aval)) is v.aval:
+            return v
+        return Literal(v.val, changed) if isinstance(v, Literal) else known.setdefault(v, Var(changed))
+
+    eqns = [
+        new.replace(invars=[*map(atom, new.invars)], outvars=[*map(atom, new.outvars)])
+        for eqn in jaxpr.eqns
+        for new in rule(eqn)
+    ]
+    ends = {name: [*map(atom, getattr(jaxpr, name))] for name in ("constvars", "invars", "outvars")}
+    return jaxpr.replace(**ends, eqns=eqns, effects=effects(jaxpr.effects))
+
+
+def call(fn: Callable[..., Any], *atoms: Any, axis_env: Mapping[str, int] | None = None) -> JaxprEqn:
+    """Return the one equation that a function is traced to, of these variables and literals."""
+    closed, _ = trace(fn, [struct(v.aval) for v in atoms], axis_env or {})
+    [eqn] = closed.jaxpr.eqns
+    given = dict(zip(closed.jaxpr.invars, atoms, strict=True))
+    if closed.consts or any(not isinstance(v, Literal) and v not in given for v in eqn.invars):
+        raise NotImplementedError(f"{eqn.primitive.name} closes over constants")
+    return eqn.replace(invars=[v if isinstance(v, Literal) else given[v] for v in eqn.invars])
+
+
+def evaluate(
+    closed: ClosedJaxpr, *args: Any, opens: Callable[[JaxprEqn], bool], bind: Callable[..., Sequence[Any]] | None = None
+) -> list[Any]:
+    """Run a jaxpr operation by operation; of a call of ``jit`` that ``opens`` holds of, those of its body."""
+    bind, values = bind or globals()["bind"], dict[Any, Any](zip(closed.jaxpr.invars, args, strict=True))
+    values.update(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    read = lambda atoms: [v.val if isinstance(v, Literal) else values[v] for v in atoms]  # noqa: E731
+    for eqn in closed.jaxpr.eqns:
+        operands = read(eqn.invars)
+        if eqn.primitive.name == "jit" and opens(eqn):
+            results = evaluate(eqn.params["jaxpr"], *operands, opens=opens, bind=bind)
+        else:
+            results = bind(eqn, *operands)
+        values.update(zip(eqn.outvars, results, strict=True))
+    return read(closed.jaxpr.outvars)
+
+
+def with_copies(tree: Any) -> Any:
     """Return a tree with copies of NumPy's arrays in its jaxprs: an inner ``jit`` closes over those of the user."""
 
     def copied(jaxpr: Jaxpr) -> Jaxpr:
-        return jaxpr.replace(eqns=[eqn.replace(params=to_keep(eqn.params)) for eqn in jaxpr.eqns])
+        return rewrite(jaxpr, lambda eqn: [eqn.replace(params=with_copies(eqn.params))])
 
     return map_jaxprs(tree, copied, lambda x: x.copy() if isinstance(x, np.ndarray) else x)
 
 
+def batch(
+    closed: ClosedJaxpr, axis_data: Any, in_axes: Sequence[int | None], axis_env: Sequence[tuple[str, int]]
+) -> tuple[ClosedJaxpr, list[bool]]:
+    """Return the ``vmap`` of a jaxpr, whose batched results have the batch first, and which of them are batched.
+
+    ``axis_data`` is what a batching rule is given of the batch. No public function says which results are alike.
+    """
+    from jax._src.interpreters import batching
+
+    dests = [batching.zero_if_mapped] * len(closed.out_avals)
+    with core.extend_axis_env_nd(list(axis_env)):
+        found, batched = batching.batch_jaxpr_axes(closed, axis_data, in_axes, dests)
+    return found, [bool(is_batched) for is_batched in batched]
+
+
+def varying_results(
+    closed: ClosedJaxpr,
+    in_axes: Sequence[int | None],
+    size: int,
+    name: str | None,
+    axis_env: Sequence[tuple[str, int]] = (),
+) -> list[bool]:
+    """Return, for each result of a jaxpr, whether it may differ along the batch in which these arguments do."""
+    from jax._src.interpreters import batching
+
+    data = batching.AxisData(core.no_axis_name if name is None else name, size, None, None)
+    return batch(closed, data, in_axes, axis_env)[1]
+
+
+def observe_vmap(x: Any, index: jax.Array, note: Callable[[list[bool]], None]) -> Any:
+    """Return ``x``, and have ``vmap`` call ``note`` with which leaves may differ between elements.
+
+    ``index``, the element's number, does differ: this vmap, and not one around it, then answers.
+    """
+    same = jax.custom_batching.custom_vmap(lambda _, x: x)
+
+    def over(_: int, differ: Any, __: jax.Array, x: Any) -> Any:
+        note(jax.tree.leaves(differ[1]))
+        return x, differ[1]
+
+    same.def_vmap(over)
+    return same(index, x)
+
+
+def name_of(axis_data: Any) -> Any:
+    """Return the name of a batch; ``None``: it has none."""
+    return None if axis_data.name is core.no_axis_name else axis_data.name
+
+
+def without_name(axis_data: Any) -> Any:
+    """Return the same batch without a name."""
+    return dataclasses.replace(axis_data, name=core.no_axis_name)
+
+
 def has_tpu() -> bool:
     """Return whether there are TPUs on this machine."""
+    from jax._src import hardware_utils  # without starting them
+
     return hardware_utils.num_available_tpu_chips_and_device_id()[0] > 0
 
 
@@ -246,17 +409,51 @@ def typed_as(aval: Any, y: jax.Array) -> jax.Array:
     return jax.reshard(y, NamedSharding(laid.mesh, spec))
 
 
-weak: Any = functools.partial(lax._convert_element_type, weak_type=True)
-"""The same value, of a dtype that gives way to others, as that of a Python number does."""
+def is_device_varying(aval: Any) -> bool:
+    """Return whether a type says that a value differs between devices of a ``shard_map`` around it."""
+    return bool(getattr(getattr(aval, "mat", None), "varying", ()))
+
+
+def weak(x: jax.Array) -> jax.Array:
+    """Return the same value, of a dtype that gives way to others, as that of a Python number does."""
+    from jax._src.lax import lax  # no public function makes a weak type
+
+    return lax._convert_element_type(x, weak_type=True)
 
 
 def detects_cluster() -> bool:
     """Return whether ``jax.distributed.initialize()`` would find a scheduler that has started this process."""
+    from jax._src import clusters
+
     return any(kind.is_env_present() for kind in clusters.ClusterEnv._cluster_types if not kind.opt_in_only_method)
+
+
+def mesh_entered() -> Any:
+    """Return the mesh that ``with mesh:`` entered, which JAX has given up; ``None``: there is none."""
+    try:
+        from jax._src.mesh import thread_resources
+    except ImportError:
+        return None
+    return None if thread_resources.env.physical_mesh.empty else thread_resources.env.physical_mesh
+
+
+def backends_are_initialized() -> bool:
+    """Return whether devices were started."""
+    from jax._src import xla_bridge
+
+    return xla_bridge.backends_are_initialized()
+
+
+def distributed_state() -> Any:
+    """Return what JAX knows of the processes of a job; its client has the only barrier with a timeout."""
+    from jax._src import distributed
+
+    return distributed.global_state
 
 
 def collect_at(address: str) -> None:
     """Have CPU devices meet others' here, unless they have started: JAX takes what the host's name resolves to."""
+    from jax._src import distributed, xla_bridge
 
     def make() -> Any:
         client, gloo = distributed.global_state.client, xla_bridge._jax.make_gloo_tcp_collectives  # pyright: ignore
@@ -270,6 +467,19 @@ def collect_at(address: str) -> None:
 def is_tracing() -> bool:
     """Return whether JAX traces here, for ``jit``, ``grad``, ``vmap``, a loop: calls are noted instead of run."""
     return not core.trace_state_clean()
+
+
+def is_staging() -> bool:
+    """Return whether operations are noted here to be run elsewhere: in ``jit``, loops, ``shard_map``; not in ``grad``.
+
+    ``grad`` and ``vmap`` alone carry each operation out at once.
+    """
+    from jax._src.interpreters.partial_eval import DynamicJaxprTrace
+
+    trace: Any = core.trace_ctx.trace
+    while not isinstance(trace, DynamicJaxprTrace) and hasattr(trace, "parent_trace"):
+        trace = trace.parent_trace
+    return not isinstance(trace, core.EvalTrace)
 
 
 def is_wide() -> bool:

@@ -2,183 +2,283 @@
 
 On CPU, convolutions with weights per element are unrolled: vectorised they are grouped ones, several times slower.
 Elements that exchange values are all under way together, in one ``vmap`` whose collectives are JAX's own: the compiler
-divides it. One element on each device runs in ``shard_map`` itself, as by ``jax.pmap``.
+divides it. One element on each device runs in ``shard_map`` itself, as by ``jax.pmap``. Maps within a map are carried
+out with it, outside of the mesh as well: rules of libraries in them see none.
 """
 
 import dataclasses
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as P
 
 from paraxis._core import arrays, jax_api, placing, sums
-from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn
 from paraxis._core.placing import Placement, current
-from paraxis._core.pytrees import merged, taken
-from paraxis._core.sums import Element
+from paraxis._core.pytrees import interleave, select
+from paraxis._core.record import Map
 from paraxis.errors import AxisError
 
-Lowering = Literal["auto", "vmap", "unroll"]
+
+def run(m: Map, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """Return the results, rows ``(size, ...)`` or sums over the elements ``(...)``; or blocks of both, if asked for."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if isinstance(m.placement.mesh, AbstractMesh) and not mesh.empty:
+        m = m._replace(placement=dataclasses.replace(m.placement, mesh=mesh))  # of which some axes are taken
+    placement, name = m.placement, m.placement.axis.name
+    is_pmap = placement.num_local == 1 and not placement.is_padded and placement.crossed_axes
+    if not m.uses_axis:
+        results = _by_shard_map(m, operands, {})
+    elif is_pmap and not diverges_in(m.body.jaxpr, name, "cond", "while"):  # else some could wait in vain
+        results = _by_shard_map(m, operands, {name: placement.crossed_axes})
+    else:
+        results = _by_vmap(m, operands)
+    return [jax_api.weak(y) if a.weak_type else y for y, a in zip(results, m.body.out_avals, strict=True)]
 
 
-@dataclasses.dataclass(frozen=True)
-class Elements:
-    """Elements of an axis, to be run by the devices at hand."""
+def _by_shard_map(m: Map, operands: Sequence[Any], names: Mapping[str, tuple[str, ...]]) -> list[jax.Array]:
+    """Each device runs the elements of its block; one that has none rests. ``names``: of axes, on the mesh."""
+    placement, chunk = m.placement, _traced_chunk(m)
+    has_idle = placement.has_idle_device and placement.has_mesh_alone
+    # XLA's CPU compiler rewrites only the convolutions of the main computation into a form that it runs fast (jaxlib
+    # 0.12): in a branch, a gradient's take 8 times as long as on zeros, where a loop may not end, and which a callback
+    # sees.
+    is_impure = jax_api.holds(m.body.jaxpr, "while", "pure_callback") or jax_api.has_effects(m.body.jaxpr)
 
-    element: Element
-    placement: Placement
-    lowering: Lowering
+    def on_device(*blocks: jax.Array) -> list[jax.Array]:
+        work = functools.partial(_block, m, _inside(chunk, jax.sharding.get_abstract_mesh(), names), not has_idle)
+        if not has_idle:
+            return work(*blocks)
+        rest = lambda *blocks: [arrays.zeros(y) for y in jax.eval_shape(work, *blocks)]  # noqa: E731
+        has_rows = arrays.device_index(placement) * placement.num_local < placement.size
+        if _convolves_on_cpu(m.body) and not is_impure:
+            return [jnp.where(has_rows, y, arrays.zeros(y)) for y in work(*blocks)]
+        return jax.lax.cond(has_rows, work, rest, *blocks)
 
-    def run(self, operands: Sequence[jax.Array]) -> list[jax.Array]:
-        """Return the results: rows ``(size, ...)``, or sums over the elements."""
-        placement, jaxpr = self.placement, self.element.body.jaxpr
-        if not mentions(jaxpr, placement.axis.name):
-            return self._in_blocks(operands, {})
-        is_pmap = placement.num_local == 1 and not placement.is_padded and placement.crossed_axes
-        if not is_pmap or parts(jaxpr, placement.axis.name, "cond", "while"):  # some could wait in vain
-            return self._together(operands)
-        return self._in_blocks(operands, {placement.axis.name: placement.crossed_axes})
+    sides = zip(operands, m.shared, strict=True)
+    operands = [x if s else arrays.pad(x, placement, safe=not has_idle) for x, s in sides]
+    sides = zip(operands, m.shared, strict=True)
+    operands = [arrays.constrain(x, placement, rows=None if s else True) for x, s in sides]
+    if placement.is_explicit and any(any([*jax.typeof(x).sharding.spec][1:]) for x in operands):
+        jax_api.warn_of_gathers(placement.axis.name)
+    in_specs = tuple(P() if is_shared else placement.spec for is_shared in m.shared)
+    on_mesh = placing.shard_map(on_device, placement.mesh, placement.mesh_axes, in_specs)
+    results = (on_mesh if placement.mesh_axes else on_device)(*operands)
+    if m.in_blocks:
+        return results
+    sides = zip(results, m.summed, m.body.out_avals, strict=True)
+    return [sums.of_rows(y).astype(a.dtype) if s else arrays.unpad(y, placement) for y, s, a in sides]
 
-    def _in_blocks(self, operands: Sequence[jax.Array], names: Mapping[str, tuple[str, ...]]) -> list[jax.Array]:
-        """Each device runs the elements of its block; one that has none rests. ``names``: of axes, on the mesh."""
-        (body, shared, summed, _), placement, chunk = self.element, self.placement, self._traced_chunk()
-        rests = placement.has_idle_device and placement.has_mesh_alone
-        # XLA's CPU compiler rewrites only the convolutions of the main computation into a form that it runs fast: in a
-        # branch, a gradient's take 8 times as long as on zeros, where a loop may not end, and which a callback sees.
-        acts = jax_api.holds(body.jaxpr, "while", "pure_callback") or jax_api.has_effects(body.jaxpr)
 
-        def on_device(*blocks: jax.Array) -> list[jax.Array]:
-            work = functools.partial(self._block, _inside(chunk, jax.sharding.get_abstract_mesh(), names), not rests)
-            if not rests:
-                return work(*blocks)
-            rest = lambda *blocks: [jax.lax.full_like(y, 0) for y in jax.eval_shape(work, *blocks)]  # noqa: E731
-            has_rows = arrays.device_index(placement) * placement.num_local < placement.size
-            if _convolves_on_cpu(body) and not acts:
-                return [jnp.where(has_rows, y, jax.lax.full_like(y, 0)) for y in work(*blocks)]
-            return jax.lax.cond(has_rows, work, rest, *blocks)
+def _block(m: Map, chunk: ClosedJaxpr, safe: bool, *blocks: jax.Array) -> list[jax.Array]:
+    """Run a device's chunks: blocks ``(num_local, ...)`` → the same, or sums ``(1, ...)``, carried along."""
+    placement, fn = m.placement, jax_api.jaxpr_as_fun(chunk)
+    real, common = arrays.real_rows(placement), select(blocks, m.shared)
+    rows = [arrays.fill(x, placement, safe=safe) for x in select(blocks, m.shared, False)]
+    rows, sides = (rows, m.shared) if real is None else ([*rows, real], [*m.shared, False])
 
-        operands = [x if s else arrays.pad(x, placement, safe=not rests) for x, s in zip(operands, shared, strict=True)]
-        sides = zip(operands, shared, strict=True)
-        operands = [arrays.constrain(x, placement, rows=None if s else True) for x, s in sides]
-        if placement.is_explicit and any(any([*jax.typeof(x).sharding.spec][1:]) for x in operands):
-            jax_api.warn_of_gathers(placement.axis.name)
-        in_specs = tuple(P() if is_shared else placement.spec for is_shared in shared)
-        on_mesh = placing.shard_map(on_device, placement.mesh, placement.mesh_axes, in_specs)
-        results = zip((on_mesh if placement.mesh_axes else on_device)(*operands), summed, strict=True)
-        return [jnp.sum(y, 0, dtype=y.dtype) if s else arrays.unpad(y, placement) for y, s in results]
+    def of_chunk(rows: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
+        results = fn(*interleave(sides, common, rows))
+        return select(results, m.summed), select(results, m.summed, False)
 
-    def _block(self, chunk: ClosedJaxpr, safe: bool, *blocks: jax.Array) -> list[jax.Array]:
-        """Run a device's chunks: blocks ``(num_local, ...)`` → the same, or sums ``(1, ...)``, carried along."""
-        (body, shared, summed, _), placement, fn = self.element, self.placement, jax_api.jaxpr_as_fun(chunk)
-        real, common = arrays.real_rows(placement), taken(blocks, shared)
-        rows = [arrays.fill(x, placement, safe=safe) for x in taken(blocks, shared, False)]
-        rows, sides = (rows, shared) if real is None else ([*rows, real], [*shared, False])
+    def step(totals: list[jax.Array], part: Any) -> tuple[list[jax.Array], list[jax.Array]]:
+        more, results = of_chunk(part)
+        return [total + y for total, y in zip(totals, more, strict=True)], results
 
-        def run(rows: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
-            found = fn(*merged(sides, common, rows))
-            return taken(found, summed), taken(found, summed, False)
+    if (count := placement.num_chunks) == 1:
+        totals, results = of_chunk(rows)
+    else:
+        zeros = [arrays.zeros(a.update(dtype=sums.wide(a.dtype))) for a in select(m.body.out_avals, m.summed)]
+        parts = [x.reshape(count, placement.chunk, *x.shape[1:]) for x in rows]
+        totals, results = jax.lax.scan(step, zeros, parts, length=count)
+        results = [jax.lax.collapse(y, 0, 2) for y in results]
+    return interleave(m.summed, [y[None] for y in totals], results)
 
-        def step(totals: list[jax.Array], part: Any) -> tuple[list[jax.Array], list[jax.Array]]:
-            more, found = run(part)
-            return [total + y for total, y in zip(totals, more, strict=True)], found
 
-        if (count := placement.num_chunks) == 1:
-            totals, found = run(rows)
-        else:
-            zeros = [jnp.zeros(a.shape, a.dtype) for a in taken(body.out_avals, summed)]
-            parts = [x.reshape(count, placement.chunk, *x.shape[1:]) for x in rows]
-            totals, found = jax.lax.scan(step, zeros, parts, length=count)
-            found = [jax.lax.collapse(y, 0, 2) for y in found]
-        return merged(summed, [y[None] for y in totals], found)
+def _traced_chunk(m: Map) -> ClosedJaxpr:
+    """Trace what a device runs at once, outside of the mesh: rules of libraries see none."""
+    placement, sides = m.placement, zip(m.body.in_avals, m.shared, strict=True)
+    own = placement.mesh.shape if placement.mesh is not None else {}
+    env = {**jax.sharding.get_abstract_mesh().shape, **own, **dict(m.axis_env), placement.axis.name: placement.size}
+    structs = [jax_api.struct(a, lead=() if s else (placement.chunk,)) for a, s in sides]
+    masks = [jax.ShapeDtypeStruct((placement.chunk,), bool)] if placement.is_padded else []
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        m = m._replace(body=_with_maps_carried_out(m.body, env, on_one_device=True))
+        chunk = jax_api.trace(jax.jit(functools.partial(_chunk, m)), [*structs, *masks], env)[0]
+        return _with_maps_carried_out(chunk, env)
 
-    def _traced_chunk(self) -> ClosedJaxpr:
-        """Trace what a device runs at once, outside of the mesh: rules of libraries see none."""
-        placement, sides = self.placement, zip(self.element.body.in_avals, self.element.shared, strict=True)
-        own = placement.mesh.shape if placement.mesh is not None else {}
-        names = {**jax.sharding.get_abstract_mesh().shape, **own, placement.axis.name: placement.size}
-        structs = [jax_api.struct(a, lead=() if s else (placement.chunk,)) for a, s in sides]
-        masks = [jax.ShapeDtypeStruct((placement.chunk,), bool)] if placement.is_padded else []
+
+def _chunk(m: Map, *operands: jax.Array) -> list[jax.Array]:
+    """Run as many elements as are under way at once; last of all, which of them are real.
+
+    Operands ``(chunk, ...)``, or ``(...)`` if shared; results ``(chunk, ...)``, or sums ``(...)`` of a wide dtype.
+    """
+    count = m.placement.chunk
+    operands, real = operands[: len(m.shared)], next(iter(operands[len(m.shared) :]), None)
+    if count > 1 and not unrolls(m):
+        return sums.over_elements(m, operands, real, count, merge=m.placement.has_mesh_alone)
+    fn, pairs = jax.jit(jax_api.jaxpr_as_fun(m.body)), list(zip(operands, m.shared, strict=True))
+    each = [fn(*(x if is_shared else x[i] for x, is_shared in pairs)) for i in range(count)]
+    rows = zip(map(jnp.stack, zip(*each, strict=True)), m.summed, strict=True)
+    return [sums.of_rows(y, real) if s else y for y, s in rows]
+
+
+def _by_vmap(m: Map, operands: Sequence[Any]) -> list[jax.Array]:
+    """All elements are under way together, in one ``vmap`` with the axis's name, which the compiler divides."""
+    placement, axis = m.placement, m.placement.axis
+    rows = [x if s else _laid_out(x, m) for x, s in zip(operands, m.shared, strict=True)]
+    env = {**dict(m.axis_env), axis.name: axis.size}
+
+    def over(*rows: jax.Array) -> list[jax.Array]:
         with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-            return jax_api.trace(jax.jit(self._chunk), [*structs, *masks], names)[0]
+            local = m._replace(body=_whole(_with_maps_carried_out(m.body, env, on_one_device=True), placement))
+        here = local._replace(body=_inside(local.body, jax.sharding.get_abstract_mesh(), {}))
+        results = sums.over_elements(here, rows, None, axis.size, axis.name)
+        return [y.astype(a.dtype) if s else y for y, a, s in zip(results, m.body.out_avals, m.summed, strict=True)]
 
-    def _chunk(self, *operands: jax.Array) -> list[jax.Array]:
-        """Run as many elements as are under way at once; last of all, which of them are real."""
-        (body, shared, summed, _), count = self.element, self.placement.chunk
-        operands, real = operands[: len(shared)], next(iter(operands[len(shared) :]), None)
-        if count > 1 and not unrolls(body, self.placement, self.lowering):
-            return sums.over_elements(self.element, operands, real, count, merge=self.placement.has_mesh_alone)
-        fn, pairs = jax.jit(jax_api.jaxpr_as_fun(body)), list(zip(operands, shared, strict=True))
-        each = [fn(*(x if is_shared else x[i] for x, is_shared in pairs)) for i in range(count)]
-        rows = zip(map(jnp.stack, zip(*each, strict=True)), summed, strict=True)
-        return [sums.total(y, real) if s else y for y, s in rows]
-
-    def _together(self, operands: Sequence[jax.Array]) -> list[jax.Array]:
-        element, placement, axis = self.element, self.placement, self.placement.axis
-        rows = [x if s else self._laid(x) for x, s in zip(operands, element.shared, strict=True)]
-
-        def over(*rows: jax.Array) -> list[jax.Array]:
-            here = element._replace(body=_inside(element.body, jax.sharding.get_abstract_mesh(), {}))
-            return sums.over_elements(here, rows, None, axis.size, axis.name)
-
-        # On an Explicit mesh, JAX 0.12 gives a sum over a vmapped axis the sharding of what it sums.
-        leads = [P() if s or not placement.divides else placement.spec for s in element.summed]
-        run: Any = jax.sharding.auto_axes(over, out_sharding=leads) if placement.is_explicit else over
-        return [y if s else self._laid(y) for y, s in zip(run(*rows), element.summed, strict=True)]
-
-    def _laid(self, x: jax.Array) -> jax.Array:
-        """Rows laid over the devices; padded for it on Auto meshes, as compilers return no blocks of uneven length."""
-        placement, mesh = self.placement, self.placement.mesh
-        if placement.is_explicit:
-            return arrays.constrain(x, placement, rows=placement.divides)
-        if mesh is None or not placement.mesh_axes or jnp.issubdtype(x.dtype, jax.dtypes.extended):
-            return x
-        target: Any = NamedSharding(mesh, P(placement.mesh_axes, *(P.UNCONSTRAINED,) * (x.ndim - 1)))
-        padded = jax.lax.with_sharding_constraint(arrays.pad(x, placement, safe=False), target)
-        return arrays.unpad(padded, placement)
+    # On an Explicit mesh, JAX 0.12 gives a sum over a vmapped axis the sharding of what it sums.
+    leads = [P() if s or not placement.divides else placement.spec for s in m.summed]
+    run: Any = jax.sharding.auto_axes(over, out_sharding=leads) if placement.is_explicit else over
+    results = zip(run(*rows), m.summed, strict=True)
+    return [(_one_each(y, m) if m.in_blocks else y) if s else _laid_out(y, m, m.in_blocks) for y, s in results]
 
 
-def keeps_nothing(placement: Placement) -> bool:
+def _one_each(total: jax.Array, m: Map) -> jax.Array:
+    """Return a sum as one row for each device, all of them zero but the first."""
+    total = total.astype(sums.wide(total.dtype))
+    return jnp.zeros((m.placement.num_devices, *total.shape), total.dtype).at[0].set(total)
+
+
+def _laid_out(x: jax.Array, m: Map, padded: bool = False) -> jax.Array:
+    """Rows laid over the devices; padded for it on Auto meshes, as compilers return no blocks of uneven length."""
+    placement, mesh = m.placement, m.placement.mesh
+    if placement.is_explicit:
+        x = arrays.constrain(x, placement, rows=placement.divides)
+        return arrays.pad(x, placement, safe=False) if padded else x
+    if mesh is None or not placement.mesh_axes:
+        return x
+    target: Any = NamedSharding(mesh, P(placement.mesh_axes, *(P.UNCONSTRAINED,) * (x.ndim - 1)))
+    rows = jax.lax.with_sharding_constraint(arrays.pad(x, placement, safe=False), target)
+    return rows if padded else arrays.unpad(rows, placement)
+
+
+def _whole(closed: ClosedJaxpr, placement: Placement) -> ClosedJaxpr:
+    """Return a body in which what it gathers over its axis stays whole on each device.
+
+    Else the compiler divides again what is computed of it: a cumulative sum becomes quadratic (XLA of jaxlib 0.12).
+    """
+    name, mesh = placement.axis.name, placement.mesh
+    if mesh is None or placement.is_explicit or not jax_api.holds(closed.jaxpr, "all_gather"):
+        return closed
+
+    def whole(x: jax.Array) -> jax.Array:
+        others = None if placement.has_mesh_alone else P.UNCONSTRAINED
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*[others] * x.ndim)))
+
+    def rule(eqn: JaxprEqn) -> list[JaxprEqn]:
+        if eqn.primitive.name == "all_gather" and name in jax_api.named_axes(eqn):
+            gathered = [jax_api.Var(v.aval) for v in eqn.outvars]
+            pairs = zip(gathered, eqn.outvars, strict=True)
+            return [eqn.replace(outvars=gathered), *(jax_api.call(whole, v).replace(outvars=[w]) for v, w in pairs)]
+        return [eqn if name in jax_api.bound_axes(eqn) else jax_api.in_bodies(eqn, change)]
+
+    change = functools.partial(jax_api.rewrite, rule=rule)
+    return ClosedJaxpr(change(closed.jaxpr), closed.consts)
+
+
+def _with_maps_carried_out(closed: ClosedJaxpr, env: Mapping[str, int], *, on_one_device: bool = False) -> ClosedJaxpr:
+    """Return a program with the maps in it, or those that lie on one device, replaced by what a device computes."""
+    if not jax_api.holds(closed.jaxpr, "px_map"):
+        return closed
+
+    def rule(eqn: JaxprEqn) -> list[JaxprEqn]:
+        is_map = eqn.primitive.name == "px_map"
+        if not is_map or (on_one_device and eqn.params["placement"].mesh_axes):
+            return [jax_api.in_bodies(eqn, change)]
+        m = Map.of(eqn.params)
+        inner = jax_api.call(jax.jit(lambda *xs: run(m, xs)), *eqn.invars, axis_env={**env, **dict(m.axis_env)})
+        return [inner.replace(outvars=eqn.outvars, source_info=eqn.source_info)]
+
+    change = functools.partial(jax_api.rewrite, rule=rule)
+    return ClosedJaxpr(change(closed.jaxpr), closed.consts)
+
+
+def rematerializes(placement: Placement) -> bool:
     """Return whether chunks, and all of a stream's, compute again what is needed once more."""
     return placement.num_chunks > 1 or (current().chunk is not None and placement.axis.at_once is not None)
 
 
-def unrolls(body: ClosedJaxpr, placement: Placement, lowering: Lowering) -> bool:
+def unrolls(m: Map) -> bool:
     """Return whether a device runs its elements one after the other."""
-    few = placement.num_chunks == 1 and placement.chunk <= 16  # beyond, compile time outgrows what unrolling saves
-    return lowering == "unroll" or (lowering == "auto" and few and _convolves_on_cpu(body))
+    few = m.placement.num_chunks == 1 and m.placement.chunk <= 16  # beyond, compiling takes longer than it saves
+    return m.lowering == "unroll" or (m.lowering == "auto" and few and _convolves_on_cpu(m.body))
 
 
 def _convolves_on_cpu(body: ClosedJaxpr) -> bool:
     return jax.default_backend() == "cpu" and jax_api.holds(body.jaxpr, "conv_general_dilated")
 
 
-def require_together(body: ClosedJaxpr, placement: Placement, lowering: Lowering) -> None:
+def require_together(m: Map) -> None:
     """Refuse to run elements that exchange values if they are not all under way together."""
-    name, at_once, in_chunks = placement.axis.name, placement.axis.at_once, placement.num_chunks > 1
-    if (in_chunks or lowering == "unroll") and mentions(body.jaxpr, name):
+    name, at_once, in_chunks = m.placement.axis.name, m.placement.axis.at_once, m.placement.num_chunks > 1
+    if (in_chunks or m.lowering == "unroll") and m.uses_axis:
+        option = f"{at_once=}" if in_chunks else f"lowering={m.lowering!r}"
         raise AxisError(
-            f"axis {name!r} has {f'{at_once=}' if in_chunks else f'{lowering=}'}, so elements do not run together and "
-            f"cannot exchange values; leave that out, or reduce after the map: px.reduce_sum(px.map_fn(…), {name!r})"
+            f"axis {name!r} has {option}, so elements do not run together and cannot exchange values; leave that out, "
+            f"or reduce after the map: px.reduce_sum(px.map_fn(…), {name!r}). An element's number is "
+            f"px.axis_index({name!r})"
         )
 
 
-def mentions(jaxpr: Jaxpr, name: str) -> bool:
-    """Return whether a body exchanges values along an axis."""
-    return any(jax_api.axis_of(effect) == name for effect in jaxpr.effects)
+def refuse_shard_map(m: Map) -> None:
+    """Refuse a ``shard_map`` in a body over devices that carry the elements, or over other devices than theirs."""
+    placement = m.placement
+    if placement.mesh is None:
+        return
+    for eqn in jax_api.equations(m.body.jaxpr):
+        if eqn.primitive.name != "shard_map":
+            continue
+        mesh, used = eqn.params["mesh"], jax_api.axes_of_shard_map(eqn)
+        if dict(mesh.shape) == dict(placement.mesh.shape) and used.isdisjoint(placement.mesh_axes):
+            continue
+        shared = ", ".join(repr(name) for name in sorted(used.intersection(placement.mesh_axes)))
+        at = f", at {line}" if (line := jax_api.line_of(eqn)) else ""
+        over = f"over mesh axis {shared}, which already carries" if shared else "over another mesh than carries"
+        raise AxisError(
+            f"a jax.shard_map inside the body{at} is {over} the elements of axis {placement.axis.name!r}. Lay the axis "
+            f"over other mesh axes of the same mesh, px.Axis({placement.axis.name!r}, {placement.size}, mesh=mesh, "
+            f"over=…), or compute the shard_map outside of the map"
+        )
 
 
-def parts(jaxpr: Jaxpr, name: str, *kinds: str) -> bool:
+def exchanges(m: Map) -> bool:
+    """Return whether elements exchange values: they do not only ask for their number."""
+    name = m.placement.axis.name
+    return m.uses_axis and any(is_collective_over(eqn, name) for eqn in m.body.jaxpr.eqns)
+
+
+def diverges_in(jaxpr: Jaxpr, name: str, *kinds: str) -> bool:
     """Return whether elements exchange values inside operations of these kinds, which they may leave apart."""
-    return any(eqn.primitive.name in kinds and exchanges(eqn, name) for eqn in jax_api.equations(jaxpr))
+    return any(eqn.primitive.name in kinds and is_collective_over(eqn, name) for eqn in _scope_of(jaxpr, name))
 
 
-def exchanges(eqn: JaxprEqn, name: str) -> bool:
-    inner = itertools.chain(*map(jax_api.equations, jax_api.jaxprs_in_params(eqn.params)))
+def is_collective_over(eqn: JaxprEqn, name: str) -> bool:
+    """Return whether an operation, or one in its bodies, exchanges values along an axis of this name."""
+    inner = itertools.chain(*(_scope_of(sub, name) for sub in jax_api.jaxprs_in_params(eqn.params)))
     return any(name in jax_api.named_axes(e) and e.primitive.name != "axis_index" for e in (eqn, *inner))
+
+
+def _scope_of(jaxpr: Jaxpr, name: str) -> list[JaxprEqn]:
+    """Return the equations of a program and its bodies in which the name of an axis means the same one."""
+    subs = (jax_api.jaxprs_in_params(eqn.params) for eqn in jaxpr.eqns if name not in jax_api.bound_axes(eqn))
+    return [*jaxpr.eqns, *itertools.chain(*(_scope_of(sub, name) for sub in itertools.chain(*subs)))]
+
+
+# --- what was traced outside of a mesh, for a place inside it -----------------------------------------------------
 
 
 def _inside(closed: ClosedJaxpr, mesh: AbstractMesh, names: Mapping[str, tuple[str, ...]]) -> ClosedJaxpr:
@@ -196,36 +296,27 @@ def _is_placed(jaxpr: Jaxpr) -> bool:
     eqns = jax_api.equations(jaxpr)
     variables = [*jaxpr.invars, *itertools.chain(*[eqn.outvars for eqn in eqns])]
     params = {type(value) for eqn in eqns for value in eqn.params.values()}
-    is_said = jax_api.holds(jaxpr, "px_map", "shard_map") or NamedSharding in params
+    has_mesh = jax_api.holds(jaxpr, "px_map", "shard_map") or NamedSharding in params
     meshes = {eqn.ctx.cur_abstract_mesh for eqn in eqns}
-    return is_said or any(not mesh.empty for mesh in meshes) or any(map(_is_laid, [v.aval for v in variables]))
+    return has_mesh or any(not mesh.empty for mesh in meshes) or any(map(_is_sharded, [v.aval for v in variables]))
 
 
 def _moved(jaxpr: Jaxpr, mesh: AbstractMesh, names: Mapping[str, tuple[str, ...]]) -> Jaxpr:
-    known: dict[Any, Any] = {}
+    def aval(old: Any) -> Any:
+        return old.update(sharding=_on_mesh(old.sharding, mesh)) if _is_sharded(old) else old
 
-    def var(v: Any) -> Any:
-        aval = v.aval.update(sharding=_sharding(v.aval.sharding, mesh)) if _is_laid(v.aval) else v.aval
-        return jax_api.Literal(v.val, aval) if isinstance(v, jax_api.Literal) else known.setdefault(v, Var(aval))
-
-    def one(eqn: JaxprEqn) -> JaxprEqn:
-        is_mesh = eqn.primitive.name == "shard_map"
-        inner = mesh.update_axis_types(dict.fromkeys(jax_api.bound_axes(eqn) if is_mesh else (), AxisType.Manual))
-        free = {name: new for name, new in names.items() if name not in jax_api.bound_axes(eqn)}
-        params = jax_api.map_jaxprs(eqn.params, lambda body: _moved(body, inner, free))
-        params = {key: _sharding(value, mesh) for key, value in params.items()} | ({"mesh": mesh} if is_mesh else {})
-        if not free.keys().isdisjoint(axes := jax_api.named_axes(eqn)):
-            axes = tuple(new for name in axes for new in free.get(name, (name,)))
-            key = "axes" if "axes" in params else "axis_name"
-            params[key] = axes[0] if len(axes) == 1 and isinstance(params[key], str) else axes
+    def rule(eqn: JaxprEqn) -> list[JaxprEqn]:
+        free, inner = {name: new for name, new in names.items() if name not in jax_api.bound_axes(eqn)}, mesh
+        if eqn.primitive.name == "shard_map":
+            eqn = jax_api.shard_map_on(eqn, mesh)
+            inner = mesh.update_axis_types(dict.fromkeys(jax_api.bound_axes(eqn), AxisType.Manual))
+        eqn = jax_api.in_bodies(eqn, lambda body: _moved(body, inner, free))
+        params = {key: _on_mesh(value, mesh) for key, value in eqn.params.items()}
+        params |= jax_api.renamed_axes(eqn, free)
         with eqn.ctx.manager, jax.sharding.use_abstract_mesh(mesh):
-            here, effects = type(eqn.ctx)(), _renamed(eqn.effects, free)
-        invars, outvars = [*map(var, eqn.invars)], [*map(var, eqn.outvars)]
-        return eqn.replace(invars=invars, outvars=outvars, params=params, ctx=here, effects=effects)
+            return [eqn.replace(params=params, ctx=type(eqn.ctx)(), effects=_renamed(eqn.effects, free))]
 
-    ends = {"constvars": [*map(var, jaxpr.constvars)], "invars": [*map(var, jaxpr.invars)]}
-    eqns, effects = [*map(one, jaxpr.eqns)], _renamed(jaxpr.effects, names)
-    return jaxpr.replace(**ends, eqns=eqns, outvars=[*map(var, jaxpr.outvars)], effects=effects)
+    return jax_api.rewrite(jaxpr, rule, aval, lambda effects: _renamed(effects, names))
 
 
 def _renamed(effects: Any, names: Mapping[str, tuple[str, ...]]) -> set[Any]:
@@ -233,12 +324,12 @@ def _renamed(effects: Any, names: Mapping[str, tuple[str, ...]]) -> set[Any]:
     return set(itertools.chain(*news))
 
 
-def _is_laid(aval: Any) -> bool:
+def _is_sharded(aval: Any) -> bool:
     sharding = getattr(aval, "sharding", None)
     return sharding is not None and not sharding.mesh.empty
 
 
-def _sharding(value: Any, mesh: AbstractMesh) -> Any:
+def _on_mesh(value: Any, mesh: AbstractMesh) -> Any:
     if not isinstance(value, NamedSharding):
         return value
     return NamedSharding(mesh, P(*(arrays.without(entry, mesh.manual_axes) for entry in value.spec)))

@@ -1,11 +1,10 @@
 """Axes, the scope in which they are known, and their place: which devices, how many elements on each, which padding.
 
-An axis is a value: it holds no arrays and no devices' state. The scope is a context variable, so threads and async
-tasks never see each other's.
+An axis is a value: it holds no arrays and no devices' state. The scope is a user context of JAX: it is part of the key
+of each of JAX's caches, so what was traced in one scope is never used in another; and each thread has its own.
 """
 
 import contextlib
-import contextvars
 import dataclasses
 import functools
 import math
@@ -73,32 +72,53 @@ class Axis:
             object.__setattr__(self, field, number)
 
 
+@dataclasses.dataclass(eq=False)
+class Numbers:
+    """An element's number, where elements do not run together and it is an operand. Equal to itself alone.
+
+    ``depth`` is that of its axis among the mapped ones.
+    """
+
+    depth: int
+    number: Any = None
+
+    def given_to(self, element: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function of one element, and of its number first."""
+
+        def numbered(number: Any, *xs: Any) -> Any:
+            self.number = number
+            return element(*xs)
+
+        return functools.wraps(element, updated=())(numbered)
+
+
 @dataclasses.dataclass(frozen=True)
 class Scope:
-    """The axes in force while a program or a body is traced."""
+    """The axes in force while a program or a body is traced. It is hashed at each call of ``jax.jit`` within."""
 
     declared: tuple[Axis, ...] = ()  # of the current program
     mapped: tuple[Axis, ...] = ()  # outermost first
     mesh: AbstractMesh | None = None  # of the outermost one, if it has one that is known
     taken: tuple[str, ...] = ()  # the mesh axes that they lie over
     # In a trace for some of the elements: gives for an axis and a tree of what a verb takes as its elements' values an
-    # axis with as many as are traced for, and their rows.
+    # axis with as many as are traced for, and their rows. It is equal to another that gives the same.
     chunk: Callable[[Axis, Any], tuple[Axis, Any]] | None = None
+    numbers: tuple[Numbers, ...] = ()
     alone: bool = False  # every axis lies on one device, whatever it asks for
 
 
-_scope: contextvars.ContextVar[Scope] = contextvars.ContextVar("paraxis_scope", default=Scope())
-current = _scope.get
+_OUTSIDE = Scope()
+_scope = jax.make_user_context()  # None, outside: nothing is to be hashed at other calls of jax.jit
 
 
-@contextlib.contextmanager
-def entered(**changes: Any) -> Iterator[None]:
+def current() -> Scope:
+    """Return the scope in force."""
+    return _scope.value or _OUTSIDE
+
+
+def entered(**changes: Any) -> contextlib.AbstractContextManager[None]:
     """Within, the scope has these changes."""
-    token = _scope.set(dataclasses.replace(current(), **changes))
-    try:
-        yield
-    finally:
-        _scope.reset(token)
+    return _scope(dataclasses.replace(current(), **changes))
 
 
 def resolve(verb: str, axis: Axis | str | None) -> Axis:
@@ -155,7 +175,7 @@ class Placement:
         self.is_padded = self.num_padded > self.size
         self.has_idle_device = self.num_padded - self.size >= self.num_local
         self.divides = self.size % self.num_devices == 0  # blocks could be equal without padding
-        self.is_said = self.axis.mesh is not None or isinstance(self.mesh, AbstractMesh)  # not chosen by default
+        self.is_chosen = self.axis.mesh is not None or isinstance(self.mesh, AbstractMesh)  # not chosen by default
         self.is_explicit = self.mesh is not None and not set(names).isdisjoint(self.mesh.explicit_axes)
         self.has_mesh_alone = shape.keys() == set(names)  # a block is on one device, and not on a group
         # JAX does not enter mesh axes of one device, so nothing can be sent along them.
@@ -167,6 +187,11 @@ class Placement:
         each = f"{'at most ' * self.is_padded}{self.num_local} each{turns}"
         return f"{self.axis.name}={self.size} on {number} device{'s' * (number > 1)} ({each})"
 
+    def is_where(self, other: "Placement") -> bool:
+        """Return whether the same elements lie in the same places, however many are under way at once."""
+        here, there = (dataclasses.replace(place.axis, at_once=None) for place in (self, other))
+        return (here, self.mesh, self.mesh_axes) == (there, other.mesh, other.mesh_axes)
+
     def holding(self, size: int) -> "Placement":
         """Return the same place for another number of elements."""
         return dataclasses.replace(self, axis=dataclasses.replace(self.axis, size=size))
@@ -175,6 +200,15 @@ class Placement:
     def devices(self) -> Mesh | None:
         """The mesh with its devices; ``None`` where these are not known, or there is none."""
         return self.mesh if isinstance(self.mesh, Mesh) else mesh_in_force()
+
+    @property
+    def is_on_cpu_devices(self) -> bool:
+        """Return whether several CPU devices have the elements: XLA ends the process if one waits a minute for others.
+
+        So it was up to jaxlib 0.12, at least: ``xla_cpu_collective_call_terminate_timeout_seconds``.
+        """
+        mesh = self.devices if self.mesh_axes else None
+        return mesh is not None and mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
 
     @property
     def spans_processes(self) -> bool:
@@ -187,21 +221,22 @@ def place(axis: Axis) -> Placement:
     scope, mesh = current(), jax.sharding.get_abstract_mesh()
     if scope.alone:
         return Placement(dataclasses.replace(axis, mesh=None, over=None), None, ())
-    if scope.mapped:  # inside another axis's body: the mesh axes still free, or none
+    is_nested = bool(scope.mapped or mesh.manual_axes)
+    if is_nested:  # inside another axis's body, or a jax.shard_map: the mesh axes still free, or none
         mesh = scope.mesh if mesh.empty and scope.mesh is not None else mesh
         if mesh.empty:
             return Placement(axis, None, ())
         if axis.mesh is not None and dict(axis.mesh.shape) != dict(mesh.shape):
+            outside = f"{scope.mapped[-1].name!r}, which lies" if scope.mapped else "a jax.shard_map, which is"
             raise AxisError(
-                f"axis {axis.name!r} has a mesh of its own, {dict(axis.mesh.shape)}, but is mapped inside "
-                f"{scope.mapped[-1].name!r}, which lies on {dict(mesh.shape)}. "
-                f"Put both on one mesh: px.Axis({axis.name!r}, {axis.size}, mesh=mesh, over=…)"
+                f"axis {axis.name!r} has a mesh of its own, {dict(axis.mesh.shape)}, but is mapped inside {outside} on "
+                f"{dict(mesh.shape)}. Put both on one mesh: px.Axis({axis.name!r}, {axis.size}, mesh=mesh, over=…)"
             )
     elif axis.mesh is not None:
         mesh = axis.mesh
     elif mesh.empty and axis.over is None:
-        mesh, old = mesh_of(tuple(jax.devices()), axis.name), jax_api.thread_resources.env.physical_mesh
-        if not old.empty and old.size != mesh.size:
+        mesh, old = mesh_of(tuple(jax.devices()), axis.name), jax_api.mesh_entered()
+        if old is not None and old.size != mesh.size:
             raise AxisError(
                 f"axis {axis.name!r} cannot be placed: `with mesh:` asks for {old.size} of {mesh.size} devices, but "
                 f"has no effect on an axis. Write `with jax.set_mesh(mesh): …`, or px.Axis(…, {axis.size}, mesh=mesh)"
@@ -211,14 +246,14 @@ def place(axis: Axis) -> Placement:
     over = (DEVICES if DEVICES in mesh.axis_names else axis.name) if axis.over is None else axis.over
     names, has = (over,) if isinstance(over, str) else over, mesh.axis_names
     missing = [name for name in names if name not in has]
-    if missing and (axis.over is not None or not scope.mapped):
+    if missing and (axis.over is not None or not is_nested):
         which, own = ("its mesh", ", mesh=mesh") if axis.mesh is not None else ("the mesh set by jax.set_mesh", "")
         listed = ", ".join(f"{name!r} ({mesh.shape[name]})" for name in has) or "none, as there is no mesh"
         raise AxisError(
             f"axis {axis.name!r} cannot be placed: {which} has no axis {missing[0]!r}; it has {listed}. "
             f"Write px.Axis({axis.name!r}, {axis.size}{own}, over={next(iter(has), 'data')!r})"
         )
-    taken = {*mesh.manual_axes, *scope.taken} if scope.mapped else set[str]()
+    taken = {*mesh.manual_axes, *scope.taken} if is_nested else set[str]()
     if axis.over is not None and taken.intersection(names):
         raise AxisError(
             f"axis {axis.name!r} is to lie over mesh axis {axis.over!r}, which already carries an axis that it is "
@@ -238,7 +273,7 @@ def mesh_of(devices: tuple[Any, ...], name: str = DEVICES) -> Mesh:
 
 
 @functools.lru_cache(maxsize=64)
-def named_devices(placement: Placement) -> Any | None:
+def mesh_witness(placement: Placement) -> Any | None:
     """Return a jaxpr that only names the mesh, for ``jit`` to find its devices; ``None``: it knows them."""
     if not isinstance(placement.mesh, Mesh):
         return None
@@ -254,8 +289,10 @@ def shard_map(
 
     What a device computes is not checked to be alike on all: JAX would change derivatives for it.
     """
-    found, out = mesh if isinstance(mesh, Mesh) else None, P(names) if out is None else out
-    return jax.shard_map(fn, mesh=found, in_specs=in_specs, out_specs=out, axis_names=set(names), check_vma=False)
+    out = P(names) if out is None else out
+    if not isinstance(mesh, Mesh) and not jax.sharding.get_abstract_mesh().empty:
+        mesh = None  # the one in force, some of whose axes may be taken
+    return jax.shard_map(fn, mesh=mesh, in_specs=in_specs, out_specs=out, axis_names=set(names), check_vma=False)
 
 
 def mesh_in_force() -> Mesh | None:

@@ -1,23 +1,21 @@
 """``pmap``, for any axis size, and the collectives by which elements exchange values inside a mapped function."""
 
-import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, placing, pytrees, reductions, verbs
+from paraxis._core import arrays, check, jax_api, placing, pytrees, reductions, verbs
 from paraxis._core.placing import Axis, Placement, current, mapped_axis
-from paraxis.errors import DataError
+from paraxis._core.record import Lowering
+from paraxis.errors import AxisError, DataError
 
 _R = TypeVar("_R")
 _Tree = TypeVar("_Tree")
-
-_LIES = operator.attrgetter("committed", "sharding", "shape")
 
 
 def pmap(
@@ -29,11 +27,13 @@ def pmap(
     static_broadcasted_argnums: int | Sequence[int] = (),
     donate_argnums: int | Sequence[int] = (),
     axis_size: int | None = None,
+    at_once: int | None = None,
+    lowering: Lowering = "auto",
 ) -> Callable[..., _R]:
     """Map a function over an axis of its arguments, on all devices: ``jax.pmap`` for any number of elements.
 
-    If there are more elements than devices, devices run several. Collectives in the function,
-    ``px.pmean(x, axis_name)`` or ``jax.lax.pmean(x, axis_name)``, always combine all elements.
+    If there are more elements than devices, devices run several; if there are fewer, some rest. Collectives in the
+    function, ``px.pmean(x, axis_name)`` or ``jax.lax.pmean(x, axis_name)``, always combine all elements.
 
     Args:
         fn: function of one element.
@@ -44,6 +44,8 @@ def pmap(
         static_broadcasted_argnums: positions of arguments that are compile-time constants (hashable).
         donate_argnums: positions of arguments whose buffers may be reused for the result.
         axis_size: number of elements; by default that of the arguments.
+        at_once: the largest number of elements per device in flight; by default all.
+        lowering: as in :func:`map_fn`.
 
     Returns:
         The mapped function, traced and compiled once per shape, as by ``jax.jit``. You can differentiate, vmap, jit
@@ -60,107 +62,143 @@ def pmap(
         >>> px.pmap(lambda x: x / px.psum(x, "i"), axis_name="i")(jnp.array([1.0, 1.0, 2.0]))
         Array([0.25, 0.25, 0.5 ], dtype=float32)
     """
-    static, donated = (
-        (given,) if isinstance(given, int) else tuple(given) for given in (static_broadcasted_argnums, donate_argnums)
-    )
+    check.one_of("pmap", "lowering", lowering, get_args(Lowering), AxisError)
+    static, donated = static_broadcasted_argnums, donate_argnums
     name = axis_name if axis_name is not None else f"pmap({getattr(fn, '__name__', 'fn')})"
-    known: dict[Any, Placement | None] = {}  # how arguments lie that need not be prepared, and what their results are
-    returns_models = False
+    return Pmapped(fn, name, in_axes, out_axes, static, donated, axis_size, at_once, lowering)
 
-    def split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any, list[int | None], Placement]:
-        """Return the leaves of what is not static, their structure, the mapped axis of each, and where elements lie."""
-        dynamic = {position: arg for position, arg in enumerate(args) if position not in static}
-        leaves, structure = jax.tree.flatten((dynamic, kwargs))
-        entries = tuple(in_axes) if isinstance(in_axes, (tuple, list)) else in_axes
-        if isinstance(entries, tuple) and len(entries) == len(args):
-            entries = tuple(entries[i] for i in dynamic)
-        axes = _entries("in_axes", entries, tuple(dynamic.values()))
-        axes += [0] * (len(leaves) - len(axes))  # keyword arguments
-        return leaves, structure, axes, placing.place(_placed(Axis(name, _size(axes, (dynamic, kwargs), axis_size))))
 
-    def mapped(*args: Any, **kwargs: Any) -> Any:
-        nonlocal returns_models
-        leaves, structure, axes, placement = split(args, kwargs)
+_LIES = operator.attrgetter("committed", "sharding", "shape")
+
+
+class Pmapped:
+    """A mapped function, made by :func:`pmap`. It has ``lower`` and ``trace``, as what ``jax.jit`` returns."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        name: str,
+        in_axes: Any,
+        out_axes: Any,
+        static: int | Sequence[int],
+        donated: int | Sequence[int],
+        axis_size: int | None,
+        at_once: int | None,
+        lowering: Lowering,
+    ) -> None:
+        functools.update_wrapper(self, fn)
+        self._fn, self._name, self._in_axes, self._out_axes = fn, name, in_axes, out_axes
+        self._axis_size, self._at_once, self._lowering = axis_size, at_once, lowering
+        self._static = (static,) if isinstance(static, int) else tuple(static)
+        options = {"static_argnums": static, "donate_argnums": donated}
+        self._jitted: Any = jax.jit(self._mapped, **options)
+        self._jitted_in_blocks = jax.jit(functools.partial(self._mapped, in_blocks=True), **options)
+        self._returns_models = False
+        # How arguments lie that need not be prepared, and where their results are.
+        self._known: dict[Any, Placement] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        is_traced = arrays.is_traced(leaves)
+        if is_traced or jax_api.is_staging():
+            return self._call_traced(args, kwargs)
+        try:
+            key = structure, *map(_LIES, leaves), jax.sharding.get_mesh(), current()
+            placement = self._known.get(key)
+        except (AttributeError, TypeError):  # of NumPy's arrays and static arguments, which have no such key
+            key, placement = None, None
+        if placement is None:
+            args, kwargs, placement = self._prepared(args, kwargs)
+            if key is not None and all(map(operator.is_, leaves, jax.tree.leaves((args, kwargs)))):
+                self._known[key] = placement
+        result = self._jitted_in_blocks(*args, **kwargs)
+        if placement.is_on_cpu_devices:  # an element that raises does so here
+            jax.block_until_ready(result)
+        blocks, out_tree = jax.tree.flatten(result)
+        outs = [0] * len(blocks) if self._out_axes == 0 else self._entries("out_axes", self._out_axes, result)
+        result = out_tree.unflatten(arrays.from_blocks(blocks, placement, outs))
+        return pytrees.combine(result) if self._returns_models else result
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """As of ``jax.jit``."""
+        args, kwargs, _ = self._prepared(args, kwargs)
+        return self._jitted.trace(*args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """As of ``jax.jit``."""
+        return self.trace(*args, **kwargs).lower()
+
+    def _call_traced(self, args: Any, kwargs: Any) -> Any:
+        args, kwargs, placement = self._prepared(args, kwargs)
+        by_operation = placement.is_on_cpu_devices and not jax_api.is_staging()  # where an element may raise
+        if by_operation and jax_api.calls_back(self._jitted.trace(*args, **kwargs).jaxpr.jaxpr):
+            return pytrees.combine(self._mapped(*args, **kwargs))
+        return pytrees.combine(self._jitted(*args, **kwargs))
+
+    def _mapped(self, *args: Any, in_blocks: bool = False, **kwargs: Any) -> Any:
+        """Map the function; ``in_blocks``, results have the elements first, padded, as devices have them."""
+        leaves, structure, axes, placement = self._split(args, kwargs)
         sides = zip(axes, leaves, strict=True)
         leading = [verbs.broadcast(x, placement.axis) if at is None else jnp.moveaxis(x, at, 0) for at, x in sides]
 
         def element(own: dict[int, Any], named: dict[str, Any]) -> Any:
-            return fn(*(own.get(i, pytrees.opened(arg)) for i, arg in enumerate(args)), **named)
+            return self._fn(*(own.get(i, pytrees.combine(arg)) for i, arg in enumerate(args)), **named)
 
-        result = verbs.map_sealed(pytrees.of_opened(element), structure.unflatten(leading), placement.axis)
+        result = verbs.map_static(
+            functools.update_wrapper(pytrees.of_combined(element), self._fn, updated=()),
+            structure.unflatten(leading),
+            placement.axis,
+            lowering=self._lowering,
+            in_blocks=in_blocks,
+        )
         results, out_tree = jax.tree.flatten(result)
-        returns_models |= len(jax.tree.leaves(pytrees.opened(result))) > len(results)
-        outs = zip(_entries("out_axes", out_axes, result), results, strict=True)
-        return out_tree.unflatten([y[0] if at is None else jnp.moveaxis(y, 0, at) for at, y in outs])
-
-    def in_blocks(*args: Any, **kwargs: Any) -> Any:
-        result, placement = mapped(*args, **kwargs), split(args, kwargs)[-1]
-        if not has_blocks(placement):
+        self._returns_models |= len(jax.tree.leaves(pytrees.combine(result))) > len(results)
+        outs = self._entries("out_axes", self._out_axes, result)
+        if in_blocks:
             return result
-        rows = jax.tree.map(lambda y: arrays.pad(y, placement, safe=False), result)
-        return jax.lax.with_sharding_constraint(rows, arrays.sharding(placement))
+        pairs = zip(outs, results, strict=True)
+        return out_tree.unflatten([y[0] if at is None else jnp.moveaxis(y, 0, at) for at, y in pairs])
 
-    def has_blocks(placement: Placement) -> bool:
-        """Return whether padded rows are brought together by a program of their own, when all devices are done.
+    def _split(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], Any, list[int | None], Placement]:
+        """Return the leaves of what is not static, their structure, the mapped axis of each, and where elements lie."""
+        static = {position % len(args) for position in self._static if args}
+        dynamic = {position: arg for position, arg in enumerate(args) if position not in static}
+        leaves, structure = jax.tree.flatten((dynamic, kwargs))
+        entries = tuple(self._in_axes) if isinstance(self._in_axes, (tuple, list)) else self._in_axes
+        if isinstance(entries, tuple) and len(entries) == len(args):
+            entries = tuple(entries[i] for i in dynamic)
+        axes = self._entries("in_axes", entries, tuple(dynamic.values()))
+        axes += [0] * (len(leaves) - len(axes))  # keyword arguments
+        size, context = _size(axes, (dynamic, kwargs), self._axis_size), jax.sharding.get_abstract_mesh()
+        is_nested = current().mapped or context.empty or context.manual_axes
+        over = None if is_nested or self._name in context.axis_names else context.axis_names
+        return leaves, structure, axes, placing.place(Axis(self._name, size, over=over, at_once=self._at_once))
 
-        In one program, XLA's CPU backend ends the process where a device waits a minute for one that is still in its
-        loops, or that has raised.
-        """
-        is_cut = placement.is_padded and not placement.is_explicit and out_axes == 0 and not donated
-        return is_cut and arrays.sharding(placement) is not None and jax.default_backend() == "cpu"
-
-    def prepared(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any], Placement | None]:
-        """Seal models, refuse integers that JAX would cut, and move arrays that are bound to other devices.
-
-        Also return where padded rows come from, if there are any.
-        """
-        args, kwargs = pytrees.given("pmap", args, kwargs)
-        leaves, structure, axes, placement = split(args, kwargs)
+    def _prepared(self, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any], Placement]:
+        """Partition models, refuse integers that JAX would cut, and move arrays that are bound to other devices."""
+        args, kwargs = pytrees.arguments("pmap", args, kwargs)
+        leaves, structure, axes, placement = self._split(args, kwargs)
 
         def moved(x: Any, at: int | None) -> Any:
-            is_bound = not arrays.is_traced(x) and getattr(x, "committed", False)
-            return arrays.settle(x, placement, rows=at == 0) if is_bound else x
+            is_bound = arrays.is_traced(x) or getattr(x, "committed", False)
+            return arrays.to_mesh(x, placement, rows=at == 0) if is_bound else x
 
         dynamic, kwargs = structure.unflatten(map(moved, leaves, axes))
-        args = tuple(dynamic.get(i, arg) for i, arg in enumerate(args))
-        return args, kwargs, placement if has_blocks(placement) else None
+        return tuple(dynamic.get(i, arg) for i, arg in enumerate(args)), kwargs, placement
 
-    compiled = jax.jit(in_blocks, static_argnums=static, donate_argnums=donated)
-
-    @functools.wraps(fn)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        leaves, structure = jax.tree.flatten((args, kwargs))
+    def _entries(self, option: str, prefix: Any, tree: Any) -> list[int | None]:
         try:
-            key = structure, *map(_LIES, leaves), jax.sharding.get_abstract_mesh()
-            is_known = key in known
-        except (AttributeError, TypeError):  # of NumPy's arrays, tracers and static arguments, which have no such key
-            key, is_known = None, False
-        if is_known:
-            placement = known[key]
-        else:
-            args, kwargs, placement = prepared(args, kwargs)
-            if key is not None and all(map(operator.is_, leaves, jax.tree.leaves((args, kwargs)))):
-                known[key] = placement
-        result = compiled(*args, **kwargs)
-        result = arrays.unpadded(jax.block_until_ready(result), placement) if placement is not None else result
-        return pytrees.opened(result) if returns_models else result
-
-    def trace(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs, _ = prepared(args, kwargs)
-        return jax.jit(mapped, static_argnums=static, donate_argnums=donated).trace(*args, **kwargs)
-
-    vars(call).update(lower=lambda *args, **kwargs: trace(*args, **kwargs).lower(), trace=trace)
-    return call
-
-
-def _entries(option: str, prefix: Any, tree: Any) -> list[int | None]:
-    try:
-        return pytrees.entries(prefix, tree)
-    except (ValueError, TypeError) as error:
-        raise DataError(
-            f"pmap: {option}={prefix!r} does not fit {jax.tree.structure(tree)}; write an integer, None, or a tree of "
-            f"these that is a prefix of it, with one entry for each argument that is not static, or each result"
-        ) from error
+            return pytrees.broadcast_prefix(prefix, tree)
+        except (ValueError, TypeError) as error:
+            raise DataError(
+                f"pmap: {option}={prefix!r} does not fit {jax.tree.structure(tree)}; write an integer, None, or a tree "
+                f"of these that is a prefix of it, with one entry for each argument that is not static, or each result"
+            ) from error
 
 
 def _size(axes: Sequence[int | None], arguments: Any, given: int | None) -> int:
@@ -179,17 +217,6 @@ def _size(axes: Sequence[int | None], arguments: Any, given: int | None) -> int:
         f"pmap: the sizes of the mapped axes must be one and the same ({listed}). Write None in in_axes for what every "
         f"element gets whole, and axis_size=8 if nothing else says how many there are"
     )
-
-
-def _placed(axis: Axis) -> Axis:
-    """Choose as many devices as elements, if there are so many and no mesh is set: then none is padded."""
-    context, devices = jax.sharding.get_abstract_mesh(), tuple(jax.devices())
-    if current().mapped or axis.name in context.axis_names:
-        return axis
-    if not context.empty:
-        return dataclasses.replace(axis, over=context.axis_names)
-    mesh = placing.mesh_of(devices[: axis.size], axis.name) if axis.size < len(devices) else None
-    return dataclasses.replace(axis, mesh=mesh)
 
 
 # --- what elements exchange, inside a mapped function -------------------------------------------------------------
@@ -273,7 +300,10 @@ def axis_index(axis: Axis | str) -> jax.Array:
         >>> px.map_fn(lambda x: x + px.axis_index("rows"), jnp.array([1.0, 2.0, 6.0]), px.Axis("rows", 3))
         Array([1., 3., 8.], dtype=float32)
     """
-    return jax.lax.axis_index(mapped_axis("axis_index", axis).name)
+    known, scope = mapped_axis("axis_index", axis), current()
+    depth = max(at for at, mapped in enumerate(scope.mapped) if mapped.name == known.name)
+    numbers = [each.number for each in scope.numbers if each.depth == depth]
+    return numbers[-1] if numbers else jax.lax.axis_index(known.name)
 
 
 def axis_size(axis: Axis | str) -> int:
@@ -290,10 +320,10 @@ def axis_size(axis: Axis | str) -> int:
 def _exchanged(collective: str, x: Any, axis: Axis | str) -> Any:
     """JAX's collective of that name. Python's numbers stay such: their sum is known without a program."""
     name = mapped_axis(collective, axis).name
-    x = jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, bool) else leaf, pytrees.sealed(x))
+    x = jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, bool) else leaf, pytrees.partition(x))
     if collective in ("pmax", "pmin"):
-        return pytrees.opened(jax.tree.map(lambda leaf: _across(jnp.asarray(leaf), collective, name), x))
-    return pytrees.opened(getattr(jax.lax, collective)(x, name))
+        return pytrees.combine(jax.tree.map(lambda leaf: _across(jnp.asarray(leaf), collective, name), x))
+    return pytrees.combine(getattr(jax.lax, collective)(x, name))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from paraxis._core import arrays, jax_api, placing, pytrees
 from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
-from paraxis._core.placing import Axis, current, entered
+from paraxis._core.placing import Axis, Placement, current, entered
 from paraxis.errors import AxisError
 
 _P = ParamSpec("_P")
@@ -74,19 +74,19 @@ class Program:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         declared = share_out(self.axes)
-        leaves, treedef = jax.tree.flatten(pytrees.given(self._name, args, kwargs))
+        leaves, treedef = jax.tree.flatten(pytrees.arguments(self._name, args, kwargs))
         is_traced = [isinstance(x, _NUMBERS) and not isinstance(x, (bool, np.bool_)) for x in leaves]
-        constant = pytrees.taken(leaves, is_traced, False)
+        constant = pytrees.select(leaves, is_traced, False)
 
         def run(*traced: Any) -> Any:
-            args, kwargs = pytrees.opened(treedef.unflatten(pytrees.merged(is_traced, traced, constant)))
+            args, kwargs = pytrees.combine(treedef.unflatten(pytrees.interleave(is_traced, traced, constant)))
             with entered(declared=declared):
-                return pytrees.sealed(self._fn(*args, **kwargs))
+                return pytrees.partition(self._fn(*args, **kwargs))
 
         vars(run)["__wrapped__"] = self._fn  # JAX's errors then name the user's function, and not this one
         placement = placing.place(declared[0])
-        operands = [arrays.settle(x, placement, rows=False) for x in pytrees.taken(leaves, is_traced)]
-        return pytrees.opened(_evaluated(run, operands))
+        operands = [arrays.to_mesh(x, placement, rows=False) for x in pytrees.select(leaves, is_traced)]
+        return pytrees.combine(_evaluated(run, operands, placement))
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -98,22 +98,27 @@ class Program:
 _NUMBERS = (int, float, complex, np.ndarray, np.generic, jax.Array)
 
 
-def _evaluated(fn: Callable[..., Any], operands: Sequence[Any]) -> Any:
+def _evaluated(fn: Callable[..., Any], operands: Sequence[Any], placement: Placement) -> Any:
     """``fn(*operands)``, by a compiled program that is found by the structure of its trace.
 
     Where a function is traced to be compiled, its operations are noted there. Under ``grad``, ``jvp`` and ``vmap``, a
     trace with derivative rules of the user's, which the structure does not tell apart, is carried out operation by
-    operation, each map by its own compiled program.
+    operation, each map by its own compiled program; so is one with callbacks on CPU devices, where elements may raise.
     """
-    if isinstance(jnp.zeros(()), jax_api.Tracer):
+    if jax_api.is_staging():
         return fn(*operands)
     operands = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in operands]
     traced, out_tree = jax_api.trace(fn, [jax_api.struct(x) for x in operands], {})
     closed = jax_api.dce(traced)[0]
     is_ruled = jax_api.holds(closed.jaxpr, "custom_jvp_call", "custom_vjp_call")
     by_operation = is_ruled and arrays.is_traced([*closed.consts, *operands])
-    run = jax_api.jaxpr_as_fun(closed) if by_operation else compiled(closed)
-    return jax.tree.unflatten(out_tree, run(*operands))
+    if by_operation or (placement.is_on_cpu_devices and jax_api.calls_back(closed.jaxpr)):
+        return jax.tree.unflatten(out_tree, jax_api.evaluate(closed, *operands, opens=_has_map))
+    return jax.tree.unflatten(out_tree, compiled(closed)(*operands))
+
+
+def _has_map(eqn: JaxprEqn) -> bool:
+    return jax_api.holds(eqn.params["jaxpr"].jaxpr, "px_map")
 
 
 def share_out(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
@@ -141,16 +146,16 @@ def _shared_mesh(axes: tuple[Axis, ...], devices: tuple[Any, ...]) -> Mesh:
 # is equal to itself alone.
 
 
-def kept(structure: Hashable, make: Callable[[], Any]) -> Any:
+def cached(structure: Hashable, make: Callable[[], Any]) -> Any:
     """Return what was made for a program of this structure, or make it; it must hold what the key was taken of."""
-    slot = _slot(structure)
-    if not slot:
-        slot.append(make())
-    return slot[0]
+    entry = _entry(structure)
+    if not entry:
+        entry.append(make())
+    return entry[0]
 
 
 @functools.lru_cache(maxsize=512)
-def _slot(structure: Hashable) -> list[Any]:
+def _entry(structure: Hashable) -> list[Any]:
     return []
 
 
@@ -158,27 +163,27 @@ def compiled(closed: ClosedJaxpr) -> Callable[..., Any]:
     """Return the compiled program of a trace, of flat arguments and results, made once for each structure."""
     closed, consts = jax_api.without_constants(closed)
     return functools.partial(
-        kept(structure_of(closed), lambda: jax.jit(jax_api.jaxpr_as_fun(jax_api.to_keep(closed)))), *consts
+        cached(jaxpr_key(closed), lambda: jax.jit(jax_api.jaxpr_as_fun(jax_api.with_copies(closed)))), *consts
     )
 
 
-def structure_of(value: Any) -> Hashable:
+def jaxpr_key(value: Any) -> Hashable:
     """Return the key of a jaxpr, or of a parameter that may hold some."""
     if isinstance(value, ClosedJaxpr):
-        return (_of_jaxpr(value.jaxpr), *map(structure_of, value.consts))
+        return (_of_jaxpr(value.jaxpr), *map(jaxpr_key, value.consts))
     if isinstance(value, Jaxpr):
         return _of_jaxpr(value)
     if isinstance(value, (tuple, list)):
-        return (type(value), *map(structure_of, value))
+        return (type(value), *map(jaxpr_key, value))
     if isinstance(value, Mapping):
-        return (type(value), *sorted((name, structure_of(entry)) for name, entry in value.items()))
+        return (type(value), *sorted((name, jaxpr_key(entry)) for name, entry in value.items()))
     if isinstance(value, (np.ndarray, np.generic, float, complex)):
         array = np.asarray(value)  # its bytes tell 0.0 from -0.0
         kind = np.ndarray if isinstance(value, np.ndarray) else type(value)  # JAX's own arrays of NumPy are that, too
         return (kind, array.dtype, array.shape, array.tobytes())
     runs = callable(value) and not isinstance(value, type)  # equal ones may do different things
     if runs and dataclasses.is_dataclass(value):
-        return (type(value), *(structure_of(getattr(value, field.name)) for field in dataclasses.fields(value)))
+        return (type(value), *(jaxpr_key(getattr(value, field.name)) for field in dataclasses.fields(value)))
     # What is equal to itself alone, an array of JAX's too, is held by the program, so that its id stays its own.
     return (type(value), id(value) if runs or not isinstance(value, Hashable) else value)
 
@@ -190,11 +195,11 @@ def _of_jaxpr(jaxpr: Jaxpr) -> Hashable:
         return tuple([(numbers[v], v.aval) for v in variables])
 
     def read(atoms: Sequence[Any]) -> Hashable:
-        return tuple([(structure_of(v.val), v.aval) if isinstance(v, Literal) else numbers[v] for v in atoms])
+        return tuple([(jaxpr_key(v.val), v.aval) if isinstance(v, Literal) else numbers[v] for v in atoms])
 
     def parameters(eqn: JaxprEqn) -> Hashable:
         is_ruled = eqn.primitive.name.startswith(("custom_jvp_call", "custom_vjp_call")) and "call_jaxpr" in eqn.params
-        return structure_of(eqn.params["call_jaxpr"] if is_ruled else [*eqn.params.items()])
+        return jaxpr_key(eqn.params["call_jaxpr"] if is_ruled else [*eqn.params.items()])
 
     arguments = typed([*jaxpr.constvars, *jaxpr.invars])
     eqns = [(eqn.primitive, read(eqn.invars), parameters(eqn), eqn.ctx, typed(eqn.outvars)) for eqn in jaxpr.eqns]

@@ -1,9 +1,9 @@
-"""Pytrees: leaves that carry an axis, and what is fixed in models, Equinox modules and classes with ``__call__``.
+"""Pytrees: leaves that carry an axis, and what is static in models, Equinox modules and classes with ``__call__``.
 
 Some leaves of such a model are arrays; the others, its functions, text and numbers, say how it computes, and JAX takes
-none of them. So a front end *seals* what it is given: each fixed leaf moves into the structure, where it is compared
-and hashed. Only arrays pass through JAX. What a user's function is given, and what a caller gets, is *opened* again.
-A tree without models is what it was: its numbers are arrays.
+none of them. So a front end *partitions* what it is given: each static leaf moves into the structure, where it is
+compared and hashed. Only arrays pass through JAX. What a user's function is given, and what a caller gets, is
+*combined* again. A tree without models is what it was: its numbers are arrays.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(eq=False)
-class Fixed:
+class Static:
     """A leaf that is part of the structure: equal to another if it is the same, or has the same type and value."""
 
     value: Any
@@ -60,38 +60,38 @@ def _classes(library: str, *names: str) -> tuple[type, ...]:
     return tuple(filter(None, (getattr(sys.modules.get(library), name, None) for name in names)))
 
 
-def sealed(tree: Any) -> Any:
-    """Return the tree with what is fixed in its models made part of its structure, or as it is if it has none."""
+def partition(tree: Any) -> Any:
+    """Return the tree with what is static in its models made part of its structure, or as it is if it has none."""
     if isinstance(tree, _ARRAYS) or all(isinstance(leaf, _ARRAYS) for leaf in jax.tree.leaves(tree)):
         return tree
-    fixed = lambda leaf: leaf if isinstance(leaf, _ARRAYS) else Fixed(leaf)  # noqa: E731
-    part = lambda x: jax.tree.map(fixed, x) if is_model(x) else x  # noqa: E731
+    static = lambda leaf: leaf if isinstance(leaf, _ARRAYS) else Static(leaf)  # noqa: E731
+    part = lambda x: jax.tree.map(static, x) if is_model(x) else x  # noqa: E731
     return jax.tree.map(part, tree, is_leaf=lambda x: is_model(x) or is_nnx(x))
 
 
-def given(who: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return a call's arguments :func:`sealed`; integers that JAX would cut are a DataError."""
+def arguments(who: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return a call's arguments by :func:`partition`; integers that JAX would cut are a DataError."""
     if all([isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((args, kwargs))]):  # noqa: C419  # fewer calls
         return args, kwargs
     check.no_cut(who, "args", args)
     check.no_cut(who, "kwargs", kwargs)
-    return sealed((args, kwargs))
+    return partition((args, kwargs))
 
 
-def opened(tree: Any) -> Any:
-    """Return the tree that was :func:`sealed`."""
+def combine(tree: Any) -> Any:
+    """Return the tree that :func:`partition` was given."""
     if isinstance(tree, _ARRAYS):
         return tree
-    ends = (Fixed, *_classes("flax.nnx", "Pytree", "Variable"))
-    return jax.tree.map(lambda x: x.value if isinstance(x, Fixed) else x, tree, is_leaf=lambda x: isinstance(x, ends))
+    ends = (Static, *_classes("flax.nnx", "Pytree", "Variable"))
+    return jax.tree.map(lambda x: x.value if isinstance(x, Static) else x, tree, is_leaf=lambda x: isinstance(x, ends))
 
 
-def of_opened(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function of sealed arguments: it opens them, and seals what it returns."""
+def of_combined(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function of partitioned arguments and results, of a function of combined ones."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = opened((args, kwargs))
-        return sealed(fn(*args, **kwargs))
+        args, kwargs = combine((args, kwargs))
+        return partition(fn(*args, **kwargs))
 
     return functools.update_wrapper(run, fn, updated=())
 
@@ -127,7 +127,7 @@ def placed(verb: str, argument: str, tree: Any, axis: Axis) -> Any:
     return tree
 
 
-def entries(prefix: Any, tree: Any) -> list[Any]:
+def broadcast_prefix(prefix: Any, tree: Any) -> list[Any]:
     """Return the entry of a prefix tree, ``None`` among them, for each leaf of ``tree``."""
     found: list[Any] = []
     note = lambda entry, part: found.extend([entry] * len(jax.tree.leaves(part)))  # noqa: E731
@@ -135,15 +135,15 @@ def entries(prefix: Any, tree: Any) -> list[Any]:
     return found
 
 
-def taken(values: Iterable[Any], which: Iterable[bool], wanted: bool = True) -> list[Any]:
-    """Return the values for which ``which`` is as wanted."""
-    return [*itertools.compress(values, which if wanted else map(operator.not_, which))]
+def select(values: Iterable[Any], mask: Iterable[bool], wanted: bool = True) -> list[Any]:
+    """Return the values for which the mask is as wanted."""
+    return [*itertools.compress(values, mask if wanted else map(operator.not_, mask))]
 
 
-def merged(which: Iterable[bool], ours: Iterable[Any], others: Iterable[Any]) -> list[Any]:
-    """Return our values where ``which`` is true, and others where it is not."""
+def interleave(mask: Iterable[bool], ours: Iterable[Any], others: Iterable[Any]) -> list[Any]:
+    """Return our values where the mask is true, and others where it is not: what :func:`select` took apart."""
     ours, others = iter(ours), iter(others)
-    return [next(ours if is_ours else others) for is_ours in which]
+    return [next(ours if is_ours else others) for is_ours in mask]
 
 
 def name(argument: str, path: Any) -> str:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from paraxis._core import arrays, check, jax_api, maps, placing, pytrees
+from paraxis._core import arrays, check, deferred, jax_api, placing, pytrees
 from paraxis._core.jax_api import Primitive, ShapedArray
 from paraxis._core.placing import Axis, Placement, resolve
 from paraxis.errors import DataError
@@ -133,16 +133,17 @@ def _reduce(kind: str, x: Any, axis: Axis | str | None, where: Any, w: Any = Non
     verb, kind = f"reduce_{kind}", "mean" if kind == "weighted_mean" else kind
     resolved = resolve(verb, axis)
     placement = placing.place(resolved)
-    x = pytrees.placed(verb, "x", pytrees.sealed(x), resolved)
+    x = pytrees.placed(verb, "x", pytrees.partition(x), resolved)
+    where = np.asarray(where) if isinstance(where, (list, tuple)) else where
     mask = None if where is None else pytrees.placed(verb, "where", where, resolved)
     if mask is not None and (getattr(mask, "ndim", 0), getattr(mask, "dtype", None)) != (1, bool):
         raise DataError(
             f"{verb}: where must be one boolean per element, bool[{resolved.size}], got {check.described(mask)}; write "
             f"where=mask > 0, or reduce values of a wider mask inside the map"
         )
-    w = pytrees.placed(verb, "w", pytrees.sealed(w), resolved)
+    w = pytrees.placed(verb, "w", pytrees.partition(w), resolved)
     leaves, structure = jax.tree.flatten(x)
-    weights = [None] * len(leaves) if w is None else pytrees.entries(w, x)
+    weights = [None] * len(leaves) if w is None else pytrees.broadcast_prefix(w, x)
     counted = {id(weight): mask if weight is None else weight for weight in weights} if kind == "mean" else {}
     totals = {at: resolved.size if x is None else _folded("mean", x, placement, mask) for at, x in counted.items()}
 
@@ -152,7 +153,7 @@ def _reduce(kind: str, x: Any, axis: Axis | str | None, where: Any, w: Any = Non
             y = y / jnp.asarray(totals[id(weight)], y.dtype)
         return y.astype(jnp.promote_types(dtype, y.dtype) if jnp.iscomplexobj(y) else dtype)
 
-    return pytrees.opened(structure.unflatten(map(one, leaves, weights)))
+    return pytrees.combine(structure.unflatten(map(one, leaves, weights)))
 
 
 def _folded(
@@ -160,11 +161,11 @@ def _folded(
 ) -> jax.Array:
     """Combine the elements' terms, of a dtype to combine in; a map's result that is only summed is not kept."""
     extras = [x for x in (mask, weight) if x is not None]
-    term, form = _Term(kind, mask is not None, weight is not None), maps.recall(leaf)
+    term, form = _Term(kind, mask is not None, weight is not None), deferred.recall(leaf)
     is_result = kind in ("sum", "mean") and isinstance(form, functools.partial)
     if is_result and (found := form(placement, term, extras)) is not None:
         return found
-    rows = [arrays.settle(x, placement, rows=True) for x in (leaf, *extras)]
+    rows = [arrays.to_mesh(x, placement, rows=True) for x in (leaf, *extras)]
     rows = [arrays.constrain(x, placement, rows=placement.divides) for x in rows]
     rows = jax.vmap(term)(*rows) if extras else term(*rows)
     padded = placement.num_padded if placement.is_padded and not placement.is_explicit else None
@@ -216,8 +217,9 @@ def identity(kind: str, dtype: Any) -> np.ndarray:
 
 def copies(x: jax.Array, placement: Placement) -> jax.Array:
     """``(...)`` → ``(size, ...)``, as a broadcast along the axis; each device has its rows, if their number divides."""
-    if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # PRNG keys: no derivative, and JAX's own rules
-        return jnp.broadcast_to(x, (placement.size, *x.shape))
+    if jnp.issubdtype(x.dtype, jax.dtypes.extended):
+        data = copies(jax.random.key_data(x), placement)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
     names = placement.mesh_axes if placement.divides else ()
     is_laid = names and placement.mesh is not None and not placement.is_explicit and not placement.mesh.manual_axes
     return broadcast_p.bind(
@@ -226,7 +228,7 @@ def copies(x: jax.Array, placement: Placement) -> jax.Array:
         size=placement.size,
         over=names if placement.is_explicit else (),
         laid=placement if is_laid else None,
-        devices=placing.named_devices(placement) if is_laid else None,
+        devices=placing.mesh_witness(placement) if is_laid else None,
     )
 
 

@@ -9,7 +9,7 @@ product's argument: ``w_i L_i(v_i) = L_i(w_i v_i)``. What is not known here is c
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,23 +18,15 @@ import numpy as np
 
 from paraxis._core import jax_api
 from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
-from paraxis._core.pytrees import merged, taken
+from paraxis._core.pytrees import interleave, select
+from paraxis._core.record import Map, OperandMask, ResultMask
 
 _LINEAR = {"neg", "transpose", "reshape", "squeeze", "broadcast_in_dim", "reduce_sum", "convert_element_type", "copy"}
 _ADDING = {"add", "add_any", "sub"}
 _PRODUCTS = {"dot_general", "conv_general_dilated"}
 
 
-class Element(NamedTuple):
-    """A function of one element: which operands all share, which results are summed, in what it is linear, if it is."""
-
-    body: ClosedJaxpr
-    shared: Sequence[bool]
-    summed: Sequence[bool]
-    linear: Sequence[bool]
-
-
-def differing(jaxpr: Jaxpr, shared: Sequence[bool]) -> set[Any]:
+def varying(jaxpr: Jaxpr, shared: OperandMask) -> set[Any]:
     """Return the variables that may differ between elements."""
     found = {v for v, is_shared in zip(jaxpr.invars, shared, strict=True) if not is_shared}
     for eqn in jaxpr.eqns:
@@ -43,62 +35,68 @@ def differing(jaxpr: Jaxpr, shared: Sequence[bool]) -> set[Any]:
     return found
 
 
-def total(rows: jax.Array, real: jax.Array | None) -> jax.Array:
-    """Return the sum over rows, or over those that are real."""
-    return jnp.sum(_masked(real, rows), axis=0, dtype=rows.dtype)
+def wide(dtype: Any) -> Any:
+    """Return the dtype in which values are added: half precision, and less, in single."""
+    is_narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+    return np.dtype(np.float32) if is_narrow else dtype
+
+
+def of_rows(rows: jax.Array, real: jax.Array | None = None) -> jax.Array:
+    """``(n, ...)`` → ``(...)``: the sum over rows, or over those that are real, of the dtype to add in."""
+    return jnp.sum(_masked(real, rows), axis=0, dtype=wide(rows.dtype))
 
 
 def over_elements(
-    element: Element,
+    m: Map,
     operands: Sequence[jax.Array],
     real: jax.Array | None,
     count: int,
     axis_name: str | None = None,
     *,
-    contract: bool = True,
     merge: bool = False,
 ) -> list[jax.Array]:
     """Run a function of one element for ``count`` rows: where ``summed``, return the sum over ``real`` rows, else rows.
 
-    Collectives call the rows ``axis_name``. Without ``contract``, sums are taken of results. To ``merge`` is to take
-    elements and rows as one dimension of a product, which may not lie over devices.
+    Collectives call the rows ``axis_name``. To ``merge`` is to take elements and rows as one dimension of a product,
+    which may not lie over devices. Operands ``(count, ...)``, or ``(...)`` if shared; results ``(count, ...)``, or
+    sums ``(...)`` of a dtype to add in.
     """
-    body, shared, summed, linear = element
-    if contract and any(linear) and any(summed):
-        return _contracted(element, operands, real, count, merge, axis_name)
-    if contract and axis_name is None and (found := end(body, shared, summed)) is not None:
-        return found.sums(operands, shared, real, count, merge)
-    over = jax.vmap(jax_api.jaxpr_as_fun(body), _axes(shared), axis_name=axis_name, axis_size=count)
-    return [total(y, real) if s else y for y, s in zip(over(*operands), summed, strict=True)]
+    operands = [x[0] if a else x for x, a in zip(operands, m.alike, strict=True)]
+    m = m._replace(shared=[s or a for s, a in zip(m.shared, m.alike, strict=True)], alike=[False] * len(m.alike))
+    if any(m.linear) and any(m.summed):
+        return _contracted(m, operands, real, count, merge, axis_name)
+    if axis_name is None and (ending := split(m.body, m.shared, m.summed)) is not None:
+        return _run(ending, m, operands, real, count, merge)
+    over = jax.vmap(jax_api.jaxpr_as_fun(m.body), _axes(m.shared), axis_name=axis_name, axis_size=count)
+    return [of_rows(y, real) if s else y for y, s in zip(over(*operands), m.summed, strict=True)]
 
 
-def end(body: ClosedJaxpr, shared: Sequence[bool], summed: Sequence[bool]) -> "_End | None":
-    """Return the end of a function; ``None`` if no sum meets a product, so that there is nothing to gain."""
-    is_known = jax_api.holds(body.jaxpr, *_PRODUCTS) and not jax_api.holds(body.jaxpr, "while", "scan")
-    if not is_known or not any(summed) or any(isinstance(v, Literal) for v in body.jaxpr.outvars):
-        return None
-    if any(map(_is_call, body.jaxpr.eqns)):
-        body = jax_api.trace(functools.partial(_inlined, body), body.in_avals, {})[0]
-    found = _End(body, shared, summed)
-    return found if found.products else None
+def _contracted(
+    m: Map, operands: Sequence[Any], real: Any, count: int, merge: bool, axis_name: str | None = None
+) -> list[jax.Array]:
+    """Transpose twice a function that is linear in some arguments, over all elements together the second time."""
+    fn, known, is_shared = jax_api.jaxpr_as_fun(m.body), select(operands, m.linear, False), select(m.shared, m.linear)
+    moving = [x if s else _masked(real, x) for x, s in zip(select(operands, m.linear), is_shared, strict=True)]
+    of_one = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in select(m.body.in_avals, m.linear)]
+
+    def transposed(known: list[Any], cts: list[Any]) -> list[Any]:
+        return list(jax.linear_transpose(lambda *xs: fn(*interleave(m.linear, xs, known)), *of_one)(cts))
+
+    def together(*cts: Any) -> list[Any]:
+        axes = _axes(select(m.shared, m.linear, False)), _axes(m.summed)
+        found = jax.vmap(transposed, axes, axis_name=axis_name, axis_size=count)(known, list(cts))
+        return [jnp.sum(_masked(real, y), 0, dtype=y.dtype) if s else y for y, s in zip(found, is_shared, strict=True)]
+
+    results = zip(m.body.out_avals, m.summed, strict=True)
+    like = [jax.ShapeDtypeStruct(y.shape if s else (count, *y.shape), y.dtype) for y, s in results]
+    back = jax.linear_transpose(together, *like)
+    closed = jax_api.trace(lambda *xs: back(list(xs)), moving, {})[0] if merge else None
+    found = back(moving) if closed is None else jax_api.evaluate(closed, *moving, opens=_has_product, bind=_over_one)
+    return [y.astype(wide(y.dtype)) if s else y for y, s in zip(found, m.summed, strict=True)]
 
 
-def _is_call(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name == "jit" and jax_api.holds(eqn.params["jaxpr"].jaxpr, *_PRODUCTS)
-
-
-def _inlined(closed: ClosedJaxpr, *args: Any, bind: Callable[..., Sequence[Any]] = jax_api.bind) -> list[Any]:
-    """Run a jaxpr equation by equation, and of a call that has products, the body."""
-    values: dict[Any, Any] = dict(zip(closed.jaxpr.invars, args, strict=True))
-    values.update(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    for eqn in closed.jaxpr.eqns:
-        first, run = (eqn.params["jaxpr"], functools.partial(_inlined, bind=bind)) if _is_call(eqn) else (eqn, bind)
-        values.update(zip(eqn.outvars, run(first, *_read(values, eqn.invars)), strict=True))
-    return _read(values, closed.jaxpr.outvars)
-
-
-def _read(values: Mapping[Any, Any], atoms: Sequence[Any]) -> list[Any]:
-    return [v.val if isinstance(v, Literal) else values[v] for v in atoms]
+def _has_product(eqn: JaxprEqn) -> bool:
+    return jax_api.holds(eqn.params["jaxpr"].jaxpr, *_PRODUCTS)
 
 
 def _over_one(eqn: JaxprEqn, *operands: Any) -> Sequence[Any]:
@@ -111,127 +109,154 @@ def _over_one(eqn: JaxprEqn, *operands: Any) -> Sequence[Any]:
     return jax_api.bind(eqn, *operands)
 
 
-def _contracted(
-    element: Element, operands: Sequence[Any], real: Any, count: int, merge: bool, axis_name: str | None = None
-) -> list[jax.Array]:
-    """Transpose twice a function that is linear in some arguments, over all elements together the second time."""
-    body, shared, summed, linear = element
-    fn, known, is_shared = jax_api.jaxpr_as_fun(body), taken(operands, linear, False), taken(shared, linear)
-    moving = [x if s else _masked(real, x) for x, s in zip(taken(operands, linear), is_shared, strict=True)]
-    of_one = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in taken(body.in_avals, linear)]
+# --- the linear end of a function --------------------------------------------------------------------------------
 
-    def transposed(known: list[Any], cts: list[Any]) -> list[Any]:
-        return list(jax.linear_transpose(lambda *xs: fn(*merged(linear, xs, known)), *of_one)(cts))
-
-    def together(*cts: Any) -> list[Any]:
-        axes = _axes(taken(shared, linear, False)), _axes(summed)
-        found = jax.vmap(transposed, axes, axis_name=axis_name, axis_size=count)(known, list(cts))
-        return [total(y, real) if s else y for y, s in zip(found, is_shared, strict=True)]
-
-    results = zip(body.out_avals, summed, strict=True)
-    like = [jax.ShapeDtypeStruct(y.shape if s else (count, *y.shape), y.dtype) for y, s in results]
-    back = jax.linear_transpose(together, *like)
-    closed = jax_api.trace(lambda *xs: back(list(xs)), moving, {})[0] if merge else None
-    return list(back(moving)) if closed is None else _inlined(closed, *moving, bind=_over_one)
+Scale = Sequence[tuple[Any, bool]]
+"""Numbers of an element that scale its values: the variable of each, and whether it is a mask."""
 
 
-class _End:
-    """The linear end of a function of one element: ``products`` and other ``leaves``, and ``steps`` from these to ends.
+class Ending(NamedTuple):
+    """A function of one element, split into its head and its linear end, which is run once, of sums.
 
-    ``ends`` are results, each with the value of which it is a multiple: numbers and masks of the element's own may
-    ``scale`` it. The ``head``, the rest of the function, gives all that is ``read``.
+    Attributes:
+        head: the jaxpr of one element that returns the values of ``read``.
+        read: variables that the end, or the caller, reads.
+        varying: the variables that may differ between elements.
+        scale: what scales all values of the end: it is taken to the products' arguments, and to the leaves.
+        leaves: variables that are summed as they are.
+        products: equations of two of the element's values, of which the sum is one product.
+        steps: equations that are linear in what differs, in the order in which they run on sums.
+        results: the variables of the results; ``totals``: those whose totals they are; ``None``: it is computed for
+            each element.
     """
 
-    def __init__(self, closed: ClosedJaxpr, shared: Sequence[bool], summed: Sequence[bool]) -> None:
-        jaxpr, self.outs = closed.jaxpr, [*zip(closed.jaxpr.outvars, summed, strict=True)]
-        self.varying, self._made = differing(jaxpr, shared), {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-        scaled = {v: self._unscaled(v) for v, s in self.outs if s and v in self.varying and _is_summable(v)}
-        self.scale = max((scale for _, scale in scaled.values()), key=len, default=())  # a number has none
-        self.ends = {v: value for v, (value, scale) in scaled.items() if scale == self.scale}
-        self.products, self.steps, self.leaves = list[JaxprEqn](), list[JaxprEqn](), list[Any]()
-        read = [*(number for number, _ in self.scale), *(v for v, s in self.outs if not s or v not in self.ends)]
-        wanted, whole = set(self.ends.values()), set(read)
-        for eqn in reversed(jaxpr.eqns):  # from the results back
-            sought, variables = [v for v in eqn.outvars if v in wanted], _variables(eqn)
-            is_whole = not whole.isdisjoint(eqn.outvars)  # computed for each element, whatever is summed
-            kind = self._kind(eqn) if sought and not is_whole else None
-            if kind == "step":
-                self.steps.append(eqn)
-                wanted.update(v for v in variables if v in self.varying)
-                read += [v for v in variables if v not in self.varying]
-                continue
-            if kind == "product":
-                self.products.append(eqn)
-                read += variables
-            else:
-                self.leaves += sought
-            if sought or is_whole:
-                whole.update(variables)
-        self.leaves += [v for v in jaxpr.invars if v in wanted]
-        self.read = list(dict.fromkeys([*read, *self.leaves]))
-        self.head = jax_api.dce(closed, self.read)[0]
+    head: ClosedJaxpr
+    read: Sequence[Any]
+    varying: set[Any]
+    scale: Scale
+    leaves: Sequence[Any]
+    products: Sequence[JaxprEqn]
+    steps: Sequence[JaxprEqn]
+    results: Sequence[Any]
+    totals: Sequence[Any]
 
-    def sums(self, operands: Any, shared: Sequence[bool], real: Any, count: int, merge: bool) -> list[jax.Array]:
-        own = [v not in self.varying for v in self.read]
-        head = jax.vmap(jax_api.jaxpr_as_fun(self.head), _axes(shared), _axes(own), axis_size=count)
-        rows = dict(zip(self.read, head(*operands), strict=True))
 
-        def scaled(v: Any, scale: Sequence[Any]) -> jax.Array:
-            x = rows[v]
-            for number, is_mask in scale:
-                x = _masked(rows[number], x) if is_mask else jax.vmap(jnp.multiply)(rows[number].astype(x.dtype), x)
-            return _masked(real, x)
+def split(body: ClosedJaxpr, shared: OperandMask, summed: ResultMask) -> Ending | None:
+    """Return the end of a function; ``None`` if no sum meets a product, so that there is nothing to gain."""
+    is_known = jax_api.holds(body.jaxpr, *_PRODUCTS) and not jax_api.holds(body.jaxpr, "while", "scan")
+    if not is_known or not any(summed) or any(isinstance(v, Literal) for v in body.jaxpr.outvars):
+        return None
+    if any(eqn.primitive.name == "jit" and _has_product(eqn) for eqn in body.jaxpr.eqns):
+        body = jax_api.trace(functools.partial(jax_api.evaluate, body, opens=_has_product), body.in_avals, {})[0]
+    jaxpr = body.jaxpr
+    differ, made = varying(jaxpr, shared), {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    sums = [v for v, s in zip(jaxpr.outvars, summed, strict=True) if s and v in differ and _is_summable(v)]
+    multiples = {v: _unscaled(v, differ, made) for v in sums}
+    scale: Scale = max((scale for _, scale in multiples.values()), key=len, default=())  # a number has none
+    ends = {v: value for v, (value, own) in multiples.items() if own == scale}
+    totals = [ends.get(v) if s else None for v, s in zip(jaxpr.outvars, summed, strict=True)]
+    rows = [v for v, total in zip(jaxpr.outvars, totals, strict=True) if total is None]
+    return _walked_back(body, differ, scale, rows, totals)
 
-        totals = {v: rows[v] for v in self.read if v not in self.varying}
-        totals |= {v: total(scaled(v, self.scale), None) for v in self.leaves}
-        for eqn in self.products:
-            known, moving = eqn.invars
-            product, _ = jax_api.trace(functools.partial(jax_api.bind, eqn), [known.aval, moving.aval], {})
-            args = scaled(known, [scale for scale in self.scale if scale[1]]), scaled(moving, self.scale)
-            one = Element(product, [False, False], [True], [False, True])
-            [totals[eqn.outvars[0]]] = _contracted(one, args, None, count, merge)
-        for eqn in reversed(self.steps):
-            [totals[eqn.outvars[0]]] = jax_api.bind(eqn, *_read(totals, eqn.invars))
 
-        def result(v: Any, is_summed: bool) -> jax.Array:
-            if is_summed and v in self.ends:
-                return totals[self.ends[v]]
-            x = rows[v] if v in self.varying else jnp.broadcast_to(rows[v], (count, *rows[v].shape))
-            return total(x, real) if is_summed else x
+def _walked_back(
+    body: ClosedJaxpr, differ: set[Any], scale: Scale, rows: Sequence[Any], totals: Sequence[Any]
+) -> Ending | None:
+    """Find products, steps and leaves, from the results back; ``rows`` are computed for each element."""
+    products, steps, leaves = list[JaxprEqn](), list[JaxprEqn](), list[Any]()
+    read = [*(number for number, _ in scale), *rows]
+    wanted, whole = {v for v in totals if v is not None}, set(read)
+    for eqn in reversed(body.jaxpr.eqns):
+        sought, variables = [v for v in eqn.outvars if v in wanted], _variables(eqn)
+        is_whole = not whole.isdisjoint(eqn.outvars)  # computed for each element, whatever is summed
+        kind = _kind(eqn, differ) if sought and not is_whole else None
+        if kind == "step":
+            steps.append(eqn)
+            wanted.update(v for v in variables if v in differ)
+            read += [v for v in variables if v not in differ]
+            continue
+        if kind == "product":
+            products.append(eqn)
+            read += variables
+        else:
+            leaves += sought
+        if sought or is_whole:
+            whole.update(variables)
+    if not products:
+        return None
+    leaves += [v for v in body.jaxpr.invars if v in wanted]
+    read = list(dict.fromkeys([*read, *leaves]))
+    return Ending(
+        jax_api.dce(body, read)[0], read, differ, scale, leaves, products, steps[::-1], body.jaxpr.outvars, totals
+    )
 
-        return [result(v, s) for v, s in self.outs]
 
-    def _kind(self, eqn: JaxprEqn) -> str | None:
-        """Return whether an equation is a product of two of the element's values, or a step, linear in all of them."""
-        name, operands, variables = eqn.primitive.name, eqn.invars, _variables(eqn)
-        differ = [v for v in variables if v in self.varying]
-        dtypes: set[Any] = {getattr(v.aval, "dtype", None) for v in (*variables, *eqn.outvars)}
-        if len(dtypes) > 1 or not all(map(_is_summable, eqn.outvars)):
-            return None
-        if name in _PRODUCTS:
-            return "product" if len(differ) == 2 else "step"
-        is_step = len(differ) == len(operands) if name in _ADDING else name in _LINEAR and len(variables) == 1
-        is_multiple = len(differ) == 1 and (name == "mul" or (name == "div" and differ[0] is operands[0]))
-        return "step" if is_step or is_multiple else None
+def _run(ending: Ending, m: Map, operands: Any, real: Any, count: int, merge: bool) -> list[jax.Array]:
+    """Run the head for ``count`` elements, and the end of their sums."""
+    alike = [v not in ending.varying for v in ending.read]
+    head = jax.vmap(jax_api.jaxpr_as_fun(ending.head), _axes(m.shared), _axes(alike), axis_size=count)
+    rows = dict(zip(ending.read, head(*operands), strict=True))
 
-    def _unscaled(self, value: Any) -> tuple[Any, tuple[Any, ...]]:
-        """Return the value of which a result is a multiple, and what scales it, each with whether it is a mask."""
-        eqn = self._made.get(value)
-        if eqn is None or len(variables := [v for v in _variables(eqn) if v in self.varying]) != 2:
-            return value, ()
-        number, scaled = sorted(variables, key=lambda v: v.aval.ndim)
-        other = getattr(self._before(eqn.invars[1], "broadcast_in_dim"), "val", 1)
-        is_mask = eqn.primitive.name == "select_n" and eqn.invars[2:] == [scaled] and not np.any(other)
-        is_weight = eqn.primitive.name == "mul" and number.aval.dtype == scaled.aval.dtype
-        if number.aval.shape or not scaled.aval.shape or not _is_summable(scaled) or not (is_mask or is_weight):
-            return value, ()
-        value, scale = self._unscaled(scaled)
-        return value, (*scale, (self._before(number, "convert_element_type"), is_mask))  # converted for each result
+    def scaled(v: Any, scale: Scale) -> jax.Array:
+        x = rows[v]
+        for number, is_mask in scale:
+            x = _masked(rows[number], x) if is_mask else jax.vmap(jnp.multiply)(rows[number].astype(x.dtype), x)
+        return _masked(real, x)
 
-    def _before(self, atom: Any, name: str) -> Any:
-        """Return what was given to the operation of this name that has made a value; if it was none, the value."""
-        made = None if isinstance(atom, Literal) else self._made.get(atom)
-        return made.invars[0] if made is not None and made.primitive.name == name else atom
+    totals = {v: rows[v] for v, same in zip(ending.read, alike, strict=True) if same}
+    totals |= {v: of_rows(scaled(v, ending.scale)) for v in ending.leaves}
+    for eqn in ending.products:
+        known, moving = eqn.invars
+        product, _ = jax_api.trace(functools.partial(jax_api.bind, eqn), [known.aval, moving.aval], {})
+        args = scaled(known, [scale for scale in ending.scale if scale[1]]), scaled(moving, ending.scale)
+        masks = {"shared": [False, False], "alike": [False, False], "linear": [False, True]}
+        one = m._replace(body=product, summed=[True], **masks)
+        [totals[eqn.outvars[0]]] = _contracted(one, args, None, count, merge)
+    for eqn in ending.steps:
+        [totals[eqn.outvars[0]]] = jax_api.bind(eqn, *_read(totals, eqn.invars))
+
+    def result(v: Any, is_summed: bool, total: Any) -> jax.Array:
+        if total is not None:
+            return totals[total]
+        x = rows[v] if v in ending.varying else jnp.broadcast_to(rows[v], (count, *rows[v].shape))
+        return of_rows(x, real) if is_summed else x
+
+    return [result(*each) for each in zip(ending.results, m.summed, ending.totals, strict=True)]
+
+
+def _kind(eqn: JaxprEqn, differ: set[Any]) -> str | None:
+    """Return whether an equation is a product of two of the element's values, or a step, linear in all of them."""
+    name, operands, variables = eqn.primitive.name, eqn.invars, _variables(eqn)
+    own = [v for v in variables if v in differ]
+    dtypes: set[Any] = {getattr(v.aval, "dtype", None) for v in (*variables, *eqn.outvars)}
+    if len(dtypes) > 1 or not all(map(_is_summable, eqn.outvars)):
+        return None
+    if name in _PRODUCTS:
+        return "product" if len(own) == 2 else "step"
+    is_step = len(own) == len(operands) if name in _ADDING else name in _LINEAR and len(variables) == 1
+    is_multiple = len(own) == 1 and (name == "mul" or (name == "div" and own[0] is operands[0]))
+    return "step" if is_step or is_multiple else None
+
+
+def _unscaled(value: Any, differ: set[Any], made: Mapping[Any, JaxprEqn]) -> tuple[Any, Scale]:
+    """Return the value of which a result is a multiple, and what scales it."""
+    eqn = made.get(value)
+    if eqn is None or len(variables := [v for v in _variables(eqn) if v in differ]) != 2:
+        return value, ()
+    number, scaled = sorted(variables, key=lambda v: v.aval.ndim)
+    other = getattr(_before(eqn.invars[1], "broadcast_in_dim", made), "val", 1)
+    is_mask = eqn.primitive.name == "select_n" and eqn.invars[2:] == [scaled] and not np.any(other)
+    is_weight = eqn.primitive.name == "mul" and number.aval.dtype == scaled.aval.dtype
+    if number.aval.shape or not scaled.aval.shape or not _is_summable(scaled) or not (is_mask or is_weight):
+        return value, ()
+    value, scale = _unscaled(scaled, differ, made)
+    return value, (*scale, (_before(number, "convert_element_type", made), is_mask))  # converted for each result
+
+
+def _before(atom: Any, name: str, made: Mapping[Any, JaxprEqn]) -> Any:
+    """Return what was given to the operation of this name that has made a value; if it was none, the value."""
+    eqn = None if isinstance(atom, Literal) else made.get(atom)
+    return eqn.invars[0] if eqn is not None and eqn.primitive.name == name else atom
 
 
 def _axes(shared: Sequence[bool]) -> list[int | None]:
@@ -240,7 +265,11 @@ def _axes(shared: Sequence[bool]) -> list[int | None]:
 
 def _masked(mask: jax.Array | None, rows: jax.Array) -> jax.Array:
     """Return rows with zeros where the mask is ``False``; no mask: as they are."""
-    return rows if mask is None else jax.vmap(lambda real, y: jnp.where(real, y, 0))(mask, rows)
+    return rows if mask is None else jax.vmap(lambda real, y: jnp.where(real, y, jnp.zeros_like(y)))(mask, rows)
+
+
+def _read(values: Mapping[Any, Any], atoms: Sequence[Any]) -> list[Any]:
+    return [v.val if isinstance(v, Literal) else values[v] for v in atoms]
 
 
 def _variables(eqn: JaxprEqn) -> list[Any]:

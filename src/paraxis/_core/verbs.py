@@ -1,5 +1,6 @@
 """The verbs that place, map and fetch values. Reductions are in ``reductions.py``."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, get_args, overload
@@ -8,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, jax_api, maps, placing, pytrees, reductions
-from paraxis._core.lowerings import Lowering
-from paraxis._core.placing import Axis, current, entered, resolve
+from paraxis._core import arrays, check, deferred, jax_api, lowerings, maps, placing, pytrees, reductions
+from paraxis._core.deferred import DeferredSums, Shared
+from paraxis._core.placing import Axis, Numbers, Placement, current, entered, resolve
+from paraxis._core.record import Lowering, Map
 from paraxis.errors import AxisError
 
 _Tree = TypeVar("_Tree")
@@ -48,13 +50,20 @@ def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
     placement = placing.place(resolve("broadcast", axis))
 
     def one(leaf: jax.Array) -> jax.Array:
-        leaf = arrays.settle(leaf, placement, rows=False) if placement.is_said else leaf
-        return maps.remember(reductions.copies(leaf, placement), maps.Shared(leaf))
+        leaf = arrays.to_mesh(leaf, placement, rows=False) if placement.is_chosen else leaf
+        return deferred.remember(reductions.copies(leaf, placement), Shared(leaf))
 
-    return pytrees.opened(jax.tree.map(one, pytrees.arrays("broadcast", "x", pytrees.sealed(x))))
+    return pytrees.combine(jax.tree.map(one, pytrees.arrays("broadcast", "x", pytrees.partition(x))))
 
 
-def map_fn(fn: Callable[..., _R], args: Any, axis: Axis | str | None = None, *, lowering: Lowering = "auto") -> _R:
+def map_fn(
+    fn: Callable[..., _R],
+    args: Any,
+    axis: Axis | str | None = None,
+    *,
+    at_once: int | None = None,
+    lowering: Lowering = "auto",
+) -> _R:
     """Apply a function to every element of an axis: placed → placed.
 
     The function sees one element, without the axis, and may use the collectives (``px.psum`` and so on); all elements
@@ -67,6 +76,7 @@ def map_fn(fn: Callable[..., _R], args: Any, axis: Axis | str | None = None, *, 
         args: arguments of ``fn``: pytrees of arrays ``(size, ...)`` or models that hold such. A plain tuple is several
             arguments; anything else, a named tuple too, is one.
         axis: as in :func:`broadcast`.
+        at_once: the largest number of elements per device in flight, in place of the axis's own.
         lowering: how a device runs its elements: ``"vmap"`` (vectorised), ``"unroll"`` (one after the other; it takes
             longer to compile) or ``"auto"``: unrolled for up to 16 elements with convolutions on CPU.
 
@@ -85,45 +95,69 @@ def map_fn(fn: Callable[..., _R], args: Any, axis: Axis | str | None = None, *, 
         >>> px.map_fn(lambda w, x: w * x, (px.broadcast(2.0, clients), jnp.arange(3.0)), clients)
         Array([0., 2., 4.], dtype=float32)
     """
-    if lowering not in get_args(Lowering):
-        raise AxisError(f"map_fn: lowering must be one of {get_args(Lowering)}, got {lowering!r}")
-    return pytrees.opened(map_sealed(pytrees.of_opened(fn), pytrees.sealed(args), axis, lowering=lowering))
-
-
-def map_sealed(
-    fn: Callable[..., Any], args: Any, axis: Axis | str | None = None, *, lowering: Lowering = "auto"
-) -> Any:
-    """:func:`map_fn` for trees whose models are sealed, in the function as well."""
+    check.one_of("map_fn", "lowering", lowering, get_args(Lowering), AxisError)
     resolved = resolve("map_fn", axis)
-    placement = placing.place(resolved)
-    args = pytrees.placed("map_fn", "args", args, resolved)
+    if at_once is not None:
+        resolved = dataclasses.replace(resolved, at_once=at_once)
+    return pytrees.combine(map_static(pytrees.of_combined(fn), pytrees.partition(args), resolved, lowering=lowering))
+
+
+def map_static(
+    fn: Callable[..., Any], args: Any, axis: Axis, *, lowering: Lowering = "auto", in_blocks: bool = False
+) -> Any:
+    """:func:`map_fn` for trees in which what is static is part of the structure, in the function as well.
+
+    ``in_blocks``: each leaf of the result stays as devices have it, ``(num_padded, ...)``.
+    """
+    placement = placing.place(axis)
+    args = pytrees.placed("map_fn", "args", args, axis)
     leaves, structure = jax.tree.flatten(args if type(args) is tuple else (args,))
-    forms = [maps.recall(leaf) for leaf in leaves]
-    shared = [isinstance(form, maps.Shared) for form in forms]
+    forms = [deferred.recall(leaf) for leaf in leaves]
+    shared = [isinstance(form, Shared) for form in forms]
     operands = [
-        form.value if isinstance(form, maps.Shared) else arrays.settle(leaf, placement, rows=True)
+        form.value if isinstance(form, Shared) else arrays.to_mesh(leaf, placement, rows=True)
         for leaf, form in zip(leaves, forms, strict=True)
     ]
-
+    maps.refuse_varying(placement, [*map(jax.typeof, operands)])
     # Wrapped, as JAX's errors then name the user's function, and not this one.
     element = functools.wraps(fn, updated=())(lambda *xs: fn(*jax.tree.unflatten(structure, xs)))
-    outer, mesh = current(), placement.mesh.abstract_mesh if placement.is_said and placement.mesh else None
-    mapped, covered = (*outer.mapped, resolved), (*outer.taken, *placement.mesh_axes)
-    # Of mesh axes the body gets an error that says why it may not name them, and not that there are none.
-    names = {name: placement.mesh.shape[name] for name in placement.mesh_axes} if placement.mesh else {}
-    names |= {axis.name: axis.size for axis in mapped}
-    with entered(mapped=mapped, mesh=outer.mesh or mesh, taken=covered), maps.unseen(covered):
-        made, out_tree = maps.Map.of(element, operands, shared, maps.How(placement, lowering, tuple(names.items())))
-    for hidden in map(jax_api.axis_of, made.body.effects):  # names of mapped axes hide those of mesh axes
-        if hidden in placement.mesh_axes and all(axis.name != hidden for axis in mapped):
-            raise AxisError(
-                f"a collective inside the body names the mesh axis {hidden!r}, which carries the elements of axis "
-                f"{resolved.name!r}: it would miss those that share a device. Write px.psum(x, {resolved.name!r}), or "
-                f"the like"
-            )
-    sums, results = maps.Sums(made), made.bind([False] * out_tree.num_leaves)
-    results = [maps.remember(y, functools.partial(sums.of, at)) for at, y in enumerate(results)]
+    made, operands, out_tree = _traced(element, operands, shared, placement, lowering)
+    if in_blocks:
+        return jax.tree.unflatten(out_tree, maps.bind(made._replace(in_blocks=True), operands))
+    sums, results = DeferredSums(made, operands), maps.bind(made, operands)
+    results = [deferred.remember(y, functools.partial(sums.take, at)) for at, y in enumerate(results)]
     return jax.tree.unflatten(out_tree, results)
+
+
+def _traced(
+    element: Callable[..., Any], operands: list[Any], shared: list[bool], placement: Placement, lowering: Lowering
+) -> tuple[Map, list[Any], Any]:
+    """Trace a function of one element in the scope of its axis, outside of the mesh that the axis takes."""
+    axis, outer = placement.axis, current()
+    mesh = placement.mesh.abstract_mesh if placement.is_chosen and placement.mesh else None
+    manual = jax.sharding.get_abstract_mesh().manual_axes  # of a jax.shard_map around it
+    mapped, covered = (*outer.mapped, axis), (*outer.taken, *placement.mesh_axes, *manual)
+    # Of mesh axes the body gets an error that says why it may not name them, and not that there are none.
+    env = {name: placement.mesh.shape[name] for name in placement.mesh_axes} if placement.mesh else {}
+    env |= {axis.name: axis.size for axis in mapped}
+    trace = functools.partial(maps.trace, placement=placement, lowering=lowering, axis_env=tuple(env.items()))
+    with entered(mapped=mapped, mesh=outer.mesh or mesh, taken=covered), maps.mesh_hidden(covered):
+        found = trace(element, operands, shared, [False] * len(shared))
+        is_apart = placement.num_chunks > 1 or lowering == "unroll"
+        if is_apart and found[0].uses_axis and outer.chunk is None and not lowerings.exchanges(found[0]):
+            numbers = Numbers(len(outer.mapped))  # elements that only ask for their number are given it
+            with entered(numbers=(*outer.numbers, numbers)):
+                operands, shared = [jnp.arange(axis.size), *operands], [False, *shared]
+                found = trace(numbers.given_to(element), operands, shared, [False] * len(shared))
+    made = found[0]
+    lowerings.refuse_shard_map(made)
+    for named in jax_api.free_axes(made.body.jaxpr):  # names of mapped axes hide those of mesh axes
+        if named in placement.mesh_axes and all(axis.name != named for axis in mapped):
+            raise AxisError(
+                f"a collective inside the body names the mesh axis {named!r}, which carries the elements of axis "
+                f"{axis.name!r}: it would miss those that share a device. Write px.psum(x, {axis.name!r}), or the like"
+            )
+    return found
 
 
 @overload
@@ -151,7 +185,7 @@ def scatter(x: Any, axis: Axis | str | None = None) -> Any:
         is_traced = isinstance(leaf, jax_api.Tracer)
         return arrays.constrain(leaf, placement, rows=placement.divides) if is_traced else arrays.put(leaf, target)
 
-    return pytrees.opened(jax.tree.map(one, x))
+    return pytrees.combine(jax.tree.map(one, x))
 
 
 @overload
@@ -176,12 +210,12 @@ def gather(x: Any, axis: Axis | str | None = None) -> Any:
     def one(leaf: jax.Array) -> Any:
         return arrays.constrain(leaf, placement, rows=False) if arrays.is_traced(leaf) else arrays.on_host(leaf)
 
-    return pytrees.opened(jax.tree.map(one, x))
+    return pytrees.combine(jax.tree.map(one, x))
 
 
 def _placed(verb: str, x: Any, axis: Axis | str | None) -> tuple[placing.Placement, Any]:
     resolved = resolve(verb, axis)
-    return placing.place(resolved), pytrees.placed(verb, "x", pytrees.sealed(x), resolved)
+    return placing.place(resolved), pytrees.placed(verb, "x", pytrees.partition(x), resolved)
 
 
 def keys(key: jax.Array, axis: Axis | str | None = None) -> jax.Array:

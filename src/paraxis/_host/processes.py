@@ -173,7 +173,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self._asked: str | None = None
-        self._together = jax_api.distributed.global_state.preemption_sync_manager is not None
+        self._together = jax_api.distributed_state().preemption_sync_manager is not None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:

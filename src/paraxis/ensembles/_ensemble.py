@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core import arrays, check, jax_api, placing, pytrees
-from paraxis._core.lowerings import Lowering
 from paraxis._core.placing import Axis, Placement
+from paraxis._core.record import Lowering
 from paraxis._core.verbs import broadcast, map_fn
 from paraxis._host import digests, interrupts, processes
 from paraxis._host.progress import Display
@@ -293,9 +293,9 @@ class Ensemble:
         ``kind`` says what is done with the results. As by ``jax.jit``, a program is kept while its function lives.
         """
         fn = _members.called if fn is None else fn
-        args, _ = pytrees.given("ensemble", args, {})
+        args, _ = pytrees.arguments("ensemble", args, {})
         leaves, structure = jax.tree.flatten(args)
-        axes = [None] * len(leaves) if in_axes is None else pytrees.entries(in_axes, args)
+        axes = [None] * len(leaves) if in_axes is None else pytrees.broadcast_prefix(in_axes, args)
         if not {*axes} <= {0, None}:
             raise DataError(f"ensemble: in_axes must be 0 or None for each argument, got {in_axes}")
         own = tuple([entry == 0 for entry in axes])
@@ -303,7 +303,9 @@ class Ensemble:
         if self._placement.spans_processes or {getattr(x.sharding, "mesh", None) for x in bound} - {
             self._placement.mesh
         }:
-            settled = [arrays.settle(jnp.asarray(x), self._placement, rows=o) for x, o in zip(leaves, own, strict=True)]
+            settled = [
+                arrays.to_mesh(jnp.asarray(x), self._placement, rows=o) for x, o in zip(leaves, own, strict=True)
+            ]
             args = jax.tree.unflatten(structure, settled)
         owner, method = (fn.__self__, fn.__func__) if inspect.ismethod(fn) else (fn, None)
         programs, key = self._programs, (id(owner), method, kind, own)

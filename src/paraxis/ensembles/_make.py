@@ -6,8 +6,8 @@ from typing import Any
 import jax
 
 from paraxis._core import arrays, placing, verbs
-from paraxis._core.lowerings import Lowering
 from paraxis._core.placing import Axis
+from paraxis._core.record import Lowering
 from paraxis.ensembles import _members
 from paraxis.ensembles._ensemble import Ensemble, padded
 from paraxis.ensembles._members import State

@@ -35,7 +35,7 @@ class Form:
         found = zip(self.names, self.impls, strict=True)
         leaves = [jax.random.wrap_key_data(state[name], impl=impl) if impl else state[name] for name, impl in found]
         tree = jax.tree.unflatten(self.structure, leaves)
-        return pytrees.opened(tree) if self.graphdef is None else _nnx().merge(self.graphdef, tree)
+        return pytrees.combine(tree) if self.graphdef is None else _nnx().merge(self.graphdef, tree)
 
     def member(self, state: State) -> Any:
         """Return what ``make`` returned: a single part, or the tuple."""
@@ -63,13 +63,13 @@ class Form:
         """Return the tree of the new member and the further result: of ``member``, or ``(member, out)``."""
         pair = [result] if isinstance(result, tuple) and len(result) == 2 else []
         for member, out in [(result, None), *pair]:
-            tree = pytrees.sealed(member if self.is_tuple else (member,))
+            tree = pytrees.partition(member if self.is_tuple else (member,))
             if jax.tree.structure(tree) == self.structure:
                 return tree, out
         raise StateError(
             f"ensemble.train: step must return the new member, structured as the old one, or a pair of it and more: "
             f"return {'(params, opt_state)' if self.is_tuple else 'params'}, loss. It returned "
-            f"{jax.tree.structure(pytrees.sealed(result))}"
+            f"{jax.tree.structure(pytrees.partition(result))}"
         )
 
     def apply(self, apply: Callable[..., Any], state: State, inputs: Sequence[Any]) -> Any:
@@ -99,7 +99,7 @@ def split(made: Any) -> tuple[Form, State]:
     inside = [x for x in jax.tree.leaves(parts, is_leaf=pytrees.is_nnx) if pytrees.is_nnx(x)]
     if not all(modules) and (any(modules) or any(isinstance(x, _nnx().Pytree) for x in inside)):
         raise StateError("ensemble: modules in a dict, or beside arrays, come apart; write (net, opt), nnx.Variable(x)")
-    graphdef, tree = _nnx().split(parts, graph=True) if any(modules) else (None, pytrees.sealed(parts))
+    graphdef, tree = _nnx().split(parts, graph=True) if any(modules) else (None, pytrees.partition(parts))
     found, structure = jax.tree_util.tree_flatten_with_path(tree)
     if not found:
         raise StateError(f"ensemble: make returned no arrays, but a {type(made).__name__}; it must return a member")

@@ -86,7 +86,7 @@ def _join() -> Processes:
         is_launched = PROCESS in os.environ and os.environ.get(LAUNCHER, f"{os.getppid()}") == f"{os.getppid()}"
         if not is_launched and not jax_api.detects_cluster():
             return Processes(0, 1)
-        if jax_api.xla_bridge.backends_are_initialized():
+        if jax_api.backends_are_initialized():
             raise DeviceError(
                 "px.initialize: JAX has already started, without the devices of the other processes; call it right "
                 "after the imports, before anything makes an array or calls jax.devices()"

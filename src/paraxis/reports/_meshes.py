@@ -42,7 +42,7 @@ def named(jaxpr: jax_api.Jaxpr) -> Iterator[Shape]:
 
 def placement(eqn: Any) -> placing.Placement | None:
     """Return where a map's elements lie; ``None``: the operation is no map."""
-    return eqn.params["how"].placement if eqn.primitive.name == "px_map" else None
+    return eqn.params["placement"] if eqn.primitive.name == "px_map" else None
 
 
 @functools.lru_cache(maxsize=1024)

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import jax_api, lowerings, maps
+from paraxis._core import jax_api, maps
 from paraxis._core.jax_api import JaxprEqn, Literal
 from paraxis.errors import AxisError
 from paraxis.streaming import _rowwise
@@ -132,7 +132,7 @@ class Plan:
 
     def _map(self, operation: Operation, dims: Sequence[int | None]) -> None:
         params = operation.eqn.params
-        if lowerings.mentions(params["body"].jaxpr, params["axis"]):
+        if jax_api.uses_axis(params["body"].jaxpr, params["axis"]):
             raise AxisError(
                 f"Stream: a mapped function reads its element's index or exchanges values along {self._axis!r}, at "
                 f"{operation.line}; elements of a chunk do not see the others. Give the index as an argument, "

@@ -60,7 +60,7 @@ class Call:
                 "Stream: it is a loop outside of JAX and cannot be traced, but it was called inside jax.jit, jax.grad "
                 "or the like; write px.Stream(at_once=64).run(jax.grad(fn), w, groups), and jit none of it"
             )
-        leaves, structure = jax.tree.flatten(tuple(x if isinstance(x, Groups) else pytrees.sealed(x) for x in args))
+        leaves, structure = jax.tree.flatten(tuple(x if isinstance(x, Groups) else pytrees.partition(x) for x in args))
         self.groups, self.values, kinds = list[Groups](), list[Any](), list[Any]()
         for leaf in leaves:
             if isinstance(leaf, Groups):
@@ -92,7 +92,7 @@ def _traced(fn: Callable[..., Any], structure: Any, kinds: Sequence[Any], size: 
     """Return a function traced for so many elements, padded to these lengths."""
     padded = iter(lengths)
     args = [x.stacked(next(padded), size) if isinstance(x, Form) else jax_api.struct(x) for x in kinds]
-    return Flat(*jax_api.trace(pytrees.of_opened(fn), structure.unflatten(args), {}))
+    return Flat(*jax_api.trace(pytrees.of_combined(fn), structure.unflatten(args), {}))
 
 
 class Program:
@@ -134,7 +134,7 @@ class Program:
     def whole(self, lengths: Lengths) -> Flat:
         """Return the function traced for all elements."""
         if lengths not in self._wholes:
-            with self._placing(), _trace.sized(None, 0, 0):
+            with self._placing(), placing.entered(chunk=_trace.Sized(None, 0, 0)):
                 flat = self._trace(self.size, lengths)
             first = self._wholes.setdefault(next(iter(self._wholes), lengths), flat)
             _trace.require_same(first, flat, "elements of another length")
@@ -160,7 +160,7 @@ class Program:
     def _some(self, count: int, lengths: Lengths) -> tuple[Flat, list[int | None]]:
         """Return the function traced for some elements, and the dimension of the elements in each of its values."""
         try:
-            with self._placing(), _trace.sized(self.axis.name, self.size, count):
+            with self._placing(), placing.entered(chunk=_trace.Sized(self.axis.name, self.size, count)):
                 part = self._trace(count, lengths)
         except AxisError:
             raise

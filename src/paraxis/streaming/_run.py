@@ -106,7 +106,7 @@ class Run:
         returned = {v for v in flat.results if isinstance(v, int)}
         found = {v: jnp.asarray(values[v]) if dims[v] is None else self._rows_of(v) for v in returned}
         leaves = [jnp.asarray(v.val) if isinstance(v, Literal) else found[v] for v in flat.results]
-        return pytrees.opened(jax.tree.unflatten(flat.out_tree, leaves))
+        return pytrees.combine(jax.tree.unflatten(flat.out_tree, leaves))
 
     def _pass(self, number: int, one: Pass, saved: Saved | None, at: int = 0, held: Sequence[Any] = ()) -> list[Any]:
         """Return the totals of a pass, of which ``at`` chunks are done; its rows are kept."""

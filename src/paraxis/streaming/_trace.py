@@ -4,19 +4,18 @@ The first trace has the true counts: a mean divides by the number of all element
 dimension that differs is the elements'; all else must be the same. The second runs, with the literals of the first.
 """
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import jax_api, maps
+from paraxis._core import deferred, jax_api, maps
 from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
-from paraxis._core.placing import Axis, current, entered
+from paraxis._core.placing import Axis
 from paraxis.errors import AxisError
 
 Atom = int | Literal  # an operand: the number of a value, or a literal
@@ -86,29 +85,30 @@ rows_p.def_abstract_eval(lambda x, *, size: x.update(shape=(size, *x.shape[1:]))
 jax_api.define_lowering(rows_p, lambda x, *, size: x[:size])
 jax_api.ad.deflinear2(rows_p, lambda ct, x, *, size: [rows_p.bind(ct, size=x.aval.shape[0])])
 jax_api.batching.primitive_batchers[rows_p] = lambda x, at, **to: (rows_p.bind(jnp.moveaxis(x[0], at[0], 1), **to), 1)
-_traced_for = jax.make_user_context()  # what jax.jit and jax.checkpoint have traced is not used for other elements
 
 
-@contextlib.contextmanager
-def sized(name: str | None, whole: int, size: int) -> Iterator[None]:
-    """Within, verbs take the axis of this name, and of ``whole`` elements, to have ``size``; no name: as they are.
+@dataclasses.dataclass(frozen=True)
+class Sized:
+    """Verbs take the axis of this name, and of ``whole`` elements, to have ``size``; no name: as they are.
 
     Where they take an array of all elements, from outside of the trace, its rows are those of the chunk.
     """
 
-    def chunk(found: Axis, tree: Any) -> tuple[Axis, Any]:
-        if found.name == name and found.size == whole:
-            found = dataclasses.replace(found, size=size)
-        sizes = (whole, size) if found.name == name else (found.size,)
+    name: str | None
+    whole: int
+    size: int
+
+    def __call__(self, axis: Axis, tree: Any) -> tuple[Axis, Any]:
+        """Return the axis and the values that a verb takes in place of these."""
+        if axis.name == self.name and axis.size == self.whole:
+            axis = dataclasses.replace(axis, size=self.size)
+        sizes = (self.whole, self.size) if axis.name == self.name else (axis.size,)
 
         def rows(x: Any) -> Any:
-            is_rows = np.ndim(x) > 0 and x.shape[0] in sizes and maps.recall(x) is None
-            return rows_p.bind(x, size=found.size) if is_rows else x
+            is_rows = np.ndim(x) > 0 and x.shape[0] in sizes and deferred.recall(x) is None
+            return rows_p.bind(x, size=axis.size) if is_rows else x
 
-        return found, jax.tree.map(rows, tree)
-
-    with _traced_for((name, whole, size, current().alone)), entered(chunk=chunk):
-        yield
+        return axis, jax.tree.map(rows, tree)
 
 
 def verbs_in(jaxpr: Jaxpr) -> list[JaxprEqn]:
@@ -121,7 +121,7 @@ def axis_of(closed: ClosedJaxpr, count: int | None) -> tuple[Axis, Any]:
     found = dict[tuple[str, int], Any]()
     for eqn in verbs_in(closed.jaxpr):
         key = eqn.params["axis"], eqn.params["size"]
-        found[key] = found.get(key) or (eqn.params["how"].placement if eqn.primitive is maps.map_p else None)
+        found[key] = found.get(key) or (eqn.params["placement"] if eqn.primitive is maps.map_p else None)
     fits = [key for key in found if count in (None, key[1])]
     if len(fits) == 1:
         return Axis(*fits[0]), found[fits[0]]
@@ -183,7 +183,7 @@ def _equation(at: Operation, whole: JaxprEqn, part: JaxprEqn) -> JaxprEqn:
     return part.replace(invars=[*map(_literal, whole.invars, part.invars)], params=params)
 
 
-_SIZES = "shape new_sizes limit_indices slice_sizes sizes size rows padded laid devices how sharding out_sharding"
+_SIZES = "shape new_sizes limit_indices slice_sizes sizes size rows padded laid devices placement sharding out_sharding"
 """Parameters that say shapes or places, in which two traces may differ."""
 
 

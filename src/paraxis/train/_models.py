@@ -61,8 +61,8 @@ def _pytree(model: Any) -> _Parts:
 
     Its floating arrays are parameters. Its other arrays are mutable to the state, though no step changes them.
     """
-    structure, is_fixed = jax.tree.structure(model), lambda x: isinstance(x, pytrees.Fixed)
-    leaves = jax.tree.leaves(pytrees.sealed(model), is_leaf=is_fixed)
+    structure, is_fixed = jax.tree.structure(model), lambda x: isinstance(x, pytrees.Static)
+    leaves = jax.tree.leaves(pytrees.partition(model), is_leaf=is_fixed)
     # What is fixed; else, whether it is trained.
     kinds: list[Any] = [x if is_fixed(x) else is_a(jnp.inexact, x) for x in leaves]
     parts = [[x if kind is part else None for x, kind in zip(leaves, kinds, strict=True)] for part in (True, False)]

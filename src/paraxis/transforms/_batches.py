@@ -33,7 +33,7 @@ def split(transform: str, batch_axis: Axes, args: Sequence[Any], kwargs: Mapping
     args = tuple(args)
     given = tuple(batch_axis)[: len(args)] if isinstance(batch_axis, Sequence) else (batch_axis,) * len(args)
     found, structure = jax.tree_util.tree_flatten_with_path((args, dict(kwargs)))
-    wanted = pytrees.entries(given, args)
+    wanted = pytrees.broadcast_prefix(given, args)
     wanted += [None if batch_axis is None else 0] * (len(found) - len(wanted))
     axes: list[int | None] = []
     sizes: dict[str, int] = {}
@@ -75,7 +75,7 @@ def combined(rule: Rule, x: jax.Array, axis: Axis | None = None, *, differs: boo
         place = placing.place(axis)
         keeps = rule in ("first", "same", "max", "min") or (rule == "mean" and jnp.issubdtype(x.dtype, jnp.inexact))
         if keeps and not differs and place.mesh_axes:
-            return arrays.agreed(x, place)
+            return arrays.first_row(x, place)
         if rule in ("mean", "sum", "max", "min"):
             return getattr(reductions, f"reduce_{rule}")(x, axis)
         x = arrays.constrain(x, place, rows=False)

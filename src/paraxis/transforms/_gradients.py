@@ -60,7 +60,7 @@ class GradValues(Wrapped[_R], Generic[_R]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, _R]:
         """Return gradients and values of ``f(*modules, *args, **kwargs)``."""
-        args, kwargs = pytrees.given("GradValues", args, kwargs)
+        args, kwargs = pytrees.arguments("GradValues", args, kwargs)
         graph, (wrt, argnums) = self.binding().graph, self._body.options
         values = graph.values()
         picked = [i for i, name in enumerate(graph.names) if is_chosen(wrt, name, graph.variables[i])]
@@ -83,6 +83,6 @@ class GradValues(Wrapped[_R], Generic[_R]):
         graph.write(new)
         found = Gradients({graph.names[i]: gradients[i] for i in picked})
         if argnums is None:
-            return found, pytrees.opened(result)
-        inputs = pytrees.opened(of_args[argnums] if isinstance(argnums, int) else tuple(of_args[p] for p in positions))
-        return (found, inputs) if picked else inputs, pytrees.opened(result)
+            return found, pytrees.combine(result)
+        inputs = pytrees.combine(of_args[argnums] if isinstance(argnums, int) else tuple(of_args[p] for p in positions))
+        return (found, inputs) if picked else inputs, pytrees.combine(result)

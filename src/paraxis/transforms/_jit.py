@@ -85,14 +85,14 @@ class Jit(Wrapped[_R], Generic[_R]):
 
     def _ready(self, args: Any, kwargs: dict[str, Any]) -> Any:
         binding = self.binding()
-        args, kwargs = pytrees.given(self._body.transform, args, kwargs)
+        args, kwargs = pytrees.arguments(self._body.transform, args, kwargs)
         return binding, binding.program or self._compile(binding), binding.graph.values(), args, kwargs
 
     def _finished(self, binding: Binding, values: Sequence[Any], new: dict[int, Any], result: Any) -> Any:
         """Write the new values, and return what the caller gets."""
         if new:
             binding.graph.write(new)
-        return pytrees.opened(result)
+        return pytrees.combine(result)
 
     def _compile(self, binding: Binding) -> Any:
         """Return the program for a structure of the modules: by ``==``, since a static attribute may have no hash."""
@@ -108,7 +108,7 @@ def _jitted(body: Body, graph: Graph) -> Any:
     # A closure over what all copies share, not over self, whose modules may be those of another run.
     def run(values: Sequence[Any], arrays: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         kinds = (jax.Array, np.ndarray)
-        args, kwargs = jax.tree.map(lambda x: x if isinstance(x, kinds) else pytrees.Fixed(x), (args, kwargs))
+        args, kwargs = jax.tree.map(lambda x: x if isinstance(x, kinds) else pytrees.Static(x), (args, kwargs))
         result, new = body.run(body, graph, (values, arrays), args, kwargs)
         # What is not written goes through if its memory was given away.
         return dict(enumerate(values)) | new if body.donate else new, result

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from paraxis._core import arrays, jax_api, lowerings, maps, placing, pytrees, verbs
+from paraxis._core import arrays, jax_api, placing, pytrees, verbs
 from paraxis._core.placing import Axis
 from paraxis.errors import DataError, StateError
 from paraxis.transforms import _batches, _modules, _wrapped
@@ -106,7 +106,7 @@ class Parallel(Jit[_R], Generic[_R]):
         args, kwargs = jax.tree.map(partial(_sent, placement=placement), (args, kwargs))
         if not _wrapped.same([placement.devices, *values], self._placed):
             self._placed = [placement.devices]  # until the call has succeeded
-            values = [arrays.settle(x, placement, rows=False) for x in values]
+            values = [arrays.to_mesh(x, placement, rows=False) for x in values]
         return binding, program, values, args, kwargs
 
     def _finished(self, binding: Binding, values: Sequence[Any], new: dict[int, Any], result: Any) -> Any:
@@ -122,7 +122,7 @@ def _sent(x: Any, placement: placing.Placement) -> Any:
     """Bring an argument that is bound to another mesh to this one. One that is bound to none goes by itself."""
     if not isinstance(x, jax.Array) or isinstance(x, jax_api.Tracer) or not x.committed:
         return x
-    return arrays.settle(x, placement.holding(x.shape[0] or 1) if x.ndim else placement, rows=x.ndim > 0)
+    return arrays.to_mesh(x, placement.holding(x.shape[0] or 1) if x.ndim else placement, rows=x.ndim > 0)
 
 
 class Call:
@@ -145,7 +145,7 @@ class Call:
             for x, at in zip(self._batch.leaves, self._batch.axes, strict=True)
         ]
         operands = (jnp.arange(self._axis.size), verbs.broadcast(state, self._axis), leaves)
-        stacked, result = verbs.map_sealed(self._on_device, operands, self._axis)
+        stacked, result = verbs.map_static(self._on_device, operands, self._axis)
         mend = (
             f"on different devices. Is a mean forgotten? Write opt(lr, px.pmean(g, {self._axis.name!r})) for "
             f"gradients; check=False if the values are the same anyway; or"
@@ -175,7 +175,7 @@ class Call:
         run, differs = jax_api.jaxpr_as_fun(body), [True] * out_tree.num_leaves
         if self._check and not jax_api.holds(body.jaxpr, "io_callback"):  # which may differ for the same arguments
             axes = [0, *(None if at is None else 0 for at in row_dims[1:])]
-            differs = maps.batched(body, axes, self._axis.size, self._axis.name, {})
+            differs = jax_api.varying_results(body, axes, self._axis.size, self._axis.name)
         self._differs = jax.tree.unflatten(out_tree, differs)
         if self._check and self._rows.is_padded:
             run = self._uneven(one, traced, row_dims)
@@ -200,10 +200,10 @@ class Call:
         ]
         short, short_tree = jax_api.trace(one, avals, {})
         new, result = jax.tree.unflatten(out_tree, body.out_avals)
-        kinds, shapes = pytrees.entries(self._reduce, result), [a.shape for a in body.out_avals]
+        kinds, shapes = pytrees.broadcast_prefix(self._reduce, result), [a.shape for a in body.out_avals]
         are_rows = {*kinds} <= {"concat"} and all(shape[:1] == (share,) for shape in shapes) and out_tree == short_tree
         are_rows &= [a.shape for a in short.out_avals] == [(rows, *shape[1:]) for shape in shapes]
-        if new or not are_rows or lowerings.mentions(body.jaxpr, self._axis.name):
+        if new or not are_rows or jax_api.uses_axis(body.jaxpr, self._axis.name):
             count = self._axis.size
             raise DataError(
                 f"Parallel: {size} rows do not divide over {count} devices, and the function exchanges values, writes "
@@ -224,7 +224,7 @@ class Call:
 
     def _reduced(self, result: Any) -> Any:
         leaves, structure = jax.tree_util.tree_flatten_with_path(result)
-        kinds, differs = pytrees.entries(self._reduce, result), jax.tree.leaves(self._differs[1])
+        kinds, differs = pytrees.broadcast_prefix(self._reduce, result), jax.tree.leaves(self._differs[1])
         made = []
         for (path, x), kind, differ in zip(leaves, kinds, differs, strict=True):
             if kind == "same" and differ and self._check:

@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import maps, pytrees
+from paraxis._core import jax_api, pytrees
 from paraxis.errors import DataError
 from paraxis.transforms import _batches, _modules
 from paraxis.transforms._wrapped import Wrapped, run
@@ -50,7 +50,7 @@ class Vectorize(Wrapped[_R], Generic[_R]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> _R:
         """Return ``f(*modules, *row, **kwargs)`` for every row."""
-        args, kwargs = pytrees.given("Vectorize", args, kwargs)
+        args, kwargs = pytrees.arguments("Vectorize", args, kwargs)
         batch_axis, sync = self._body.options
         batch = _batches.split("Vectorize", batch_axis, args, kwargs)
         if batch.size is None:
@@ -66,11 +66,11 @@ class Vectorize(Wrapped[_R], Generic[_R]):
             args, kwargs = jax.tree.unflatten(batch.structure, leaves)
             result, new = run(self._body, graph, state, args, kwargs)
             drawn[:] = _modules.drawn(streams, new)
-            return result, maps.watched(new, index, differs.extend)
+            return result, jax_api.observe_vmap(new, index, differs.extend)
 
         over = jax.vmap(row, in_axes=(0, batch.axes), axis_size=batch.size)
         result, new = over(jnp.arange(batch.size), batch.leaves)
         flags = jax.tree.unflatten(jax.tree.structure(new), differs)
         kept = _batches.written("Vectorize", graph, sync, new, flags, None, "by different rows; write")
         graph.write(kept | _modules.advanced(values, drawn))
-        return pytrees.opened(result)
+        return pytrees.combine(result)

@@ -201,7 +201,7 @@ def run(
     prepare(modules)
     before, nodes = _modules.split(modules), [n for n in _modules.nodes(modules) if _modules.is_module(n)]
     attributes = [(n, dict(vars(n))) for n in nodes if isinstance(n, nnx.Pytree)]
-    args, kwargs = pytrees.opened((tuple(args), dict(kwargs)))
+    args, kwargs = pytrees.combine((tuple(args), dict(kwargs)))
     returned = body.fn(*modules, *args, **kwargs)
     ours = {*map(id, nodes)}
     if any(id(x) in ours for x in jax.tree.leaves(returned, is_leaf=lambda x: isinstance(x, _WHOLE))):
@@ -220,7 +220,7 @@ def run(
         )
     now = before.values()
     new = {i: x for i, x in enumerate(now) if not same(jax.tree.leaves(x), jax.tree.leaves(values[i]))}
-    return pytrees.sealed(returned), new
+    return pytrees.partition(returned), new
 
 
 def refuse_modules(transform: str, args: Any) -> None:
