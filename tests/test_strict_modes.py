@@ -68,9 +68,9 @@ def streamed(w: Any, x: Any, y: Any) -> Any:
     return px.reduce_mean(px.map_fn(lambda w, x, y: jnp.square(x @ w - y), (px.broadcast(w), x, y)))
 
 
-def proximal(name: str, *strengths: Any) -> Any:
+def proximal(name: str, strength: Any) -> Any:
     solver = px.solve.ProximalGradient(mean_square, getattr(px.solve.prox, name))
-    return solver.run(START, strengths if len(strengths) > 1 else strengths[0], X_HERE, Y_HERE).params
+    return solver.run(START, strength, X_HERE, Y_HERE).params
 
 
 X_HERE, Y_HERE = jnp.asarray(X), jnp.asarray(Y)
@@ -81,7 +81,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "LBFGS, softmax": lambda: px.solve.LBFGS(GLM("softmax"), maxiter=9).run(BEGIN_CLASSES, L2, CLASSES).params,
     "l1": lambda: proximal("l1", STRENGTH),
     "group": lambda: proximal("group", STRENGTH),
-    "box": lambda: proximal("box", -STRENGTH, STRENGTH),
+    "box": lambda: proximal("box", (-STRENGTH, STRENGTH)),
     "simplex": lambda: proximal("simplex", STRENGTH),
     "Ridge": lambda: px.solve.Ridge().fit(X, Y).coef_,
     "LogisticRegression": lambda: px.solve.LogisticRegression(C=0.1, tol=1e-2).fit(X, LABELS).coef_,
