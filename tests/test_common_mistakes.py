@@ -6,7 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
+from jax.sharding import Mesh
 
 import paraxis as px
 
@@ -48,6 +51,75 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "pmap of too few in_axes": (lambda: px.pmap(jnp.add, in_axes=(0,))(X, X), r"in_axes=\(0,\) does not fit"),
     "pmap of other out_axes": (lambda: px.pmap(lambda x: (x, x), out_axes=(0,) * 3)(X), "does not fit"),
 }
+
+
+WHOLE, OUTSIDE = (
+    "whole batch, which the compiler divides; leave lax.pmean out",
+    "names no axis; combine its results outs",
+)
+MEMBERS, ALL_ROWS = r"the axis of the members, px.psum\(x, 'members'\)", "a function of all rows; leave the axis out"
+NET, X2 = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), np.ones((8, 2), np.float32)
+
+
+def members(**options: Any) -> px.Ensemble:
+    return px.ensemble(lambda key: jax.random.normal(key, (2,)), 3, 0, **options)
+
+
+def state() -> px.TrainState:
+    return px.TrainState.create({"w": jnp.zeros(2)}, optax.sgd(0.1))
+
+
+# Front ends, and what each says where its function names an axis that it does not have.
+NAMERS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "ensemble": (lambda f: px.ensemble(lambda key: f(jax.random.normal(key)), 3, 0), MEMBERS),
+    "ens.train": (lambda f: members().train(lambda w, x: w + f(w), X2), MEMBERS),
+    "ens.members": (lambda f: members(apply=lambda w, x: f(x @ w)).members(X2), MEMBERS),
+    "px.train_step": (lambda f: px.train_step(lambda p, x: jnp.mean(f(x @ p["w"])))(state(), X2), WHOLE),
+    "px.eval_step": (lambda f: px.eval_step(lambda p, x: {"a": f(x @ p["w"])})(state(), X2), WHOLE),
+    "Parallel": (lambda f: px.Parallel(lambda net, x: f(net(x)), NET)(X2), r"devices, px.pmean\(x, 'device'\)"),
+    "Vectorize": (lambda f: px.Vectorize(lambda net, x: f(net(x)), NET)(X2), OUTSIDE),
+    "GradValues": (lambda f: px.GradValues(lambda net, x: f(net(x).sum()), NET)(X2), OUTSIDE),
+    "Jit": (lambda f: px.Jit(lambda net, x: f(net(x)), NET)(X2), OUTSIDE),
+    "LBFGS": (lambda f: px.solve.LBFGS(lambda w: f(jnp.sum(w**2))).run(X), ALL_ROWS),
+    "ProximalGradient": (lambda f: px.solve.ProximalGradient(lambda w: f(jnp.sum(w**2))).run(X), ALL_ROWS),
+    "Stream": (
+        lambda f: px.Stream(at_once=1).run(px.program(rows=8)(f), px.Groups.of_arrays(X2)),
+        r"a program names its axes, @px.program\(rows=8\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("collective", [px.psum, jax.lax.psum], ids=["px", "lax"])
+@pytest.mark.parametrize("name", NAMERS)
+def test_an_axis_name_that_a_front_end_does_not_know_is_answered_by_it(name: str, collective: Any) -> None:
+    run, answer = NAMERS[name]
+    with pytest.raises(px.AxisError, match=rf"nope(.|\n)*: .*{answer}"):
+        run(lambda x: collective(x, "nope"))
+    with pytest.raises(NameError, match="name 'nope' is not defined"):  # one of Python's is left alone
+        run(lambda x: nope)  # noqa: F821  # pyright: ignore[reportUndefinedVariable]
+
+
+MESH = Mesh(np.array(jax.devices()[:1]), ("data",))
+PLACES: dict[str, tuple[Callable[[], Any], str]] = {
+    "ensemble": (lambda: members(mesh=MESH), r"px.ensemble\(…, mesh=mesh, over='data'\)"),
+    "Parallel": (lambda: px.Parallel(NET, mesh=MESH)(X2), r"px.Parallel\(…, mesh=mesh, over='data'\)"),
+    "train_step": (
+        lambda: px.train_step(jnp.mean, axis=px.Axis("a", 1, mesh=MESH))(state(), X2),
+        "axis='data', a name",
+    ),
+    "rows": (lambda: px.solve.rows(X2, X2[:, 0], axis="nope"), r"write axis=px.Axis\('rows', 8\)"),  # pyright: ignore
+    "a table's rows": (
+        lambda: px.solve.rows(px.Table.of_arrays(X2, X2[:, 0]), axis="nope", engine=px.Stream(at_once=2)),  # pyright: ignore
+        r"write axis=px.Axis\('rows', 8\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_an_axis_that_a_front_end_cannot_place_is_answered_by_it(name: str) -> None:
+    call, answer = PLACES[name]
+    with pytest.raises(px.AxisError, match=answer):
+        call()
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

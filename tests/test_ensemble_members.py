@@ -51,6 +51,10 @@ def test_ensemble_gives_a_member_by_number_and_an_ensemble_by_slice_or_list() ->
     for index in (SIZE, -SIZE - 1, [0, SIZE]):
         with pytest.raises(IndexError, match="out of bounds"):
             ens[index]
+    for odd in (True, np.True_, [[0, 1]]):
+        for use in (ens.__getitem__, ens.drop):
+            with pytest.raises(px.DataError, match=r"is no index; write ens\[1\]"):
+                use(odd)
     for use in (lambda: ens[:0], lambda: ens.drop(*range(SIZE)), lambda: ens[[]]):
         with pytest.raises(px.DataError, match="no member would be left"):
             use()
@@ -59,6 +63,8 @@ def test_ensemble_gives_a_member_by_number_and_an_ensemble_by_slice_or_list() ->
 def test_ensemble_drops_and_adds_members() -> None:
     ens = some()
     assert numbers_of(ens.drop(1, -1)) == [0, 2, 3]
+    for nothing in ([], (), np.zeros(SIZE, bool), jnp.array([])):
+        assert numbers_of(ens.drop(nothing)) == list(range(SIZE))
     assert numbers_of(ens.drop()) == numbers_of(ens.add()) == list(range(SIZE))
     more = ens.add(
         {"w": jnp.ones((3, 2)), "n": jnp.int32(7)}, ens[0], {"w": np.zeros((3, 2), "float32"), "n": ens[1]["n"]}

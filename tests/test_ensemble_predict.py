@@ -79,7 +79,8 @@ def test_ensemble_predict_finds_a_failed_member_and_leaves_it_out(average: Any) 
     assert finite.dtype == bool
     assert np.flatnonzero(~finite).tolist() == [1, 6]
     apply, oracle = AVERAGES[average]
-    check(ens.predict(X, average=average, apply=apply, where=finite), oracle(LOGITS[finite]))
+    for where in (finite, finite.tolist()):
+        check(ens.predict(X, average=average, apply=apply, where=where), oracle(LOGITS[finite]))
     assert not np.isfinite(jax.tree.leaves(ens.predict(X, average=average, apply=apply))[0]).all()
 
 

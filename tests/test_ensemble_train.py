@@ -188,7 +188,7 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[px.Ensemble], Any]]] = 
     "another structure": (px.StateError, "step must return the new member", lambda ens: ens.train(lambda w: [w, w])),
     "rows of three": (px.DataError, r"has shape \(3,\)", lambda ens: ens.train(step, X[:3, 0], in_axes=0)),
     "an axis of one": (px.DataError, "in_axes must be 0 or None", lambda ens: ens.train(step, X, in_axes=1)),
-    "too few entries": (ValueError, "axis|prefix|arity|mismatch", lambda ens: ens.train(step, X, Y, in_axes=(0,))),
+    "too few entries": (px.DataError, "0 or None for each of 2 arg", lambda ens: ens.train(step, X, Y, in_axes=(0,))),
     "one number per row": (px.DataError, "needs logits", lambda ens: ens.predict(X)),
     "another mask": (
         px.DataError,
@@ -212,3 +212,25 @@ def test_ensemble_train_refuses_what_is_wrong_and_leaves_the_members_alone(case:
     with pytest.raises(kind, match=message):
         call(ens)
     assert_close(ens.stacked(), W)
+
+
+class Slotted:
+    """A step without a ``__dict__``, of which there are no weak references."""
+
+    __slots__ = ("rate",)
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def __call__(self, w: Any) -> Any:
+        return w + self.rate
+
+    def down(self, w: Any) -> Any:
+        return w - self.rate
+
+
+def test_ensemble_train_takes_steps_without_weak_references() -> None:
+    ens, one, two = linear(), Slotted(1.0), Slotted(2.0)
+    for step in (one, two, two.down, one):
+        ens.train(step)
+    assert_close(ens.stacked(), W + 2.0)

@@ -1,5 +1,7 @@
 """No public face: what writes files does more besides. A file is there whole, or as it was."""
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -35,3 +37,16 @@ def test_a_file_takes_its_place_when_it_is_whole_or_leaves_what_was_there(
             save()
     expected = {"file": b"new"} if error is None else {"file": old} if old else {}
     assert {path.name: path.read_bytes() for path in target.parent.iterdir()} == expected
+
+
+def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
+    read = list[bytes]()
+    os.mkfifo(pipe := tmp_path / "pipe")
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader.start()
+    with files.replaced(pipe) as file:
+        file.write(b"new")
+    reader.join()
+    assert read == [b"new"]
+    assert pipe.is_fifo()
+    assert [*tmp_path.iterdir()] == [pipe]

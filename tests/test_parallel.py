@@ -28,6 +28,7 @@ def test_parallel_gives_what_a_module_gives_on_one_device(devices: int) -> None:
     for net in (mlp(), Tied(nnx.Rngs(0))):
         got = px.Parallel(net, mesh=mesh)(x)
         assert_close(host(got), net(x), rtol=1e-6)
+        assert px.Parallel(net, mesh=mesh)(x[:0]).shape == net(x[:0]).shape
         assert got.sharding.device_set == set(jax.devices()[:devices])
     net, other = mlp(), Tied(nnx.Rngs(1))
     assert_close(host(px.Parallel(lambda a, b, x: a(b(x)) + 1, net, other, mesh=mesh)(x)), net(other(x)) + 1)

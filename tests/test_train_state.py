@@ -81,7 +81,7 @@ def per_device(params: Any, batch: Any) -> jax.Array:
         (lambda p, b, mutable: (plain_loss(p, b), {"a": 1}), px.StateError, "the mutable state changed its structure"),
         (lambda p, b, key: plain_loss(p, b), px.StateError, "takes a random key, but the state has none"),
         (lambda p, b: (plain_loss(p, b), {"loss": 1.0}), px.StateError, "metric 'loss' has a name that the step uses"),
-        (per_device, NameError, "leave lax.pmean out"),
+        (per_device, px.AxisError, "leave lax.pmean out"),
         (writes, px.StateError, "the loss function wrote a parameter"),
     ],
 )

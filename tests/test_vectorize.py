@@ -62,6 +62,13 @@ def test_vectorize_takes_batch_axes(batch_axis: Any, shapes: Any) -> None:
 
 
 @pytest.mark.parametrize("wrap", [px.Vectorize, px.Parallel], ids=["rows", "devices"])
+@pytest.mark.parametrize("batch_axis", [(0,), 2, (0, 1), ("a", 0), ((0, 0), None), {"a": 0}, 1.0], ids=str)
+def test_vectorize_and_parallel_name_a_batch_axis_that_does_not_fit(wrap: Any, batch_axis: Any) -> None:
+    with pytest.raises(px.DataError, match=rf"{wrap.__name__}: batch_axis=.* does not fit args, of shapes .*\(4,\)"):
+        wrap(jnp.add, batch_axis=batch_axis)(jnp.ones((8, 4)), jnp.ones(4))
+
+
+@pytest.mark.parametrize("wrap", [px.Vectorize, px.Parallel], ids=["rows", "devices"])
 def test_vectorize_and_parallel_split_keyword_arguments_as_vmap_does(wrap: Any) -> None:
     def loss(x: jax.Array, *, y: jax.Array, scale: float) -> jax.Array:
         return scale * ((x - y) ** 2).sum(-1)

@@ -1,5 +1,7 @@
 """The errors that Paraxis raises on purpose. Each class is also the built-in error that a caller would expect."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 __all__ = [
@@ -52,6 +54,23 @@ class DeviceError(ParaxisError, RuntimeError):
 
 class CommunicationError(ParaxisError, AssertionError):
     """A compiled program that communicates otherwise than promised."""
+
+
+@contextlib.contextmanager
+def axis_advice(advice: str) -> Iterator[None]:
+    """Answer an axis that is unknown, or cannot be placed, within: a front end says which name to write there.
+
+    JAX names no name in a NameError, as Python does, and tells users to write ``shard_map``.
+    """
+    try:
+        yield
+    except AxisError as error:
+        error.add_note(advice)
+        raise
+    except NameError as error:
+        if type(error) is not NameError or error.name is not None:
+            raise
+        raise AxisError(f"{str(error).partition('. ')[0]}. {advice}") from error
 
 
 for _error in (ParaxisError, *ParaxisError.__subclasses__()):  # a traceback names them as users do

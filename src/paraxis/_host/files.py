@@ -14,12 +14,16 @@ def replaced(target: Path) -> Iterator[IO[bytes]]:
     """Open a file that takes the place of ``target`` when the block is done; if the block fails, it goes.
 
     What was written is on the disk before an old file goes. Directories that lead to it are made. As with
-    ``open(target, "w")``, a new file has the mode that the umask allows, an old one keeps its own, and where ``target``
-    is a link, what it leads to is written.
+    ``open(target, "w")``, a new file has the mode that the umask allows, an old one keeps its own, where ``target``
+    is a link, what it leads to is written, and so is a pipe or a device.
 
     Raises:
         OSError: if it cannot be written.
     """
+    if target.exists() and not target.is_file():
+        with target.open("wb") as file:
+            yield file
+        return
     target = Path(os.path.realpath(target))
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name[:40]}-{secrets.token_hex(8)}")

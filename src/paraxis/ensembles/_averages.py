@@ -32,7 +32,8 @@ def combined(average: str, rows: Any, axis: Axis, where: Any) -> Any:
     means, within = rows if average == "mixture" else (rows, None)
     # The mean of squares less the square of the mean would lose a variance that is small beside the mean.
     center = reduce_mean(means, axis, where=where)
-    squares = map_fn(lambda x, c: jax.tree.map(_squared_distance, x, c), (means, broadcast(center, axis)), axis)
+    far = lambda x, c: jnp.real((x - c) * jnp.conj(x - c))  # noqa: E731
+    squares = map_fn(lambda x, c: jax.tree.map(far, x, c), (means, broadcast(center, axis)), axis)
     if within is not None:
         squares = jax.tree.map(jnp.add, squares, within)
     return center, reduce_mean(squares, axis, where=where)
@@ -46,10 +47,6 @@ def _softmax(logits: jax.Array, rows: tuple[int, ...]) -> jax.Array:
             "Write average='sigmoid' for one logit of a yes or no, average='moments' for a regression"
         )
     return jax.nn.softmax(_wide(logits))
-
-
-def _squared_distance(x: jax.Array, center: jax.Array) -> jax.Array:
-    return jnp.real((x - center) * jnp.conj(x - center))
 
 
 def _wide(x: Any) -> jax.Array:

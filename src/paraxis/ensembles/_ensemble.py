@@ -4,9 +4,8 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -22,7 +21,7 @@ from paraxis._host.progress import Display
 from paraxis.ensembles import _averages, _fit, _members
 from paraxis.ensembles._averages import Average
 from paraxis.ensembles._members import Form, State
-from paraxis.errors import DataError, StateError
+from paraxis.errors import DataError, StateError, axis_advice
 
 
 @dataclasses.dataclass(repr=False, eq=False)
@@ -59,7 +58,7 @@ class Ensemble:
         return self.axis.size
 
     def __repr__(self) -> str:
-        count = sum(math.prod(x.shape[1:]) for x in self._members.values())
+        count = sum(x.size // len(x) for x in self._members.values())
         return f"Ensemble({len(self)} {self.axis.name} of {count:,} numbers, on {self._placement.num_devices} devices)"
 
     @property
@@ -89,19 +88,13 @@ class Ensemble:
 
     def __getitem__(self, index: Any) -> Any:
         """Return one member for an int, or an ensemble of some members for a slice, a sequence of ints or a mask."""
-        chosen = np.arange(len(self))[np.asarray(index) if isinstance(index, jax.Array) else index]
-        rows = self._rows(chosen)
+        rows = self._rows(chosen := self._chosen(index))
         # By way of the host, so that a member is bound to no device.
-        return self._like(rows) if chosen.ndim else self._form.member(jax.tree.map(jnp.asarray, jax.device_get(rows)))
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(self.__getitem__, range(len(self)))
+        return self._like(rows) if chosen.ndim else self._form.member(jax.device_put(jax.device_get(rows)))
 
     def drop(self, *indices: Any) -> "Ensemble":
         """Return an ensemble without the members of these indices or masks; this one does not change."""
-        everyone = np.arange(len(self))
-        gone = [number for index in indices for number in np.atleast_1d(everyone[np.asarray(index)])]
-        return self[np.setdiff1d(everyone, gone)]
+        return self[np.setdiff1d(np.arange(len(self)), [n for x in indices for n in np.atleast_1d(self._chosen(x))])]
 
     def add(self, *members: Any) -> "Ensemble":
         """Return an ensemble with further members at the end, each as ``make`` returns it; this one does not change.
@@ -133,8 +126,7 @@ class Ensemble:
             ``out`` with leaves ``(size, ...)``.
 
         Raises:
-            StateError, DataError: if the step returns another kind of member, or an argument is malformed; the members
-                are unchanged.
+            StateError, DataError: of a step that returns another kind of member, or a malformed argument; none changes.
 
         Communicates: nothing. If the members do not divide, or lie over several processes, ``out`` is gathered.
         """
@@ -230,8 +222,7 @@ class Ensemble:
                 if evaluate is not None:
                     metrics |= _fit.named(self.members(*held_out, apply=evaluate), "test/")
                 improved = history.add(metrics)
-                if stop_early is not None:
-                    best = _fit.where(improved, self._members, best)
+                best = None if stop_early is None else _fit.where(improved, self._members, best)
                 if checkpoint is not None and history.is_due(checkpoint):
                     tree = {"members": self._members} | ({} if best is None else {"best": best})
                     with placing.without_context():
@@ -269,7 +260,7 @@ class Ensemble:
         check.one_of("ensemble.predict", "average", average, _averages.NAMES)
         with placing.without_context():
             program, args = self._prepared(average, apply or self._apply, Form.apply, inputs, in_axes)
-            return program(self._members, args, where)
+            return program(self._members, args, np.asarray(where) if isinstance(where, (list, tuple)) else where)
 
     def members(self, *inputs: Any, apply: Any = None, in_axes: Any = None) -> Any:
         """Return every member's prediction, as the model returns it: leaves ``(size, ...)``. See :meth:`predict`.
@@ -295,14 +286,15 @@ class Ensemble:
         fn = _members.called if fn is None else fn
         args, _ = pytrees.arguments("ensemble", args, {})
         leaves, structure = jax.tree.flatten(args)
-        axes = [None] * len(leaves) if in_axes is None else pytrees.broadcast_prefix(in_axes, args)
+        axes: list[Any] = ["of another structure"]
+        with contextlib.suppress(ValueError, TypeError):
+            axes = [None] * len(leaves) if in_axes is None else pytrees.broadcast_prefix(in_axes, args)
         if not {*axes} <= {0, None}:
-            raise DataError(f"ensemble: in_axes must be 0 or None for each argument, got {in_axes}")
+            raise DataError(f"ensemble: in_axes must be 0 or None for each of {len(args)} arguments, got {in_axes}")
         own = tuple([entry == 0 for entry in axes])
         bound = [x for x in leaves if isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer) and x.committed]
-        if self._placement.spans_processes or {getattr(x.sharding, "mesh", None) for x in bound} - {
-            self._placement.mesh
-        }:
+        meshes = {getattr(x.sharding, "mesh", None) for x in bound}
+        if self._placement.spans_processes or meshes - {self._placement.mesh}:
             settled = [
                 arrays.to_mesh(jnp.asarray(x), self._placement, rows=o) for x, o in zip(leaves, own, strict=True)
             ]
@@ -310,8 +302,11 @@ class Ensemble:
         owner, method = (fn.__self__, fn.__func__) if inspect.ismethod(fn) else (fn, None)
         programs, key = self._programs, (id(owner), method, kind, own)
         if key not in programs or programs[key][0]() is not owner:
-            alive = weakref.ref(owner, lambda _: programs.pop(key, None))
-            held = weakref.WeakMethod(fn) if inspect.ismethod(fn) else alive
+            try:
+                alive = weakref.ref(owner, lambda _: programs.pop(key, None))
+                held = weakref.WeakMethod(fn) if inspect.ismethod(fn) else alive
+            except TypeError:  # with __slots__, it lives as long as the ensemble
+                alive, held = (lambda: owner), (lambda: fn)
             programs[key] = alive, self._compiled(kind, held, one, own)
         return programs[key][1], args
 
@@ -320,7 +315,8 @@ class Ensemble:
         form, placement, lowering, average = self._form, self._placement, self._lowering, kind in _averages.NAMES
 
         def element(state: State, args: tuple[Any, ...]) -> Any:
-            result = one(form, held(), state, args)
+            with axis_advice(f"ensemble: write the axis of the members, px.psum(x, {placement.axis.name!r})"):
+                result = one(form, held(), state, args)
             return _averages.of_each(kind, result, args) if average else result
 
         def run(members: State, given: tuple[Any, ...], where: Any = None) -> Any:
@@ -348,16 +344,22 @@ class Ensemble:
 
     def _cut(self, rows: Any) -> Any:
         """Cut rows ``(num_padded, ...)`` to ``(size, ...)``; of several processes, each can read all of them."""
-        if self._placement.is_padded:
-            rows = arrays.unpadded(rows, self._placement)
+        rows = arrays.unpadded(rows, self._placement) if self._placement.is_padded else rows
         return arrays.whole(rows) if self._placement.spans_processes else rows
+
+    def _chosen(self, index: Any) -> np.ndarray:
+        """Return the number of the member that an index is of, or those of some members."""
+        is_empty = not np.size(index)  # NumPy takes an empty list for numbers with fractions
+        chosen = np.arange(len(self))[index if isinstance(index, slice) else np.array(index, int if is_empty else None)]
+        if chosen.ndim > 1:  # of True as well
+            raise DataError(f"ensemble: {check.described(index)} is no index; write ens[1], ens[[0, 2]] or ens[mask]")
+        return chosen
 
     def _rows(self, chosen: np.ndarray) -> State:
         """Return some members' arrays, ``(...)`` or with a row for each."""
         with placing.without_context():
-            return jax.tree.map(
-                lambda x: arrays.constrain(x, self._placement, rows=False)[chosen], self._cut(self._members)
-            )
+            rows = self._cut(self._members)
+            return {name: arrays.constrain(x, self._placement, rows=False)[chosen] for name, x in rows.items()}
 
     def _like(self, rows: State) -> "Ensemble":
         """Return an ensemble of the same form with other members, ``(size, ...)``."""

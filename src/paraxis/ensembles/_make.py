@@ -10,8 +10,7 @@ from paraxis._core.placing import Axis
 from paraxis._core.record import Lowering
 from paraxis.ensembles import _members
 from paraxis.ensembles._ensemble import Ensemble, padded
-from paraxis.ensembles._members import State
-from paraxis.errors import StateError
+from paraxis.errors import StateError, axis_advice
 
 
 def ensemble(
@@ -30,13 +29,12 @@ def ensemble(
     """Make an ensemble of any size on any number of devices from a function that makes one member.
 
     A member is what ``make`` returns: parameters, a Linen ``TrainState``, an NNX module, a callable pytree such as an
-    Equinox module, or a tuple such as ``(net, opt)`` or ``(params, opt_state)``, whose first part is the model. Neither
-    devices nor the number of members change its key.
+    Equinox module, or a tuple such as ``(net, opt)`` or ``(params, opt_state)``, whose first part is the model.
 
     Args:
         make: ``make(key, *args)`` → a member.
         size: number of members.
-        key: one key, or an integer as seed; not of a hardware generator (``rbg``).
+        key: one key, or a seed; not of a hardware generator (``rbg``). A member's own depends on its number alone.
         *args: further arguments of ``make``, arrays ``(size, ...)`` with one row per member, such as learning rates.
         apply: ``apply(model, *inputs)`` → the model's output. By default, an NNX module is called in ``eval()`` mode,
             a train state's ``apply_fn`` is applied to its ``params``, and a callable pytree is called. Layers of
@@ -59,28 +57,31 @@ def ensemble(
         >>> ens.predict(jnp.ones((5, 4))).shape, ens.members(jnp.ones((5, 4))).shape
         ((5, 3), (7, 5, 3))
     """
-    axis = placing.settled(Axis(name, size, mesh=mesh, over=over, at_once=at_once))
+    with axis_advice("ensemble: write px.ensemble(…, mesh=mesh, over='data'), or neither for all devices"):
+        axis = placing.settled(Axis(name, size, mesh=mesh, over=over, at_once=at_once))
     keys, forms = verbs.keys(_members.one_key("ensemble", key), axis), []
 
-    def one(key: jax.Array, *args: Any) -> State:
-        form, state = _members.split(make(key, *args))
+    def one(key: jax.Array, *args: Any) -> _members.State:
+        with axis_advice(f"ensemble: write the axis of the members, px.psum(x, {name!r})"):
+            form, state = _members.split(make(key, *args))
         forms.append(form)
         return state
 
     with placing.without_context():
         placement = placing.place(axis)
 
-        def make_all(keys: jax.Array, args: Any) -> State:
+        def make_all(keys: jax.Array, args: Any) -> _members.State:
             return padded(verbs.map_fn(one, (keys, *args), axis, lowering="vmap"), placement)
 
         made = jax.jit(make_all, out_shardings=arrays.sharding(placement))
-        traced = made.trace(keys, args)
+        given = arrays.put((keys, args), arrays.sharding(placement, ()))
+        traced = made.trace(*given)
         read = [*traced.jaxpr.jaxpr.outvars, *(v for eqn in traced.jaxpr.jaxpr.eqns for v in eqn.invars)]
         if axis.size > 1 and not args and not any(v is traced.jaxpr.jaxpr.invars[0] for v in read):
             raise StateError(
                 "ensemble: make does not use its key, so all members would be the same; draw from it, or, if they are "
                 f"to begin alike, say so: px.ensemble(lambda key, number: …, {size}, key, jnp.arange({size}))"
             )
-        state = traced.lower().compile()(keys, args)
+        state = made(*given)
     donate = jax.default_backend() != "cpu" if donate is None else donate
     return Ensemble(forms[0], state, placement, apply, lowering, donate)

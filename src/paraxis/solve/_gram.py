@@ -25,7 +25,7 @@ import numpy as np
 from paraxis._core import arrays
 from paraxis.solve import _trees as trees
 from paraxis.solve._problem import Function, Linear
-from paraxis.solve._rows import beside
+from paraxis.solve._rows import beside, sent
 from paraxis.solve._streaming import MAX_FEATURES, TableRows, sample_of
 
 _SPREAD = 2.0  # of eigenvalues; if their logarithms are uniform, the largest is about fifty times the smallest
@@ -62,10 +62,11 @@ def prepared(problem: Linear | Function, params: Any, precondition: str | None) 
         sample = _picked(problem, rows.places(rows.sampled))
     else:
         counted = np.arange(num_rows) if weight is None else np.flatnonzero(arrays.on_host(weight))
-        numbers = counted[np.asarray(sample_of(len(counted), len(counted), num_features))]
-        sample = _compiled_picked(problem, numbers)
+        numbers = counted[arrays.on_host(_compiled_sample_of(len(counted), len(counted), num_features))]
+        numbers, l2 = (sent(x, problem.targets) for x in (numbers, problem.l2))
+        sample = _compiled_picked(dataclasses.replace(problem, l2=l2), numbers)
     here = jax.tree.map(lambda x: arrays.on_host(jnp.asarray(x)), (sample, params))  # one device does it for all
-    found, pays = _compiled(*here, is_asked)
+    found, pays = _compiled(*jax.device_put((*here, is_asked)))
     return jax.tree.map(lambda x: beside(x, problem.targets), found) if pays else None
 
 
@@ -78,10 +79,8 @@ def _on_auto_axes(call: Any, problem: Linear, *operands: Any) -> Any:
 
 def _sample(problem: Linear) -> Linear:
     """Return some of the rows up to the last one that counts, the same ones with padding and without."""
-    num_rows, num_features = problem.design.shape
-    end: Any = num_rows
-    if problem.weight is not None:
-        end = 1 + jnp.max(jnp.where(problem.weight > 0, np.arange(num_rows), 0))
+    (num_rows, num_features), weight = problem.design.shape, problem.weight
+    end: Any = num_rows if weight is None else 1 + jnp.max(jnp.where(weight > 0, np.arange(num_rows), 0))
     return _picked(problem, sample_of(end, num_rows, num_features))
 
 
@@ -95,6 +94,7 @@ def _picked(problem: Linear, numbers: Any) -> Linear:
     return dataclasses.replace(problem, design=design, targets=problem.targets[numbers], weight=weight)
 
 
+_compiled_sample_of = jax.jit(sample_of, static_argnums=(0, 1, 2))
 _compiled_picked = jax.jit(functools.partial(_on_auto_axes, _picked))
 
 
@@ -108,7 +108,7 @@ def _inverse(sample: Linear, params: Any, is_asked: Any) -> tuple[Inverse, Any]:
     shares = jnp.full(len(x), 1 / len(x), z.dtype) if weight is None else weight.astype(z.dtype) / jnp.sum(weight)
     coupling = None if sample.loss.coupling is None else sample.loss.coupling(z, shares)
     counts = shares > 0
-    x = x * counts[:, None]
+    x = x * counts[:, None].astype(x.dtype)
     l2 = jnp.full(x.shape[1], sample.l2, z.dtype)
     if sample.intercept:
         x, l2 = jnp.concatenate([x, jnp.ones_like(x[:, :1])], 1), jnp.append(l2, jnp.zeros((), l2.dtype))
@@ -118,7 +118,7 @@ def _inverse(sample: Linear, params: Any, is_asked: Any) -> tuple[Inverse, Any]:
     def is_apart() -> jax.Array:
         probes = np.sign(np.random.default_rng(0).standard_normal((size, _PROBES))).astype(x.dtype)
         some, share = x[::4], weight[::4] * (jnp.sum(weight) / jnp.sum(weight[::4]))  # which are enough to tell
-        product = _matmul(some.T * share, _matmul(some, probes)) + l2[:, None] * probes
+        product = _matmul(some.T * share[None], _matmul(some, probes)) + l2[:, None] * probes
         trace = jnp.vdot(share, jnp.einsum("nd,nd->n", some, some)) + jnp.sum(l2)
         # Of so few rows, also those of equal eigenvalues are apart.
         spread = size * jnp.sum(product**2) / _PROBES / trace**2 - size / jnp.sum(counts[::4])
@@ -135,8 +135,8 @@ def _inverse(sample: Linear, params: Any, is_asked: Any) -> tuple[Inverse, Any]:
         added = _JITTER * jnp.where(jnp.min(own) * _APART < jnp.max(own), own, alike) + jnp.finfo(gram.dtype).tiny
         hessian = gram + jnp.diag(l2 + added)
         scale = jax.lax.rsqrt(jnp.diagonal(hessian))
-        found = _inv(hessian * scale[:, None] * scale)
-        found = (found + found.T) / 2 * scale[:, None] * scale
+        found = _inv(hessian * scale[:, None] * scale[None])
+        found = (found + found.T) / 2 * scale[:, None] * scale[None]
         # Of values whose squares overflow: each coefficient for itself.
         return jnp.where(jnp.all(jnp.isfinite(found)), found, jnp.diag(scale**2))
 

@@ -90,7 +90,8 @@ class LBFGS(Solver):
         if again and step.state.preconditioner is None:
             return step
         found = gram.prepared(self._problem(step.params, arguments), step.params, asked)
-        return step if found is None else step._replace(state=_forgotten(step.state._replace(preconditioner=found)))
+        state = _forgotten(step.state) if again else step.state
+        return step if found is None else step._replace(state=state._replace(preconditioner=found))
 
     def _start(self, params: Any, arguments: Any) -> OptStep:
         problem, size = self._problem(params, arguments), self.history_size
@@ -193,6 +194,7 @@ class LBFGS(Solver):
         )
 
 
+@jax.jit
 def _forgotten(state: LBFGSState) -> LBFGSState:
     """Return the state without its pairs. The arrays stay, with a weight of zero."""
     return state._replace(rho_history=jnp.zeros_like(state.rho_history), num_pairs=jnp.zeros_like(state.num_pairs))
@@ -207,4 +209,4 @@ def _remembered(state: LBFGSState, s: Any, y: Any) -> LBFGSState:
     index, new = state.num_pairs % len(state.rho_history), {"s_history": s, "y_history": y, "rho_history": rho}
     old = {name: getattr(state, name) for name in new}
     put = jax.tree.map(lambda old, new: old.at[index].set(jnp.where(good, new, old[index])), old, new)
-    return state._replace(num_pairs=state.num_pairs + good, **put)
+    return state._replace(num_pairs=state.num_pairs + good.astype(jnp.int32), **put)

@@ -48,7 +48,7 @@ def _over_outputs(combine: Callable[[Any, Any], Any], terms: Callable[[Any, Any]
         outputs = jax.lax.split(z, (1,) * z.shape[0])
         return functools.reduce(combine, [terms(i, x[0]) for i, x in enumerate(outputs)])
     reduce = {operator.add: jnp.sum, jnp.maximum: jnp.max}[combine]
-    return reduce(terms(jnp.arange(z.shape[0])[:, None], z), 0)
+    return reduce(jax.vmap(terms)(jnp.arange(z.shape[0]), z), 0)
 
 
 def _top_and_total(z: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -60,15 +60,15 @@ def _top_and_total(z: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _softmax_rows(z: jax.Array, labels: jax.Array) -> jax.Array:
     top, total = _top_and_total(z)
     # A gather would be slower than a sum of mostly zeros.
-    own = _over_outputs(operator.add, lambda i, x: jnp.where(i == labels, x, 0), z)
+    own = _over_outputs(operator.add, lambda i, x: jnp.where(i == labels.astype(int), x, 0), z)
     return jnp.log(total) + (top - own)
 
 
 def _softmax_slope(z: jax.Array, labels: jax.Array) -> jax.Array:
     """Return probabilities, less 1 for the right class: one loop on CPUs, where JAX's derivative has one an output."""
     top, total = _top_and_total(z)
-    is_own = jnp.arange(z.shape[0])[:, None] == labels
-    return jnp.exp((z - top) - jnp.log(total)) - is_own.astype(z.dtype)
+    is_own = jnp.arange(z.shape[0])[:, None] == labels.astype(int)[None]
+    return jnp.exp((z - top[None]) - jnp.log(total)[None]) - is_own.astype(z.dtype)
 
 
 def _softmax_curvature(z: jax.Array) -> jax.Array:
@@ -76,8 +76,8 @@ def _softmax_curvature(z: jax.Array) -> jax.Array:
 
 
 def _softmax_coupling(z: jax.Array, weight: jax.Array) -> jax.Array:
-    p = jax.nn.softmax(z, 0)
-    return jnp.diag(jnp.sum(weight * p, 1)) - jnp.matmul(weight * p, p.T, precision=jax.lax.Precision.HIGHEST)
+    weighted = weight[None] * (p := jax.nn.softmax(z, 0))
+    return jnp.diag(jnp.sum(weighted, 1)) - jnp.matmul(weighted, p.T, precision=jax.lax.Precision.HIGHEST)
 
 
 def _mean_of_outputs(x: jax.Array) -> jax.Array:

@@ -177,7 +177,7 @@ class Linear:
     def grad(self, z: jax.Array, shares: Any, params: Any) -> Any:
         """Return their part of its gradient; ``params`` tell shapes only. Reads the rows once."""
         coef, slope = self.coef(params), self.loss.slope
-        share = 1 / len(self.targets) if shares is None else shares
+        share = 1 / len(self.targets) if shares is None else jnp.broadcast_to(shares, z.shape)
         r = jax.grad(self.cost)(z, shares) if slope is None else share * slope(z, self.targets)
         pieces = _num_pieces(self.design) if coef.ndim == 1 else 1
         if pieces == 1:
@@ -194,7 +194,7 @@ class Linear:
 
 def _mean(costs: jax.Array, shares: Any) -> jax.Array:
     """Return the weighted mean of costs ``(..., n)``; ``None``: all shares are equal."""
-    return jnp.sum(costs / costs.shape[-1] if shares is None else shares * costs, -1)
+    return jnp.sum(costs / costs.shape[-1] if shares is None else jnp.broadcast_to(shares, costs.shape) * costs, -1)
 
 
 def _num_pieces(design: jax.Array) -> int:

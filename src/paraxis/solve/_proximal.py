@@ -209,7 +209,7 @@ class ProximalGradient(Solver):
             following = jnp.clip(allowed, jnp.where(accepted, 1, _SHORTEST) * stepsize, longest * stepsize)
             if self.stepsize:
                 following = jnp.asarray(self._given_stepsize(state.iter_num + 1), stepsize.dtype)
-            counts = before.num_trials + 1, before.num_grads + by_slope
+            counts = before.num_trials + 1, before.num_grads + by_slope.astype(jnp.int32)
             return _Step(stepsize, following, params, product, value, aux, accepted, *counts)
 
         zero, nothing = jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, point.cache.z)

@@ -42,6 +42,11 @@ def beside(x: jax.Array, other: jax.Array) -> jax.Array:
     return arrays.put(np.asarray(jax_api.multihost_utils.broadcast_one_to_all(np.asarray(x))), target)
 
 
+def sent(x: Any, other: jax.Array) -> jax.Array:
+    """Return an array, or one of the host's, on each device that another is bound to, or on none in particular."""
+    return arrays.put(x, arrays.whole_on(other)) if other.committed else jax.device_put(x)
+
+
 def rows(X: Any, y: Any = None, sample_weight: Any = None, *, axis: Axis | None = None, engine: Any = None) -> Rows:
     """Distribute rows over devices, as the data of an objective; if they do not divide, with others of weight zero.
 
@@ -67,6 +72,7 @@ def rows(X: Any, y: Any = None, sample_weight: Any = None, *, axis: Axis | None 
         >>> float(data.weight.sum())
         5.0
     """
+    check.has("rows", "axis", axis, "size", f"px.Axis('rows', {len(X)})", AxisError)
     if isinstance(X, Table):
         X = TableRows("rows", X, y, engine, axis)
         y = X.y

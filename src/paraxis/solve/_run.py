@@ -164,7 +164,7 @@ def recheck(solver: Any, state: Any, new: Any) -> Any:
     """
     before, is_over = state.status, state.iter_num >= solver.maxiter
     refuted = (before == Status.CONVERGED) & (new.status == Status.RUNNING) & ~is_over
-    num_refuted = state.num_refuted + refuted
+    num_refuted = state.num_refuted + refuted.astype(jnp.int32)
     still = jnp.where(is_over, Status.ITERATION_LIMIT, Status.RUNNING)
     still = jnp.where(refuted & (num_refuted > _CONFIRMATIONS), Status.PRECISION, still)
     still = jnp.where((before == Status.PRECISION) | (before == Status.LINE_SEARCH_FAILED), before, still)
@@ -198,7 +198,7 @@ def advance(
     iter_num, value = state.iter_num + 1, point.value
     lower = value < state.best_value - noise(state.best_value) / 8
     flatter = error < 0.9 * state.best_error
-    num_stalled = jnp.where(lower | flatter, 0, state.num_stalled + stalls).astype(jnp.int32)
+    num_stalled = jnp.where(lower | flatter, 0, state.num_stalled + jnp.asarray(stalls, jnp.int32))
     stuck = hopeless | (num_stalled >= jnp.maximum(solver._patience, iter_num // 4))
     status = jnp.where(iter_num >= solver.maxiter, Status.ITERATION_LIMIT, Status.RUNNING)
     status = jnp.where(stuck, jnp.where(promised, Status.LINE_SEARCH_FAILED, Status.PRECISION), status)

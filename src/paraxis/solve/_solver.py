@@ -21,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core import arrays, check, jax_api
-from paraxis.errors import DataError
+from paraxis.errors import DataError, axis_advice
 from paraxis.solve import _trees as trees
 from paraxis.solve._problem import Function, Linear
-from paraxis.solve._rows import beside
+from paraxis.solve._rows import beside, sent
 from paraxis.solve._run import Interrupted, Iteration, OptStep, Status, Watch, recheck, tell
 from paraxis.solve._streaming import TableRows, saved, while_loop
 from paraxis.solve.objective import LinearObjective
@@ -118,7 +118,8 @@ class Solver(abc.ABC):
 
         def evaluate(params: Any) -> tuple[tuple[jax.Array, Any], Any]:
             evaluated = self.fun if self.value_and_grad else jax.value_and_grad(self.fun, has_aux=self.has_aux)
-            found, grad = evaluated(params, *args, **kwargs)
+            with axis_advice(f"{type(self).__name__}: fun is a function of all rows; leave the axis out: jnp.mean(x)"):
+                found, grad = evaluated(params, *args, **kwargs)
             value, aux = found if self.has_aux else (found, None)
             # The parameters' dtypes are the solver's, whatever the data's are.
             value = jnp.asarray(value, jnp.result_type(*jax.tree.leaves(params)))
@@ -199,14 +200,15 @@ class Solver(abc.ABC):
             options = f"{dataclasses.replace(self, verbose=False)}" if tables else ""
             step, save = stack.enter_context(saved(options, step, arguments))
             try:
-                while int(step.state.status) == Status.RUNNING:
-                    before, began = int(step.state.iter_num), time.perf_counter()
-                    if before == _RENEWAL and step.state.error > _FAR * self.tol:
+                while jax.device_get(step.state.status) == Status.RUNNING:
+                    before, began = int(jax.device_get(step.state.iter_num)), time.perf_counter()
+                    if before == _RENEWAL and jax.device_get(step.state.error) > _FAR * self.tol:
                         step = self._prepared(step, arguments, again=True)
                     until = min(before + at_once, self.maxiter, _RENEWAL if before < _RENEWAL else self.maxiter)
-                    step = jax.block_until_ready(self._called("_steps", step, arguments, np.int32(until)))
+                    last = sent(np.int32(until), step.state.error)
+                    step = jax.block_until_ready(self._called("_steps", step, arguments, last))
                     if is_alone and not (tables or self.verbose):
-                        done = int(step.state.iter_num) - before
+                        done = int(jax.device_get(step.state.iter_num)) - before
                         at_once = max(1, int(_PART * done / (time.perf_counter() - began)))
                     save(step)
                     if self.verbose:

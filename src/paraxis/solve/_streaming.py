@@ -71,7 +71,7 @@ def sample_of(count: Any, num_rows: int, num_features: int) -> jax.Array:
     starts = np.arange(most + 1)
     starts = starts * (count // num) + starts * (count % num) // num
     widths = starts[1:] - starts[:-1]
-    within = jnp.asarray(np.random.default_rng(0).random(most) * widths, widths.dtype)
+    within = (jnp.asarray(np.random.default_rng(0).random(most)) * widths.astype(float)).astype(widths.dtype)
     return starts[:-1] + jnp.minimum(within, widths - 1)
 
 

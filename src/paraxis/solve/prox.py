@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import jax_api
+from paraxis._core import arrays, jax_api
 from paraxis.errors import DataError
 
 __all__ = ["box", "elastic_net", "first", "group", "l1", "none", "simplex"]
@@ -91,9 +91,9 @@ def simplex(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     def leaf(x: jax.Array, total: jax.Array) -> jax.Array:
         x = x - jnp.max(x, -1, keepdims=True)  # changes no result, and leaves the digits where they count
         descending = -jnp.sort(-x, axis=-1)
-        count = jnp.arange(1, x.shape[-1] + 1, dtype=x.dtype)
+        count = jax.lax.broadcasted_iota(x.dtype, x.shape, x.ndim - 1) + 1
         excess = (jnp.cumsum(descending, -1) - total) / count
-        own = count == jnp.maximum(jnp.sum(descending > excess, -1, keepdims=True), 1)
+        own = count == jnp.maximum(jnp.sum(descending > excess, -1, keepdims=True, dtype=x.dtype), 1)
         return jnp.maximum(x - jnp.sum(jnp.where(own, excess, 0), -1, keepdims=True), 0)
 
     return _by_leaf(leaf, x, hyperparams)
@@ -113,8 +113,7 @@ class first:  # noqa: N801  # one more operator
 
     def __call__(self, x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
         """Return the pair, with the first of it moved."""
-        coef, intercept = x
-        return self.operator(coef, hyperparams, scaling), intercept
+        return self.operator(x[0], hyperparams, scaling), x[1]
 
 
 def penalty(operator: Callable[..., Any], x: Any, hyperparams: Any) -> Any:
@@ -122,8 +121,7 @@ def penalty(operator: Callable[..., Any], x: Any, hyperparams: Any) -> Any:
     if isinstance(operator, first):
         return penalty(operator.operator, x[0], hyperparams)
     if operator is elastic_net:
-        strength, shrinkage = hyperparams
-        return penalty(l1, x, strength) + _sum(lambda x, l2: 0.5 * l2 * x**2, x, shrinkage)
+        return penalty(l1, x, hyperparams[0]) + _sum(lambda x, l2: 0.5 * l2 * x**2, x, hyperparams[1])
     if operator is l1:
         return _sum(lambda x, strength: strength * jnp.abs(x), x, hyperparams)
     return _sum(lambda x, own: own * x**2 / _group_norms(x), x, hyperparams) if operator is group else 0.0
@@ -136,7 +134,7 @@ def require_sensible(who: str, operator: Callable[..., Any], x: Any, hyperparams
     who = f"{who}: hyperparams_prox of prox.{getattr(operator, '__name__', operator)}"
     if hyperparams is None and operator in (l1, elastic_net, group, box):
         raise TypeError(f"{who} is missing; write run(params, 0.1, …)")
-    known = [] if jax_api.is_tracing() else jax.tree.leaves(hyperparams)
+    known = [] if jax_api.is_tracing() else [*map(arrays.on_host, jax.tree.leaves(hyperparams))]
     if operator is box and known and hyperparams is not None:  # between bounds that are in order, nothing is moved
         raised = _by_leaf(jnp.maximum, inside := box(x, hyperparams), hyperparams[0])
         if not all(jax.tree.leaves(jax.tree.map(np.array_equal, inside, raised))):

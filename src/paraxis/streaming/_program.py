@@ -10,7 +10,7 @@ import numpy as np
 
 from paraxis._core import arrays, check, jax_api, placing, pytrees
 from paraxis._core.program import compiled
-from paraxis.errors import AxisError, DataError
+from paraxis.errors import AxisError, DataError, axis_advice
 from paraxis.streaming import _trace
 from paraxis.streaming._groups import Form, Groups
 from paraxis.streaming._passes import Pass, Plan
@@ -92,7 +92,10 @@ def _traced(fn: Callable[..., Any], structure: Any, kinds: Sequence[Any], size: 
     """Return a function traced for so many elements, padded to these lengths."""
     padded = iter(lengths)
     args = [x.stacked(next(padded), size) if isinstance(x, Form) else jax_api.struct(x) for x in kinds]
-    return Flat(*jax_api.trace(pytrees.of_combined(fn), structure.unflatten(args), {}))
+    with axis_advice(
+        "Stream: a program names its axes, @px.program(rows=8); elements meet in px.reduce_sum and the like"
+    ):
+        return Flat(*jax_api.trace(pytrees.of_combined(fn), structure.unflatten(args), {}))
 
 
 class Program:

@@ -125,7 +125,12 @@ def axis_of(closed: ClosedJaxpr, count: int | None) -> tuple[Axis, Any]:
     fits = [key for key in found if count in (None, key[1])]
     if len(fits) == 1:
         return Axis(*fits[0]), found[fits[0]]
-    axes = ", ".join(f"{name!r} of {size}" for name, size in found) or "none"
+    if not found:
+        raise AxisError(
+            "Stream: fn has no verb, by which elements are told from other dimensions; for x.T @ x write "
+            "px.reduce_sum(px.map_fn(lambda x: jnp.outer(x, x), x))"
+        )
+    axes = ", ".join(f"{name!r} of {size}" for name, size in found)
     which = "px.Groups say along which" if count is None else f"of {count} elements, as groups have"
     raise AxisError(f"Stream: fn must map along one axis ({which}), and has {axes}; write @px.program(clients=…)")
 

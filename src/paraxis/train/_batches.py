@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Sharding
 
 from paraxis._core import arrays, check, placing
 from paraxis._core.placing import Axis, Placement
-from paraxis.errors import AxisError, DataError
+from paraxis.errors import AxisError, DataError, axis_advice
 
 
 def axis_of(what: str, axis: Any) -> Axis:
@@ -112,7 +112,8 @@ def devices_of(axis: Axis) -> Devices:
 
     All axes of their mesh are Auto: the compiler splits what is computed.
     """
-    placement = placing.place(axis).holding(1)
+    with axis_advice("the axis of a batch is axis='data', a name of the mesh's, or such a px.Axis"):
+        placement = placing.place(axis).holding(1)
     mesh = placement.devices if placement.mesh_axes else None
     if mesh is None:
         return _devices(Placement(placement.axis, None, ()))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import jax.numpy as jnp
 
-from paraxis.errors import DataError
+from paraxis.errors import DataError, axis_advice
 
 
 @jax.tree_util.register_dataclass
@@ -87,15 +87,9 @@ class LossFunction:
         """Call it with some rows of a batch, so many of them. If it ``trains``, it must give a loss."""
         key = key if trains or self.needs_key else None
         given = {name: x for name, x in {"key": key, "mutable": mutable}.items() if name in self.wants}
-        try:
+        advice = "is a function of the whole batch, which the compiler divides; leave lax.pmean out"  # of jax.pmap
+        with axis_advice(f"{self._what}: {self._name!r} {advice}"):
             returned = self._fn(model, rows, **given)
-        except NameError as error:
-            if "axis name" in str(error):  # whoever comes from jax.pmap
-                error.add_note(
-                    f"{self._what}: {self._name!r} is a function of the whole batch, which the compiler divides; leave "
-                    "lax.pmean out"
-                )
-            raise
         loss, metrics = None, returned
         if trains or not isinstance(returned, Mapping):
             parts = list(returned) if type(returned) is tuple else [returned]

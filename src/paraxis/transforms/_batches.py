@@ -33,20 +33,27 @@ def split(transform: str, batch_axis: Axes, args: Sequence[Any], kwargs: Mapping
     args = tuple(args)
     given = tuple(batch_axis)[: len(args)] if isinstance(batch_axis, Sequence) else (batch_axis,) * len(args)
     found, structure = jax.tree_util.tree_flatten_with_path((args, dict(kwargs)))
-    wanted = pytrees.broadcast_prefix(given, args)
-    wanted += [None if batch_axis is None else 0] * (len(found) - len(wanted))
-    axes: list[int | None] = []
+    try:
+        wanted = pytrees.broadcast_prefix(given, args)
+        wanted += [None if batch_axis is None else 0] * (len(found) - len(wanted))
+        both = zip(found, wanted, strict=True)
+        axes = [None if at is None or not np.ndim(x) else range(np.ndim(x))[at] for (_, x), at in both]
+    except (ValueError, TypeError, IndexError) as error:
+        shapes = jax.tree.map(np.shape, pytrees.combine(args))
+        raise DataError(
+            f"{transform}: batch_axis={batch_axis!r} does not fit args, of shapes {shapes}; write the rows' axis, "
+            f"or None to pass it whole, for all args or for each: batch_axis=(0, None)"
+        ) from error
     sizes: dict[str, int] = {}
-    for (path, x), at in zip(found, wanted, strict=True):
-        name, shape = pytrees.name("args" if path[0].idx == 0 else "kwargs", path[1:]), np.shape(x)
+    for (path, x), at, axis in zip(found, wanted, axes, strict=True):
+        name = pytrees.name("args" if path[0].idx == 0 else "kwargs", path[1:])
         if at is not None and _is_key(x):
             raise DataError(
                 f"{transform}: {name} is one random key, the same noise everywhere. Give jax.random.split(key, rows), "
                 f"or bind nnx.Rngs; if one for all is meant, give it by position and write batch_axis=(0, None)"
             )
-        axes.append(None if at is None or not shape else range(len(shape))[at])
-        if (at := axes[-1]) is not None:
-            sizes[name] = shape[at]
+        if axis is not None:
+            sizes[name] = np.shape(x)[axis]
     if len(set(sizes.values())) > 1:
         raise DataError(
             f"{transform}: the sizes of the batch axes disagree: {sizes}. Write None for what is not a batch: "

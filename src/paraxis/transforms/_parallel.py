@@ -13,7 +13,7 @@ from flax import nnx
 
 from paraxis._core import arrays, jax_api, placing, pytrees, verbs
 from paraxis._core.placing import Axis
-from paraxis.errors import DataError, StateError
+from paraxis.errors import DataError, StateError, axis_advice
 from paraxis.transforms import _batches, _modules, _wrapped
 from paraxis.transforms._jit import Jit
 from paraxis.transforms._modules import Graph
@@ -93,6 +93,7 @@ class Parallel(Jit[_R], Generic[_R]):
     ) -> None:
         super().__init__(f, *modules, static_argnums=static_argnums, static_argnames=static_argnames, donate=donate)
         axis = Axis(axis_name, 1, mesh=mesh, over=over)
+        self._body.axis_advice = f"write the axis of the devices, px.pmean(x, {axis_name!r})"
         self._body.options = axis, reduce, batch_axis, dict(sync or {}), sync_batch_norm, check
 
     @staticmethod
@@ -102,7 +103,8 @@ class Parallel(Jit[_R], Generic[_R]):
     def _ready(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Bring to all devices what is not there yet: otherwise it would be sent at every call."""
         binding, program, values, args, kwargs = super()._ready(args, kwargs)
-        placement = placing.place(self._body.options[0])
+        with axis_advice("Parallel: write px.Parallel(…, mesh=mesh, over='data'), or neither for all devices"):
+            placement = placing.place(self._body.options[0])
         args, kwargs = jax.tree.map(partial(_sent, placement=placement), (args, kwargs))
         if not _wrapped.same([placement.devices, *values], self._placed):
             self._placed = [placement.devices]  # until the call has succeeded
@@ -135,6 +137,7 @@ class Call:
         place = placing.place(axis)
         self._axis = place.holding(place.num_devices).axis
         self._rows = place.holding(batch.size or place.num_devices)  # no padding where nothing is split
+        self._share = 0 if batch.size == 0 else self._rows.num_local
         self._drawn: list[_modules.Stream] = []
 
     def run(self, state: Any) -> tuple[Any, dict[int, Any]]:
@@ -156,8 +159,8 @@ class Call:
 
     def _shares(self, x: Any, at: int) -> jax.Array:
         """``(..., rows, ...)`` → ``(devices, ..., share, ...)``; padded."""
-        x = arrays.repeat_last(jnp.moveaxis(jnp.asarray(x), at, 0), self._rows.num_padded)
-        return jnp.moveaxis(x.reshape(self._axis.size, self._rows.num_local, *x.shape[1:]), 1, at + 1)
+        x = arrays.repeat_last(jnp.moveaxis(jnp.asarray(x), at, 0), self._axis.size * self._share)
+        return jnp.moveaxis(x.reshape(self._axis.size, self._share, *x.shape[1:]), 1, at + 1)
 
     def _on_device(self, index: jax.Array, state: Any, leaves: list[Any]) -> Any:
         given, structure = jax.tree.flatten((index, state))
@@ -192,7 +195,7 @@ class Call:
 
         Rows that fill shares up leave nothing when the results are cut.
         """
-        (body, out_tree), share, size = traced, self._rows.num_local, self._batch.size or 0
+        (body, out_tree), share, size = traced, self._share, self._batch.size or 0
         rows = size % share or share + 1  # if no share is shorter, another number still tells what is rows
         avals = [
             a if at is None else a.update(shape=(*a.shape[:at], rows, *a.shape[at + 1 :]))
@@ -233,6 +236,6 @@ class Call:
                     f"device's share; average it, px.pmean(x, {self._axis.name!r}), or write reduce='mean'"
                 )
             y = _batches.combined(kind, x, self._axis, differs=differ)
-            has_rows = kind == "concat" and x.shape[1:2] == (self._rows.num_local,)
+            has_rows = kind == "concat" and x.shape[1:2] == (self._share,)
             made.append(arrays.unpad(y, self._rows) if has_rows else y)
         return jax.tree.unflatten(structure, made)

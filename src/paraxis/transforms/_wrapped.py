@@ -13,7 +13,7 @@ import jax
 from flax import nnx
 
 from paraxis._core import pytrees
-from paraxis.errors import StateError
+from paraxis.errors import StateError, axis_advice
 from paraxis.transforms import _modules
 from paraxis.transforms._modules import Graph
 
@@ -32,6 +32,7 @@ class Body:
     static: Any = None, None
     run: Any = None
     options: Any = None
+    axis_advice = "it names no axis; combine its results outside, or write px.Parallel, whose axis is 'device'"
 
     def __init__(self, transform: str, fn: Callable[..., Any], name: str, signature: inspect.Signature) -> None:
         self.transform, self.fn, self.name, self.signature = transform, fn, name, signature
@@ -202,7 +203,8 @@ def run(
     before, nodes = _modules.split(modules), [n for n in _modules.nodes(modules) if _modules.is_module(n)]
     attributes = [(n, dict(vars(n))) for n in nodes if isinstance(n, nnx.Pytree)]
     args, kwargs = pytrees.combine((tuple(args), dict(kwargs)))
-    returned = body.fn(*modules, *args, **kwargs)
+    with axis_advice(f"{body.transform}: {body.axis_advice}"):
+        returned = body.fn(*modules, *args, **kwargs)
     ours = {*map(id, nodes)}
     if any(id(x) in ours for x in jax.tree.leaves(returned, is_leaf=lambda x: isinstance(x, _WHOLE))):
         raise StateError(

@@ -19,10 +19,10 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import check_cv
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from paraxis._core import check
+from paraxis._core import arrays, check
 from paraxis._tables import Table
 from paraxis.errors import DataError
-from paraxis.solve._rows import require_sum
+from paraxis.solve._rows import require_sum, sent
 from paraxis.solve._run import Status, Watch
 from paraxis.solve._streaming import MAX_FEATURES, TableRows
 from paraxis.solve.estimators import _fitting as fitting
@@ -188,8 +188,9 @@ class LinearModel(BaseEstimator, abc.ABC):
             solver = fitting.solver(posed.loss, has_intercept, has_l1, **options)
             solver = dataclasses.replace(solver, verbose=verbose) if verbose else solver
             strengths = [np.asarray(one, data.X.dtype) for one in (penalty if has_l1 else penalty[1:])]
-            found, state = solver.run((coef, intercept) if has_intercept else coef, *strengths, data)
-            coef, intercept = map(np.asarray, found if has_intercept else (found, intercept))
+            begin = (coef, intercept) if has_intercept else coef, *strengths
+            found, state = solver.run(*jax.tree.map(lambda x: sent(x, data.y), begin), data)
+            coef, intercept = jax.tree.map(arrays.on_host, found if has_intercept else (found, intercept))
         self.coef_, self.intercept_ = self._described(coef, intercept, posed)
         return state
 

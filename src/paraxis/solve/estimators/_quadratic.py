@@ -8,6 +8,7 @@ rounding. (Lee, Sun and Saunders, "Proximal Newton-type methods", 2014; Yuan, Ho
 """
 
 import contextlib
+import dataclasses
 import functools
 import warnings
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from sklearn.linear_model import ElasticNet, lasso_path
 from paraxis._core import arrays
 from paraxis.solve import _trees as trees
 from paraxis.solve._problem import Linear
+from paraxis.solve._rows import sent
 from paraxis.solve._run import Status, Watch, tell
 from paraxis.solve._streaming import saved
 from paraxis.solve.objective import LossName, glm
@@ -125,6 +127,8 @@ class Quadratic:
         coef, intercept = np.asarray(coef, dtype), np.asarray(intercept, dtype)
         params = (coef, intercept) if has_intercept else coef
         problem = self._objective.problem(params, self._data)
+        l2, params = jax.tree.map(lambda x: sent(x, self._data.y), (problem.l2, params))
+        problem = dataclasses.replace(problem, l2=l2)
         found = (_read if problem.is_table else _compiled)(problem, params, self._constant is None)
         value, grad, hessian = jax.tree.map(lambda x: arrays.on_host(x).astype(float), found)
         grad, slope = grad if has_intercept else (grad, np.zeros(intercept.shape))
