@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, placing, pytrees, reductions, verbs
+from paraxis._core import arrays, check, placing, pytrees, reductions, verbs
 from paraxis._core.placing import Axis, Placement, current, mapped_axis
 from paraxis.errors import DataError
 
@@ -114,6 +114,7 @@ def pmap(
 
         Also return where padded rows come from, if there are any.
         """
+        check.no_reference("pmap", args=args, kwargs=kwargs)
         args, kwargs = pytrees.given("pmap", args, kwargs)
         leaves, structure, axes, placement = split(args, kwargs)
 
