@@ -4,6 +4,7 @@ Everything else in the package uses names that JAX documents as public on both e
 range (0.10.2 and 0.12). What is imported here is listed with the reason why it is needed.
 """
 
+import contextlib
 import functools
 import itertools
 import os
@@ -270,6 +271,17 @@ def collect_at(address: str) -> None:
 def is_tracing() -> bool:
     """Return whether JAX traces here, for ``jit``, ``grad``, ``vmap``, a loop: calls are noted instead of run."""
     return not core.trace_state_clean()
+
+
+def checks_numbers() -> bool:
+    """Return whether ``jax.debug_nans`` or ``jax.debug_infs`` is in force, in this thread."""
+    return bool(jax.config.jax_debug_nans or jax.config.jax_debug_infs)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def no_key_checks() -> Any:
+    """Return a context in which ``jax.debug_key_reuse`` is off."""
+    is_on = jax.config.jax_debug_key_reuse  # pyright: ignore[reportAttributeAccessIssue]
+    return jax.debug_key_reuse(False) if is_on else contextlib.nullcontext()
 
 
 def is_wide() -> bool:

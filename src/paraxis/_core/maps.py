@@ -102,7 +102,8 @@ def _computed(*operands: jax.Array, how: How, **params: Any) -> list[jax.Array]:
     element, placement = Element(*(params[field] for field in Element._fields)), how.placement
     if isinstance(placement.mesh, AbstractMesh) and not (entered := jax.sharding.get_abstract_mesh()).empty:
         placement = dataclasses.replace(placement, mesh=entered)  # of which some axes are taken
-    found = Elements(element, placement, how.lowering).run(operands)
+    with jax_api.no_key_checks():  # they would take a padded element's copy of a key for one more use
+        found = Elements(element, placement, how.lowering).run(operands)
     return [jax_api.weak(y) if a.weak_type else y for y, a in zip(found, element.body.out_avals, strict=True)]
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from paraxis._core import arrays, jax_api, placing, pytrees
+from paraxis._core import arrays, check, jax_api, placing, pytrees
 from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from paraxis._core.placing import Axis, current, entered
 from paraxis.errors import AxisError
@@ -74,6 +74,8 @@ class Program:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         declared = share_out(self.axes)
+        if not jax_api.is_tracing():
+            check.no_reference(self._name, args=args, kwargs=kwargs)
         leaves, treedef = jax.tree.flatten(pytrees.given(self._name, args, kwargs))
         is_traced = [isinstance(x, _NUMBERS) and not isinstance(x, (bool, np.bool_)) for x in leaves]
         constant = pytrees.taken(leaves, is_traced, False)
@@ -101,11 +103,12 @@ _NUMBERS = (int, float, complex, np.ndarray, np.generic, jax.Array)
 def _evaluated(fn: Callable[..., Any], operands: Sequence[Any]) -> Any:
     """``fn(*operands)``, by a compiled program that is found by the structure of its trace.
 
-    Where a function is traced to be compiled, its operations are noted there. Under ``grad``, ``jvp`` and ``vmap``, a
+    Where a function is traced to be compiled, its operations are noted there; where JAX looks for numbers that are not
+    finite, they are carried out one by one, as it looks into no jaxpr. Under ``grad``, ``jvp`` and ``vmap``, a
     trace with derivative rules of the user's, which the structure does not tell apart, is carried out operation by
     operation, each map by its own compiled program.
     """
-    if isinstance(jnp.zeros(()), jax_api.Tracer):
+    if isinstance(jnp.zeros(()), jax_api.Tracer) or jax_api.checks_numbers():
         return fn(*operands)
     operands = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in operands]
     traced, out_tree = jax_api.trace(fn, [jax_api.struct(x) for x in operands], {})

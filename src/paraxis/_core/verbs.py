@@ -1,5 +1,6 @@
 """The verbs that place, map and fetch values. Reductions are in ``reductions.py``."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, get_args, overload
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, jax_api, maps, placing, pytrees, reductions
+from paraxis._core import arrays, check, interpreters, jax_api, maps, placing, pytrees, reductions
 from paraxis._core.lowerings import Lowering
 from paraxis._core.placing import Axis, current, entered, resolve
 from paraxis.errors import AxisError
@@ -96,6 +97,8 @@ def map_sealed(
     """:func:`map_fn` for trees whose models are sealed, in the function as well."""
     resolved = resolve("map_fn", axis)
     placement = placing.place(resolved)
+    check.no_sparse("map_fn", "args", args)
+    interpreters.know_sparsify()
     args = pytrees.placed("map_fn", "args", args, resolved)
     leaves, structure = jax.tree.flatten(args if type(args) is tuple else (args,))
     forms = [maps.recall(leaf) for leaf in leaves]
@@ -106,7 +109,12 @@ def map_sealed(
     ]
 
     # Wrapped, as JAX's errors then name the user's function, and not this one.
-    element = functools.wraps(fn, updated=())(lambda *xs: fn(*jax.tree.unflatten(structure, xs)))
+    @functools.wraps(fn, updated=())
+    def element(*xs: Any) -> Any:
+        result = fn(*jax.tree.unflatten(structure, xs))
+        check.no_sparse("map_fn", "the function's result", result)
+        return result
+
     outer, mesh = current(), placement.mesh.abstract_mesh if placement.is_said and placement.mesh else None
     mapped, covered = (*outer.mapped, resolved), (*outer.taken, *placement.mesh_axes)
     # Of mesh axes the body gets an error that says why it may not name them, and not that there are none.
@@ -114,6 +122,8 @@ def map_sealed(
     names |= {axis.name: axis.size for axis in mapped}
     with entered(mapped=mapped, mesh=outer.mesh or mesh, taken=covered), maps.unseen(covered):
         made, out_tree = maps.Map.of(element, operands, shared, maps.How(placement, lowering, tuple(names.items())))
+    check.no_captured_reference("map_fn", fn, made.operands)
+    made = dataclasses.replace(made, body=interpreters.without_references(made.body, names))
     for hidden in map(jax_api.axis_of, made.body.effects):  # names of mapped axes hide those of mesh axes
         if hidden in placement.mesh_axes and all(axis.name != hidden for axis in mapped):
             raise AxisError(
