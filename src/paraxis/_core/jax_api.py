@@ -4,6 +4,7 @@ Everything else in the package uses names that JAX documents as public on both e
 range (0.10.2 and 0.12). What is imported here is listed with the reason why it is needed.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -240,6 +241,13 @@ def holds(jaxpr: Jaxpr, *names: str) -> bool:
     return not {eqn.primitive.name for eqn in equations(jaxpr)}.isdisjoint(names)
 
 
+def holds_foreign(jaxpr: Jaxpr) -> bool:
+    """Return whether an operation in a program is a library's own, by its rules."""
+    rules = (ad.primitive_transposes.get(eqn.primitive) for eqn in equations(jaxpr))
+    modules = {getattr(getattr(rule, "func", rule), "__module__", None) or "jax" for rule in rules if rule is not None}
+    return any(module.partition(".")[0] not in ("jax", "paraxis") for module in modules)
+
+
 def calls_back(jaxpr: Jaxpr) -> bool:
     """Return whether a program calls the host, where it may raise."""
     return holds(jaxpr, "pure_callback", "io_callback", "debug_callback")
@@ -467,6 +475,17 @@ def collect_at(address: str) -> None:
 def is_tracing() -> bool:
     """Return whether JAX traces here, for ``jit``, ``grad``, ``vmap``, a loop: calls are noted instead of run."""
     return not core.trace_state_clean()
+
+
+def checks_numbers() -> bool:
+    """Return whether ``jax.debug_nans`` or ``jax.debug_infs`` is in force, in this thread."""
+    return bool(jax.config.jax_debug_nans or jax.config.jax_debug_infs)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def no_key_checks() -> Any:
+    """Return a context in which ``jax.debug_key_reuse`` is off."""
+    is_on = jax.config.jax_debug_key_reuse  # pyright: ignore[reportAttributeAccessIssue]
+    return jax.debug_key_reuse(False) if is_on else contextlib.nullcontext()
 
 
 def is_staging() -> bool:

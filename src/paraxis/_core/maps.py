@@ -107,7 +107,8 @@ def refuse_varying(placement: Placement, avals: Sequence[Any]) -> None:
 
 def _computed(*operands: jax.Array, **params: Any) -> list[jax.Array]:
     """Return the results, by the devices at hand."""
-    return lowerings.run(Map.of(params), operands)
+    with jax_api.no_key_checks():  # they would take a padded element's copy of a key for one more use
+        return lowerings.run(Map.of(params), operands)
 
 
 def _evaluated(*operands: Any, **params: Any) -> list[jax.Array]:
@@ -153,7 +154,13 @@ def _jvp(primals: Any, live: OperandMask, tangents: Any, **params: Any) -> Any:
     results, residuals, common, alike = _with_residuals(traced, operands, m.summed)
     shared, alike = [*common, *select(m.shared, live)], [*alike, *[False] * len(tangents)]
     linearized, operands, _ = trace_like(m, linear, [*residuals, *tangents], shared, alike)
-    return results, moving, bind(linearized._replace(summed=select(m.summed, moving)), operands)
+    # What depends on no tangent has none: a library may rely on it that a value of its own has no derivative.
+    outs, known = linearized.body.jaxpr.outvars, [True] * (len(operands) - len(tangents))
+    dependent = sums.varying(linearized.body.jaxpr, [*known, *[False] * len(tangents)])
+    depends = [not isinstance(v, jax_api.Literal) and v in dependent for v in outs]
+    body, summed = jax_api.dce(linearized.body, select(outs, depends))[0], select(select(m.summed, moving), depends)
+    moving = interleave(moving, depends, [False] * (len(moving) - len(depends)))
+    return results, moving, bind(linearized._replace(body=body, summed=summed), operands)
 
 
 def _with_residuals(
@@ -200,8 +207,9 @@ def _transpose(cts: Any, live: ResultMask, operands: Any, moves: OperandMask, **
         linear = lambda *xs: select(fn(*interleave(moves, xs, residuals)), live)  # noqa: E731
         return list(jax.linear_transpose(linear, *sought)(list(cts)))
 
-    # A rule of the user's may not be linear, and a branch per element has no transpose after vmap.
-    is_plain = not jax_api.holds(m.body.jaxpr, "custom_lin", "cond")
+    # A rule of the user's may not be linear, and a branch per element, or what a library's rule has batched, may have
+    # no transpose after vmap.
+    is_plain = not jax_api.holds(m.body.jaxpr, "custom_lin", "cond") and not jax_api.holds_foreign(m.body.jaxpr)
     shared = [*select(m.shared, moves, False), *select(m.summed, live)]
     alike = [*select(m.alike, moves, False), *[False] * len(cts)]
     transposed, operands, _ = trace_like(m, back, [*known, *cts], shared, alike)

@@ -121,6 +121,11 @@ def entered(**changes: Any) -> contextlib.AbstractContextManager[None]:
     return _scope(dataclasses.replace(current(), **changes))
 
 
+def outside() -> contextlib.AbstractContextManager[None]:
+    """Within, no axis is in force."""
+    return _scope(None)
+
+
 def resolve(verb: str, axis: Axis | str | None) -> Axis:
     """Return the axis that a verb uses, or raise an AxisError if that cannot be told."""
     scope, name = current(), axis if isinstance(axis, str) else "clients"

@@ -181,6 +181,7 @@ class Pmapped:
 
     def _prepared(self, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any], Placement]:
         """Partition models, refuse integers that JAX would cut, and move arrays that are bound to other devices."""
+        check.no_reference("pmap", args=args, kwargs=kwargs)
         args, kwargs = pytrees.arguments("pmap", args, kwargs)
         leaves, structure, axes, placement = self._split(args, kwargs)
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from paraxis._core import arrays, jax_api, placing, pytrees
+from paraxis._core import arrays, check, jax_api, placing, pytrees
 from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from paraxis._core.placing import Axis, Placement, current, entered
 from paraxis.errors import AxisError
@@ -74,6 +74,8 @@ class Program:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         declared = share_out(self.axes)
+        if not jax_api.is_staging():
+            check.no_reference(self._name, args=args, kwargs=kwargs)
         leaves, treedef = jax.tree.flatten(pytrees.arguments(self._name, args, kwargs))
         is_traced = [isinstance(x, _NUMBERS) and not isinstance(x, (bool, np.bool_)) for x in leaves]
         constant = pytrees.select(leaves, is_traced, False)
@@ -86,7 +88,7 @@ class Program:
         vars(run)["__wrapped__"] = self._fn  # JAX's errors then name the user's function, and not this one
         placement = placing.place(declared[0])
         operands = [arrays.to_mesh(x, placement, rows=False) for x in pytrees.select(leaves, is_traced)]
-        return pytrees.combine(_evaluated(run, operands, placement))
+        return pytrees.combine(_evaluated(run, operands, placement, declared))
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -98,14 +100,17 @@ class Program:
 _NUMBERS = (int, float, complex, np.ndarray, np.generic, jax.Array)
 
 
-def _evaluated(fn: Callable[..., Any], operands: Sequence[Any], placement: Placement) -> Any:
+def _evaluated(
+    fn: Callable[..., Any], operands: Sequence[Any], placement: Placement, declared: tuple[Axis, ...]
+) -> Any:
     """``fn(*operands)``, by a compiled program that is found by the structure of its trace.
 
-    Where a function is traced to be compiled, its operations are noted there. Under ``grad``, ``jvp`` and ``vmap``, a
+    Where a function is traced to be compiled, its operations are noted there; where JAX looks for numbers that are not
+    finite, they are carried out one by one, as it looks into no jaxpr. Under ``grad``, ``jvp`` and ``vmap``, a
     trace with derivative rules of the user's, which the structure does not tell apart, is carried out operation by
     operation, each map by its own compiled program; so is one with callbacks on CPU devices, where elements may raise.
     """
-    if jax_api.is_staging():
+    if jax_api.is_staging() or jax_api.checks_numbers():
         return fn(*operands)
     operands = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in operands]
     traced, out_tree = jax_api.trace(fn, [jax_api.struct(x) for x in operands], {})
@@ -113,7 +118,8 @@ def _evaluated(fn: Callable[..., Any], operands: Sequence[Any], placement: Place
     is_ruled = jax_api.holds(closed.jaxpr, "custom_jvp_call", "custom_vjp_call")
     by_operation = is_ruled and arrays.is_traced([*closed.consts, *operands])
     if by_operation or (placement.is_on_cpu_devices and jax_api.calls_back(closed.jaxpr)):
-        return jax.tree.unflatten(out_tree, jax_api.evaluate(closed, *operands, opens=_has_map))
+        with entered(declared=declared):  # a rule of the user's is traced only now
+            return jax.tree.unflatten(out_tree, jax_api.evaluate(closed, *operands, opens=_has_map))
     return jax.tree.unflatten(out_tree, compiled(closed)(*operands))
 
 
@@ -147,10 +153,19 @@ def _shared_mesh(axes: tuple[Axis, ...], devices: tuple[Any, ...]) -> Mesh:
 
 
 def cached(structure: Hashable, make: Callable[[], Any]) -> Any:
-    """Return what was made for a program of this structure, or make it; it must hold what the key was taken of."""
+    """Return what was made for a program of this structure, or make it; it must hold what the key was taken of.
+
+    It runs outside of any scope, so that JAX, too, finds it in each.
+    """
     entry = _entry(structure)
     if not entry:
-        entry.append(make())
+        made = make()
+
+        def run(*args: Any) -> Any:
+            with placing.outside():
+                return made(*args)
+
+        entry.append(run)
     return entry[0]
 
 

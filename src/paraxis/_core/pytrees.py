@@ -109,6 +109,7 @@ def arrays(verb: str, argument: str, tree: Any) -> Any:
     """Return the same tree with every leaf an array; integers that JAX would cut are a DataError."""
     if all([isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree)]):  # noqa: C419  # fewer calls
         return tree
+    check.no_reference(verb, **{argument: tree})
     check.no_cut(verb, argument, tree)
     return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf), tree)
 

@@ -144,11 +144,13 @@ class Ending(NamedTuple):
 def split(body: ClosedJaxpr, shared: OperandMask, summed: ResultMask) -> Ending | None:
     """Return the end of a function; ``None`` if no sum meets a product, so that there is nothing to gain."""
     is_known = jax_api.holds(body.jaxpr, *_PRODUCTS) and not jax_api.holds(body.jaxpr, "while", "scan")
-    if not is_known or not any(summed) or any(isinstance(v, Literal) for v in body.jaxpr.outvars):
+    if not is_known or not any(summed):
         return None
     if any(eqn.primitive.name == "jit" and _has_product(eqn) for eqn in body.jaxpr.eqns):
         body = jax_api.trace(functools.partial(jax_api.evaluate, body, opens=_has_product), body.in_avals, {})[0]
     jaxpr = body.jaxpr
+    if any(isinstance(v, Literal) for v in jaxpr.outvars):
+        return None
     differ, made = varying(jaxpr, shared), {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     sums = [v for v, s in zip(jaxpr.outvars, summed, strict=True) if s and v in differ and _is_summable(v)]
     multiples = {v: _unscaled(v, differ, made) for v in sums}

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, check, deferred, jax_api, lowerings, maps, placing, pytrees, reductions
+from paraxis._core import arrays, check, deferred, interpreters, jax_api, lowerings, maps, placing, pytrees, reductions
 from paraxis._core.deferred import DeferredSums, Shared
 from paraxis._core.placing import Axis, Numbers, Placement, current, entered, resolve
 from paraxis._core.record import Lowering, Map
@@ -110,17 +110,22 @@ def map_static(
     ``in_blocks``: each leaf of the result stays as devices have it, ``(num_padded, ...)``.
     """
     placement = placing.place(axis)
+    check.no_sparse("map_fn", "args", args)
+    interpreters.know_sparsify()
     args = pytrees.placed("map_fn", "args", args, axis)
     leaves, structure = jax.tree.flatten(args if type(args) is tuple else (args,))
     forms = [deferred.recall(leaf) for leaf in leaves]
     shared = [isinstance(form, Shared) for form in forms]
-    operands = [
-        form.value if isinstance(form, Shared) else arrays.to_mesh(leaf, placement, rows=True)
-        for leaf, form in zip(leaves, forms, strict=True)
-    ]
+    values = [form.value if isinstance(form, Shared) else leaf for leaf, form in zip(leaves, forms, strict=True)]
+    operands = [arrays.to_mesh(x, placement, rows=not s) for x, s in zip(values, shared, strict=True)]
     maps.refuse_varying(placement, [*map(jax.typeof, operands)])
-    # Wrapped, as JAX's errors then name the user's function, and not this one.
-    element = functools.wraps(fn, updated=())(lambda *xs: fn(*jax.tree.unflatten(structure, xs)))
+
+    @functools.wraps(fn, updated=())  # JAX's errors then name the user's function, and not this one
+    def element(*xs: Any) -> Any:
+        result = fn(*jax.tree.unflatten(structure, xs))
+        check.no_sparse("map_fn", "the function's result", result)
+        return result
+
     made, operands, out_tree = _traced(element, operands, shared, placement, lowering)
     if in_blocks:
         return jax.tree.unflatten(out_tree, maps.bind(made._replace(in_blocks=True), operands))
@@ -149,7 +154,8 @@ def _traced(
             with entered(numbers=(*outer.numbers, numbers)):
                 operands, shared = [jnp.arange(axis.size), *operands], [False, *shared]
                 found = trace(numbers.given_to(element), operands, shared, [False] * len(shared))
-    made = found[0]
+    made, operands, out_tree = found
+    check.no_captured_reference("map_fn", element, operands)
     lowerings.refuse_shard_map(made)
     for named in jax_api.free_axes(made.body.jaxpr):  # names of mapped axes hide those of mesh axes
         if named in placement.mesh_axes and all(axis.name != named for axis in mapped):
@@ -157,7 +163,7 @@ def _traced(
                 f"a collective inside the body names the mesh axis {named!r}, which carries the elements of axis "
                 f"{axis.name!r}: it would miss those that share a device. Write px.psum(x, {axis.name!r}), or the like"
             )
-    return found
+    return made._replace(body=interpreters.without_references(made.body, env)), operands, out_tree
 
 
 @overload
