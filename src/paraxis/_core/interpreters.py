@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import jax_api, maps, sums
+from paraxis._core import arrays, jax_api, maps, sums
 from paraxis._core.jax_api import ClosedJaxpr
 from paraxis._core.maps import map_p
 from paraxis._core.record import Map
@@ -123,7 +123,7 @@ def _know_jet() -> None:
         return jax.tree.unflatten(structure, results)
 
     jet.jet_rules[map_p] = rule
-    for primitive in (broadcast_p, REDUCTIONS["sum"]):
+    for primitive in (arrays.to_mesh_p, broadcast_p, REDUCTIONS["sum"]):
         jet.deflinear(primitive)
     for kind in ("any", "all"):
         jet.defzero(REDUCTIONS[kind])

@@ -144,8 +144,17 @@ def _reduce(kind: str, x: Any, axis: Axis | str | None, where: Any, w: Any = Non
     w = pytrees.placed(verb, "w", pytrees.partition(w), resolved)
     leaves, structure = jax.tree.flatten(x)
     weights = [None] * len(leaves) if w is None else pytrees.broadcast_prefix(w, x)
+    if jax_api.is_staging() or arrays.is_traced((leaves, mask, weights)):
+        return pytrees.combine(structure.unflatten(_reduced(kind, placement, leaves, mask, weights)))
+    args = jax.tree.map(lambda x: arrays.to_mesh(x, placement, rows=True), (leaves, mask, weights))
+    return pytrees.combine(structure.unflatten(_reduced_at_once(kind, placement, *args)))
+
+
+def _reduced(kind: str, placement: Placement, leaves: Any, mask: Any, weights: Any) -> list[jax.Array]:
+    """Reduce leaves ``(size, ...)``, each with a weight ``(size,)`` or ``None``."""
+    size = placement.size
     counted = {id(weight): mask if weight is None else weight for weight in weights} if kind == "mean" else {}
-    totals = {at: resolved.size if x is None else _folded("mean", x, placement, mask) for at, x in counted.items()}
+    totals = {at: size if x is None else _folded("mean", x, placement, mask) for at, x in counted.items()}
 
     def one(leaf: jax.Array, weight: jax.Array | None) -> jax.Array:
         y, dtype = _folded(kind, leaf, placement, mask, weight), _dtype(kind, leaf.dtype, jax_api.is_wide())
@@ -153,7 +162,10 @@ def _reduce(kind: str, x: Any, axis: Axis | str | None, where: Any, w: Any = Non
             y = y / jnp.asarray(totals[id(weight)], y.dtype)
         return y.astype(jnp.promote_types(dtype, y.dtype) if jnp.iscomplexobj(y) else dtype)
 
-    return pytrees.combine(structure.unflatten(map(one, leaves, weights)))
+    return [*map(one, leaves, weights)]
+
+
+_reduced_at_once = jax.jit(_reduced, static_argnums=(0, 1))
 
 
 def _folded(
@@ -185,7 +197,7 @@ class _Term(NamedTuple):
         if jnp.issubdtype(y.dtype, jax.dtypes.extended):  # PRNG keys have no sum
             return jnp.zeros(())
         if self.kind in ("any", "all"):
-            y = y != 0
+            y = y.astype(bool)
         elif jnp.issubdtype(y.dtype, jnp.inexact):
             y = y.astype(jnp.float32) if y.dtype.itemsize < 4 else y
         elif self.kind in ("sum", "mean"):

@@ -234,4 +234,12 @@ def keys(key: jax.Array, axis: Axis | str | None = None) -> jax.Array:
         >>> px.keys(jax.random.key(0), px.Axis("members", 5)).shape
         (5,)
     """
-    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(resolve("keys", axis).size))
+    draw = _keys if jax_api.is_staging() or arrays.is_traced(key) else _keys_at_once
+    return draw(key, resolve("keys", axis).size)
+
+
+def _keys(key: jax.Array, size: int) -> jax.Array:
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(size))
+
+
+_keys_at_once = jax.jit(_keys, static_argnums=1)

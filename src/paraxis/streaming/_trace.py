@@ -188,7 +188,10 @@ def _equation(at: Operation, whole: JaxprEqn, part: JaxprEqn) -> JaxprEqn:
     return part.replace(invars=[*map(_literal, whole.invars, part.invars)], params=params)
 
 
-_SIZES = "shape new_sizes limit_indices slice_sizes sizes size rows padded laid devices placement sharding out_sharding"
+_SIZES = (
+    "shape new_sizes limit_indices slice_sizes sizes size rows padded laid devices placement axis_env sharding "
+    "out_sharding"
+)
 """Parameters that say shapes or places, in which two traces may differ."""
 
 
