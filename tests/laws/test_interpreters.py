@@ -114,7 +114,10 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "map_fn": (lambda r: px.map_fn(lambda a, x: x, ({"a": r}, X), AXIS), r"args\[0\]\['a'\] is a reference" + AFTER),
     "pmap": (lambda r: px.pmap(lambda x, r: x)(X, r=r), r"pmap: kwargs\['r'\] is a reference" + AFTER),
     "program": (lambda r: program(lambda v: v)(r), r"args\[0\] is a reference" + AFTER),
-    "captured": (lambda held: px.map_fn(lambda v: v + held[0], X, AXIS), r"from outside, 'held', Ref" + AFTER),
+    "captured": (
+        lambda held: px.map_fn(lambda v: v + held[0], X, AXIS),
+        r"closes over: .* is a reference, Ref" + AFTER,
+    ),
     "argument": (lambda _: px.map_fn(len, {"m": jax.vmap(matrix)(DENSE)}, ROWS), r"args\['m'\] is a sparse matrix, BC"),
     "argument of pmap": (lambda _: px.pmap(len)(jax.vmap(matrix)(DENSE)), r"is a sparse matrix, BCOO\[8, 5, 4\]"),
     "result": (lambda _: px.map_fn(matrix, DENSE, ROWS), r"the function's result is a sparse matrix, BCOO\[5, 4\]"),

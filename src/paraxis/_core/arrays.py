@@ -187,52 +187,23 @@ def to_mesh(x: Any, placement: Placement, *, rows: bool) -> Any:
     """Bring an array onto the placement's mesh if it is bound to other devices: the one door for where data lie.
 
     It lies by rows if they divide, else whole on each device. Another mesh may have the same devices, and other axes.
-    Under ``grad`` and ``vmap`` values are moved as well, and a derivative comes back to where the value was. What is
-    traced to be compiled stays as it is: there JAX's rules hold.
+    Under ``grad`` and ``vmap`` values are moved as well, whole, and a derivative comes back to the devices where the
+    value was. What is traced to be compiled stays as it is: there JAX's rules hold.
     """
-    if not isinstance(x, jax.Array):
+    everywhere = sharding(placement, ()) if isinstance(x, jax.Array) else None
+    if everywhere is None:
         return x
-    target = sharding(placement, None if rows and placement.divides else ())
-    if target is None or not isinstance(x, jax_api.Tracer):
-        return x if target is None else _to_mesh(x, target)
-    stays = placement.is_explicit or jax_api.is_staging()  # Explicit: where it lies is part of its type
-    return x if stays else to_mesh_p.bind(x, to=target, back=None)
-
-
-def _to_mesh(x: jax.Array, to: Sharding, back: Any = None) -> jax.Array:
-    x = jnp.asarray(x)  # under a derivative, JAX has numbers of its own kind
-    is_there = x.committed and getattr(x.sharding, "mesh", to) == getattr(to, "mesh", None)
-    return x if is_there else put(x, to)
-
-
-def _to_mesh_jvp(primals: Any, tangents: Any, *, to: Sharding, back: Any) -> tuple[jax.Array, Any]:
-    (x,), (tangent,) = primals, tangents
-    value = x.to_concrete_value() if isinstance(x, jax_api.Tracer) else x
-    home = value.sharding if isinstance(value, jax.Array) and value.committed else back
-    y = to_mesh_p.bind(x, to=to, back=back)
-    return y, tangent if type(tangent) is jax_api.ad.Zero else to_mesh_p.bind(tangent, to=to, back=home)
-
-
-def _to_mesh_transpose(ct: Any, x: Any, *, to: Sharding, back: Any) -> list[Any]:
-    return [ct if back is None or type(ct) is jax_api.ad.Zero else to_mesh_p.bind(ct, to=back, back=to)]
-
-
-def _to_mesh_batch(operands: Any, dims: Any, *, to: Any, back: Any) -> tuple[jax.Array, int]:
-    def with_batch(where: Any) -> Any:
-        if not isinstance(where, NamedSharding) or len(where.spec) < dims[0]:
-            return where
-        return NamedSharding(where.mesh, P(*where.spec[: dims[0]], None, *where.spec[dims[0] :]))
-
-    return to_mesh_p.bind(*operands, to=with_batch(to), back=with_batch(back)), dims[0]
-
-
-to_mesh_p = jax_api.Primitive("px_to_mesh")
-to_mesh_p.def_impl(_to_mesh)
-to_mesh_p.def_abstract_eval(lambda x, **_: x)
-jax_api.define_lowering(to_mesh_p, lambda x, **_: x)
-jax_api.ad.primitive_jvps[to_mesh_p] = _to_mesh_jvp
-jax_api.ad.primitive_transposes[to_mesh_p] = _to_mesh_transpose
-jax_api.batching.primitive_batchers[to_mesh_p] = _to_mesh_batch
+    value = x.to_concrete_value() if (is_tracer := isinstance(x, jax_api.Tracer)) else x
+    is_bound = isinstance(value, jax.Array) and value.committed
+    mesh = getattr(value.sharding, "mesh", None) if is_bound else None
+    if mesh == everywhere.mesh:
+        return x
+    if not is_tracer:
+        return put(x, sharding(placement) if rows and placement.divides else everywhere)
+    if placement.is_explicit or jax_api.is_staging():  # Explicit: where a value lies is part of its type
+        return x
+    home = everywhere if not is_bound else value.sharding if mesh is None else NamedSharding(mesh, P())
+    return jax.device_put(x, everywhere, src=home)
 
 
 def whole_on(x: jax.Array) -> Any:

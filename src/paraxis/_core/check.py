@@ -4,11 +4,10 @@ Python names a misspelt keyword, and JAX a leaf that it cannot take: neither is 
 """
 
 import contextlib
-import inspect
 import math
 import numbers
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -64,9 +63,16 @@ def count(who: str, argument: str, value: Any, *, least: int = 1, most: int = 2*
     return int(number(who, argument, value, least=least, most=most, kind=numbers.Integral, **options))
 
 
-def no_cut(who: str, argument: str, tree: Any) -> None:
-    """Check that JAX keeps a tree's integers: where 64 bits are off, it cuts those beyond 32 in silence."""
+def leaves(who: str, argument: str, tree: Any) -> None:
+    """Check that JAX can take a tree's leaves as values: it cuts integers to 32 bits, and writes to references."""
     for at, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        label = f"{argument}{jax.tree_util.keystr(at)}"
+        if isinstance(leaf, jax.Ref):  # elements that share one would write to it in no order
+            raise DataError(
+                f"{who}: {label} is a reference, {jax.typeof(leaf)}; give its value, r[...], return what is to be "
+                f"written, and write after the map: r = jax.new_ref(px.map_fn(…)). A reference that is made in the "
+                f"mapped function may be used there"
+            )
         if not isinstance(leaf, (np.ndarray, np.integer)) or leaf.dtype.kind not in "iu" or not leaf.size:
             continue
         kept = jax.dtypes.canonicalize_dtype(leaf.dtype)
@@ -74,42 +80,15 @@ def no_cut(who: str, argument: str, tree: Any) -> None:
         for end in ends:
             if not info.min <= end <= info.max:
                 raise DataError(
-                    f"{who}: {argument}{jax.tree_util.keystr(at)} holds {end} ({leaf.dtype}), which {kept} does not "
-                    "hold; write x.astype(np.float32) for a quantity, np.unique(x, return_inverse=True)[1] for names "
-                    "of things, or jax.config.update('jax_enable_x64', True)"
+                    f"{who}: {label} holds {end} ({leaf.dtype}), which {kept} does not hold; write "
+                    "x.astype(np.float32) for a quantity, np.unique(x, return_inverse=True)[1] for names of things, or "
+                    "jax.config.update('jax_enable_x64', True)"
                 )
-
-
-def no_reference(who: str, **arguments: Any) -> None:
-    """Check that no leaf is a reference: elements that share one would write to it in no order."""
-    for argument, tree in arguments.items():
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            if isinstance(leaf, jax.Ref):
-                label = f"{argument}{jax.tree_util.keystr(path)}"
-                raise DataError(f"{who}: {label} is a reference, {jax.typeof(leaf)}; {_ASIDE}")
-
-
-def no_captured_reference(who: str, fn: Any, operands: Iterable[Any]) -> None:
-    """Check that a function closes over no reference; ``operands`` are the values that it needs."""
-    for value in [x for x in operands if isinstance(x, jax.Ref)]:
-        fn = inspect.unwrap(fn)
-        captured = inspect.getclosurevars(fn) if inspect.isfunction(fn) else None
-        values = {**captured.globals, **captured.nonlocals} if captured else {}
-        label = next((f"{name!r}, " for name, held in values.items() if held is value), "")
-        raise DataError(f"{who}: the function uses a reference from outside, {label}{jax.typeof(value)}; {_ASIDE}")
-
-
-_ASIDE = (
-    "give its value, r[...], return what is to be written, and write after the map: r = jax.new_ref(px.map_fn(…)). "
-    "A reference that is made in the mapped function may be used there"
-)
 
 
 def no_sparse(who: str, argument: str, tree: Any) -> None:
     """Check that no sparse matrix of JAX's is mapped: its shape is in its structure, and does not lose the axis."""
-    kind = getattr(sys.modules.get("jax.experimental.sparse"), "JAXSparse", None)
-    if kind is None:
-        return
+    kind = getattr(sys.modules.get("jax.experimental.sparse"), "JAXSparse", ())
     is_sparse = lambda x: isinstance(x, kind)  # noqa: E731
     for path, x in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_sparse):
         # One that all elements share has leaves with one dimension more than its shape says.

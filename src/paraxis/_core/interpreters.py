@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, jax_api, maps, sums
+from paraxis._core import jax_api, maps, sums
 from paraxis._core.jax_api import ClosedJaxpr
 from paraxis._core.maps import map_p
 from paraxis._core.record import Map
@@ -123,7 +123,7 @@ def _know_jet() -> None:
         return jax.tree.unflatten(structure, results)
 
     jet.jet_rules[map_p] = rule
-    for primitive in (arrays.to_mesh_p, broadcast_p, REDUCTIONS["sum"]):
+    for primitive in (broadcast_p, REDUCTIONS["sum"]):
         jet.deflinear(primitive)
     for kind in ("any", "all"):
         jet.defzero(REDUCTIONS[kind])
@@ -186,32 +186,25 @@ def _located(kind: str, test: Any, operands: Any, **params: Any) -> str:
     eqns, m, axis = list[Any](), Map.of(params)._replace(in_blocks=False), params["axis"]
 
     def element(*args: Any) -> jax.Array:
-        return jnp.stack([*_met(m.body, args, test, eqns), jnp.zeros((), bool)])
+        met = [jnp.zeros((), bool)]
+
+        def noting(eqn: Any, *inputs: Any) -> Any:
+            results = jax_api.bind(eqn, *inputs)
+            eqns.append(eqn)
+            met.append(_meets(test, *results))
+            return results
+
+        jax_api.evaluate(m.body, *args, opens=lambda _: True, bind=noting)
+        return jnp.stack(met)
 
     traced, operands, _ = maps.trace_like(m, element, operands, m.shared, m.alike)
     [met] = maps.bind(traced, operands)  # (size, operations)
     if not np.any(met):  # the operations together gave it, as they are rounded otherwise
         return f"invalid value ({kind}) encountered in a map over axis {axis!r}"
-    at, index = np.argwhere(np.asarray(met).T)[0]
-    line = jax_api.line_of(eqns[at])
-    what = f"invalid value ({kind}) encountered in {eqns[at].primitive.name}, in element {index} of axis {axis!r}"
+    at, index = np.argwhere(np.asarray(met).T)[0]  # the first is of no operation
+    line, name = jax_api.line_of(eqns[at - 1]), eqns[at - 1].primitive.name
+    what = f"invalid value ({kind}) encountered in {name}, in element {index} of axis {axis!r}"
     return f"{what}, at {line}" if line else what
-
-
-def _met(closed: ClosedJaxpr, args: Sequence[Any], test: Any, eqns: list[Any]) -> list[jax.Array]:
-    """Return of each operation, those of calls included, whether it gives such a number; note them in ``eqns``."""
-    values, met = dict(zip(closed.jaxpr.invars, args, strict=True)), list[jax.Array]()
-    values.update(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    for eqn in closed.jaxpr.eqns:
-        inputs = [v.val if isinstance(v, jax_api.Literal) else values[v] for v in eqn.invars]
-        bodies = [x for x in eqn.params.values() if isinstance(x, ClosedJaxpr)]
-        if eqn.primitive.name in jax_api.CALLS and len(bodies) == 1:
-            met += _met(bodies[0], inputs, test, eqns)
-        results = jax_api.bind(eqn, *inputs)
-        eqns.append(eqn)
-        met.append(_meets(test, *results))
-        values.update(zip(eqn.outvars, results, strict=True))
-    return met
 
 
 for _know in (_know_checkify, _know_jet, _know_key_reuse, _know_debug_nans):

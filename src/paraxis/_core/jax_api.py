@@ -390,13 +390,6 @@ def without_name(axis_data: Any) -> Any:
     return dataclasses.replace(axis_data, name=core.no_axis_name)
 
 
-def has_tpu() -> bool:
-    """Return whether there are TPUs on this machine."""
-    from jax._src import hardware_utils  # without starting them
-
-    return hardware_utils.num_available_tpu_chips_and_device_id()[0] > 0
-
-
 def struct(x: Any, drop: int = 0, lead: Sequence[int] = ()) -> jax.ShapeDtypeStruct:
     """Return what an array looks like without its first ``drop`` dimensions, and with others in their place.
 
@@ -429,13 +422,6 @@ def weak(x: jax.Array) -> jax.Array:
     return lax._convert_element_type(x, weak_type=True)
 
 
-def detects_cluster() -> bool:
-    """Return whether ``jax.distributed.initialize()`` would find a scheduler that has started this process."""
-    from jax._src import clusters
-
-    return any(kind.is_env_present() for kind in clusters.ClusterEnv._cluster_types if not kind.opt_in_only_method)
-
-
 def mesh_entered() -> Any:
     """Return the mesh that ``with mesh:`` entered, which JAX has given up; ``None``: there is none."""
     try:
@@ -443,33 +429,6 @@ def mesh_entered() -> Any:
     except ImportError:
         return None
     return None if thread_resources.env.physical_mesh.empty else thread_resources.env.physical_mesh
-
-
-def backends_are_initialized() -> bool:
-    """Return whether devices were started."""
-    from jax._src import xla_bridge
-
-    return xla_bridge.backends_are_initialized()
-
-
-def distributed_state() -> Any:
-    """Return what JAX knows of the processes of a job; its client has the only barrier with a timeout."""
-    from jax._src import distributed
-
-    return distributed.global_state
-
-
-def collect_at(address: str) -> None:
-    """Have CPU devices meet others' here, unless they have started: JAX takes what the host's name resolves to."""
-    from jax._src import distributed, xla_bridge
-
-    def make() -> Any:
-        client, gloo = distributed.global_state.client, xla_bridge._jax.make_gloo_tcp_collectives  # pyright: ignore
-        return xla_bridge.make_cpu_client(gloo(distributed_client=client, hostname=address))
-
-    kind = jax.config.jax_cpu_collectives_implementation  # pyright: ignore[reportAttributeAccessIssue]
-    if kind == "gloo" and not xla_bridge.backends_are_initialized():
-        xla_bridge.register_backend_factory("cpu", make, fail_quietly=False)
 
 
 def is_tracing() -> bool:

@@ -1,5 +1,6 @@
 """``pmap``, for any axis size, and the collectives by which elements exchange values inside a mapped function."""
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Sequence
@@ -63,34 +64,33 @@ def pmap(
         Array([0.25, 0.25, 0.5 ], dtype=float32)
     """
     check.one_of("pmap", "lowering", lowering, get_args(Lowering), AxisError)
-    static, donated = static_broadcasted_argnums, donate_argnums
     name = axis_name if axis_name is not None else f"pmap({getattr(fn, '__name__', 'fn')})"
-    return Pmapped(fn, name, in_axes, out_axes, static, donated, axis_size, at_once, lowering)
+    static = (
+        static_broadcasted_argnums if isinstance(static_broadcasted_argnums, int) else (*static_broadcasted_argnums,)
+    )
+    return Pmapped(fn, name, in_axes, out_axes, static, donate_argnums, axis_size, at_once, lowering)
 
 
 _LIES = operator.attrgetter("committed", "sharding", "shape")
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Pmapped:
     """A mapped function, made by :func:`pmap`. It has ``lower`` and ``trace``, as what ``jax.jit`` returns."""
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        name: str,
-        in_axes: Any,
-        out_axes: Any,
-        static: int | Sequence[int],
-        donated: int | Sequence[int],
-        axis_size: int | None,
-        at_once: int | None,
-        lowering: Lowering,
-    ) -> None:
-        functools.update_wrapper(self, fn)
-        self._fn, self._name, self._in_axes, self._out_axes = fn, name, in_axes, out_axes
-        self._axis_size, self._at_once, self._lowering = axis_size, at_once, lowering
-        self._static = (static,) if isinstance(static, int) else tuple(static)
-        options = {"static_argnums": static, "donate_argnums": donated}
+    _fn: Callable[..., Any]
+    _name: str
+    _in_axes: Any
+    _out_axes: Any
+    _static: int | tuple[int, ...]
+    _donated: int | Sequence[int]
+    _axis_size: int | None
+    _at_once: int | None
+    _lowering: Lowering
+
+    def __post_init__(self) -> None:
+        functools.update_wrapper(self, self._fn, updated=())
+        options = {"static_argnums": self._static, "donate_argnums": self._donated}
         self._jitted: Any = jax.jit(self._mapped, **options)
         self._jitted_in_blocks = jax.jit(functools.partial(self._mapped, in_blocks=True), **options)
         self._returns_models = False
@@ -99,8 +99,7 @@ class Pmapped:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, structure = jax.tree.flatten((args, kwargs))
-        is_traced = arrays.is_traced(leaves)
-        if is_traced or jax_api.is_staging():
+        if arrays.is_traced(leaves) or jax_api.is_staging():
             return self._call_traced(args, kwargs)
         try:
             key = structure, *map(_LIES, leaves), jax.sharding.get_mesh(), current()
@@ -166,7 +165,8 @@ class Pmapped:
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Any], Any, list[int | None], Placement]:
         """Return the leaves of what is not static, their structure, the mapped axis of each, and where elements lie."""
-        static = {position % len(args) for position in self._static if args}
+        given = (self._static,) if isinstance(self._static, int) else self._static
+        static = {position % len(args) for position in given if args}
         dynamic = {position: arg for position, arg in enumerate(args) if position not in static}
         leaves, structure = jax.tree.flatten((dynamic, kwargs))
         entries = tuple(self._in_axes) if isinstance(self._in_axes, (tuple, list)) else self._in_axes
@@ -181,7 +181,6 @@ class Pmapped:
 
     def _prepared(self, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any], Placement]:
         """Partition models, refuse integers that JAX would cut, and move arrays that are bound to other devices."""
-        check.no_reference("pmap", args=args, kwargs=kwargs)
         args, kwargs = pytrees.arguments("pmap", args, kwargs)
         leaves, structure, axes, placement = self._split(args, kwargs)
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from paraxis._core import arrays, check, jax_api, placing, pytrees
+from paraxis._core import arrays, jax_api, placing, pytrees
 from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from paraxis._core.placing import Axis, Placement, current, entered
 from paraxis.errors import AxisError
@@ -74,8 +74,6 @@ class Program:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         declared = share_out(self.axes)
-        if not jax_api.is_staging():
-            check.no_reference(self._name, args=args, kwargs=kwargs)
         leaves, treedef = jax.tree.flatten(pytrees.arguments(self._name, args, kwargs))
         is_traced = [isinstance(x, _NUMBERS) and not isinstance(x, (bool, np.bool_)) for x in leaves]
         constant = pytrees.select(leaves, is_traced, False)

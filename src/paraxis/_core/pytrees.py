@@ -73,8 +73,8 @@ def arguments(who: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Return a call's arguments by :func:`partition`; integers that JAX would cut are a DataError."""
     if all([isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((args, kwargs))]):  # noqa: C419  # fewer calls
         return args, kwargs
-    check.no_cut(who, "args", args)
-    check.no_cut(who, "kwargs", kwargs)
+    check.leaves(who, "args", args)
+    check.leaves(who, "kwargs", kwargs)
     return partition((args, kwargs))
 
 
@@ -109,8 +109,7 @@ def arrays(verb: str, argument: str, tree: Any) -> Any:
     """Return the same tree with every leaf an array; integers that JAX would cut are a DataError."""
     if all([isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree)]):  # noqa: C419  # fewer calls
         return tree
-    check.no_reference(verb, **{argument: tree})
-    check.no_cut(verb, argument, tree)
+    check.leaves(verb, argument, tree)
     return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf), tree)
 
 

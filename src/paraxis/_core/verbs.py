@@ -155,7 +155,7 @@ def _traced(
                 operands, shared = [jnp.arange(axis.size), *operands], [False, *shared]
                 found = trace(numbers.given_to(element), operands, shared, [False] * len(shared))
     made, operands, out_tree = found
-    check.no_captured_reference("map_fn", element, operands)
+    check.leaves("map_fn", "what the function closes over: ", [x for x in operands if isinstance(x, jax.Ref)])
     lowerings.refuse_shard_map(made)
     for named in jax_api.free_axes(made.body.jaxpr):  # names of mapped axes hide those of mesh axes
         if named in placement.mesh_axes and all(axis.name != named for axis in mapped):

@@ -173,7 +173,9 @@ class StopSignal:
 
     def __init__(self) -> None:
         self._asked: str | None = None
-        self._together = jax_api.distributed_state().preemption_sync_manager is not None
+        from jax._src import distributed  # no public function says whether processes stop together
+
+        self._together = distributed.global_state.preemption_sync_manager is not None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:

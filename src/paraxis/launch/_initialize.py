@@ -7,10 +7,9 @@ import sys
 
 import jax
 
-from paraxis._core import jax_api
 from paraxis._host import processes
 from paraxis.errors import DeviceError
-from paraxis.launch import _rank
+from paraxis.launch import _jax, _rank
 
 COORDINATOR = "PARAXIS_COORDINATOR"
 NUM_PROCESSES = "PARAXIS_NUM_PROCESSES"
@@ -84,9 +83,9 @@ def initialize(*, stuck_after: float = 0) -> Processes:
 def _join() -> Processes:
     if not jax.distributed.is_initialized():
         is_launched = PROCESS in os.environ and os.environ.get(LAUNCHER, f"{os.getppid()}") == f"{os.getppid()}"
-        if not is_launched and not jax_api.detects_cluster():
+        if not is_launched and not _jax.detects_cluster():
             return Processes(0, 1)
-        if jax_api.backends_are_initialized():
+        if _jax.backends_are_initialized():
             raise DeviceError(
                 "px.initialize: JAX has already started, without the devices of the other processes; call it right "
                 "after the imports, before anything makes an array or calls jax.devices()"
@@ -120,5 +119,5 @@ def _join_launched() -> Processes:
         shutdown_timeout_seconds=max(1, round(grace)),
     )
     if is_local:
-        jax_api.collect_at(host)
+        _jax.collect_at(host)
     return joined

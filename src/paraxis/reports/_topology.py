@@ -30,7 +30,10 @@ def chips(on: str) -> tuple[Any, ...]:
     """Return the devices of a TPU topology, which JAX compiles for and cannot run on."""
     with needed("explain(on=…)", "tpu"):
         import libtpu  # noqa: F401  # pyright: ignore[reportMissingImports]
-    before = {} if jax_api.has_tpu() else {name: os.environ.get(name) for name in _WITHOUT_TPU}
+    from jax._src import hardware_utils  # says whether there are TPUs, without starting them
+
+    has_tpu = hardware_utils.num_available_tpu_chips_and_device_id()[0] > 0
+    before = {} if has_tpu else {name: os.environ.get(name) for name in _WITHOUT_TPU}
     os.environ.update({name: _WITHOUT_TPU[name] for name in before})  # libtpu reads them once, while it is loaded
     try:
         jax.devices()  # JAX has to start on a TPU that is here before libtpu is used for others

@@ -84,7 +84,7 @@ def rows(X: Any, y: Any = None, sample_weight: Any = None, *, axis: Axis | None 
 def lay(X: Any, y: Any, sample_weight: Any, axis: Axis | None, *, copied: bool) -> Rows:
     """Lay rows out as :func:`rows`, or those of a table that is read; if not ``copied``, devices may use the host's."""
     X, y = (x if isinstance(x, jax.Array | TableRows) else np.asarray(x) for x in (X, y))
-    check.no_cut("rows", "y", y)
+    check.leaves("rows", "y", y)
     if y.dtype.kind not in "biufV" or not y.ndim:
         raise DataError(
             f"rows: y must be numbers, got {check.described(y)}; write y = np.unique(y, return_inverse=True)[1]"

@@ -93,7 +93,7 @@ class Solver(abc.ABC):
         if getattr(type(init_params), "_fields", None) == OptStep._fields:  # also JAXopt's
             init_params = init_params.params
         params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), init_params)  # of no weak type
-        check.no_cut(who, "the arguments of fun", (args, kwargs))
+        check.leaves(who, "the arguments of fun", (args, kwargs))
         hyper, args, kwargs = self._in_order(args, kwargs)
         hyper = jax.tree.map(jnp.asarray, hyper)
         if isinstance(self.fun, LinearObjective):

@@ -193,7 +193,7 @@ def _as_arrays(name: str, read: Callable[[], Any]) -> Any:
         tree = jax.tree.map(lambda x: (a := np.asarray(x)).astype(a.dtype.newbyteorder("="), copy=False), read())
     except Exception as error:
         raise DataError(f"Groups: {name} cannot be read: {type(error).__name__}: {error}") from error
-    check.no_cut("Groups", name, tree)
+    check.leaves("Groups", name, tree)
     return tree
 
 

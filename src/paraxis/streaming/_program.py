@@ -70,7 +70,7 @@ class Call:
             else:
                 kinds.append(jax.typeof(leaf))
                 self.values.append(leaf)
-        check.no_cut("Stream", "args", [x for x in self.values if isinstance(x, np.ndarray)])
+        check.leaves("Stream", "args", [x for x in self.values if isinstance(x, np.ndarray)])
         sizes = set(map(len, self.groups))
         if len(sizes) > 1:
             raise DataError(f"Stream: groups must have equally many elements, got {' and '.join(map(str, sizes))}")

@@ -64,7 +64,7 @@ class Devices:
     def lay_out(self, what: str, batch: Any, microbatches: int = 1) -> tuple[Any, int]:
         """Return a whole batch, which each process has, in blocks over the devices, and its number of rows."""
         number = num_rows(what, "batch", batch)
-        check.no_cut(what, "batch", batch)
+        check.leaves(what, "batch", batch)
         if self.blocks is None:
             return batch, number
         num_padded = number + -number % (self.placement.num_devices * min(microbatches, number))

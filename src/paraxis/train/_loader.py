@@ -205,7 +205,7 @@ def _numbers(batch: Any, num_rows: int, *, copy: bool) -> Any:
             raise DataError(f"{name} has shape {array.shape}, but each leaf must start with the {num_rows} rows")
         if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == np.bool_):
             raise DataError(f"{name} is of {array.dtype}, not of numbers; leave it out, or encode it in transform=")
-        check.no_cut("px.loader", name, array)
+        check.leaves("px.loader", name, array)
         array = array.astype(array.dtype.newbyteorder("="), copy=False)  # the only one that JAX takes
         return np.array(array, jax.dtypes.canonicalize_dtype(array.dtype), copy=copy or None)
 
