@@ -9,7 +9,7 @@ import importlib
 import typing
 
 from paraxis._core.placing import Axis
-from paraxis._core.pmap import all_gather, axis_index, axis_size, pmap, pmax, pmean, pmin, psum
+from paraxis._core.pmap import all_gather, axis_index, axis_size, pick, pmap, pmax, pmean, pmin, psum
 from paraxis._core.program import program
 from paraxis._core.reductions import (
     reduce_all,
@@ -102,6 +102,7 @@ __all__ = [
     "keys",
     "loader",
     "map_fn",
+    "pick",
     "pmap",
     "pmax",
     "pmean",

@@ -310,6 +310,8 @@ def _moved(jaxpr: Jaxpr, mesh: AbstractMesh, names: Mapping[str, tuple[str, ...]
         if eqn.primitive.name == "shard_map":
             eqn = jax_api.shard_map_on(eqn, mesh)
             inner = mesh.update_axis_types(dict.fromkeys(jax_api.bound_axes(eqn), AxisType.Manual))
+        if eqn.primitive.name == "reshard" and not mesh.explicit_axes:  # the compiler's to decide there
+            eqn = jax_api.call(jax.jit(lambda x: x), *eqn.invars).replace(outvars=eqn.outvars)
         eqn = jax_api.in_bodies(eqn, lambda body: _moved(body, inner, free))
         params = {key: _on_mesh(value, mesh) for key, value in eqn.params.items()}
         params |= jax_api.renamed_axes(eqn, free)
@@ -330,6 +332,8 @@ def _is_sharded(aval: Any) -> bool:
 
 
 def _on_mesh(value: Any, mesh: AbstractMesh) -> Any:
+    if isinstance(value, Placement) and value.mesh_axes:
+        return dataclasses.replace(value, mesh=mesh)
     if not isinstance(value, NamedSharding):
         return value
     return NamedSharding(mesh, P(*(arrays.without(entry, mesh.manual_axes) for entry in value.spec)))

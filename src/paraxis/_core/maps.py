@@ -183,7 +183,8 @@ def _with_residuals(
     once = jax_api.jaxpr_as_fun(pure)(*select(operands, read))
     known = dict(zip(jaxpr.invars, traced.alike, strict=True)) | dict(zip(made, _alike(traced, made), strict=True))
     residuals = interleave(common, once, [values[v] for v in own])
-    return results[:number], residuals, common, [known.get(v, False) for v in jaxpr.outvars[number:]]
+    alike = [not c and known.get(v, False) for v, c in zip(jaxpr.outvars[number:], common, strict=True)]
+    return results[:number], residuals, common, alike
 
 
 def _alike(m: Map, made: Sequence[Any]) -> OperandMask:

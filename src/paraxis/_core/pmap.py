@@ -292,6 +292,50 @@ def all_gather(x: _Tree, axis: Axis | str) -> _Tree:
     return _exchanged("all_gather", x, axis)
 
 
+def pick(x: _Tree, index: Any, axis: Axis | str | None = None) -> _Tree:
+    """Return one element's values for all: placed → shared; inside a mapped function, that element's values to each.
+
+    Args:
+        x: pytree of arrays ``(size, ...)``; inside a function that is mapped along the axis, of the element's own
+            ``(...)``. Any dtype, keys too.
+        index: the element's number, an integer scalar; a negative one counts from the end. It may be traced.
+        axis: as in :func:`broadcast`.
+
+    Returns:
+        Tree of arrays ``(...)``, with the dtypes of ``x``.
+
+    Raises:
+        DataError: if a leaf does not start with the size of the axis, or there is no such element; of an index that is
+            traced, zeros then say so.
+        AxisError: as in :func:`broadcast`.
+
+    Communicates: one all-reduce the size of the result, where ``all_gather`` would send the values of all elements.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> loss, members = jnp.array([3.0, 1.0, 2.0]), px.Axis("members", 3)
+        >>> px.pick({"rate": jnp.array([0.1, 0.2, 0.3])}, loss.argmin(), members)
+        {'rate': Array(0.2, dtype=float32)}
+    """
+    is_mapped = any(axis in (mapped.name, mapped) for mapped in current().mapped)
+    resolved = mapped_axis("pick", axis) if is_mapped and axis is not None else placing.resolve("pick", axis)
+    if not arrays.is_traced(index) and not -resolved.size <= index < resolved.size:
+        raise DataError(f"pick: axis {resolved.name!r} has elements 0 to {resolved.size - 1}, and none {index}")
+    numbers = axis_index(resolved) if is_mapped else jnp.arange(resolved.size)
+    is_one = (index == numbers) | (index == numbers - resolved.size)
+
+    def one(leaf: Any) -> Any:
+        leaf = jnp.asarray(leaf)
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+            return jax.random.wrap_key_data(one(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
+        if is_mapped:
+            return psum(jnp.where(is_one, leaf, jnp.zeros_like(leaf)), resolved).astype(leaf.dtype)
+        fold = reductions.reduce_any if leaf.dtype == bool else reductions.reduce_sum
+        return fold(leaf, resolved, where=is_one).astype(leaf.dtype)
+
+    return pytrees.combine(jax.tree.map(one, pytrees.partition(x)))
+
+
 def axis_index(axis: Axis | str) -> jax.Array:
     """Return this element's index along the axis, an int32 scalar from 0 to ``size - 1``, without communication.
 

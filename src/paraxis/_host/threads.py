@@ -40,6 +40,14 @@ def not_simulating(variables: Mapping[str, str]) -> str:
     return _SIMULATED.sub("", variables.get("XLA_FLAGS", "")).strip()
 
 
+_PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds"
+
+
+def patient(flags: str) -> str:
+    """Return ``XLA_FLAGS`` by which CPU devices wait a day for each other, unless they say: XLA ends all after 40 s."""
+    return flags if _PATIENCE in flags else f"{flags} {_PATIENCE}=86400".strip()
+
+
 @contextlib.contextmanager
 def spare(num_devices: int) -> Iterator[None]:
     """While JAX starts simulated devices, ask for the advised number of threads, unless one was asked for."""

@@ -97,7 +97,7 @@ def _variables(rank: int, num_processes: int, devices: int | None, gpus: int) ->
     found = {NUM_PROCESSES: f"{num_processes}", PROCESS: f"{rank}", LAUNCHER: f"{os.getpid()}"}
     found |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     if devices is not None:
-        found |= {"JAX_NUM_CPU_DEVICES": f"{devices}", "XLA_FLAGS": threads.not_simulating(os.environ)}
+        found |= {"JAX_NUM_CPU_DEVICES": f"{devices}", "XLA_FLAGS": threads.patient(threads.not_simulating(os.environ))}
     if threads.asked_for(os.environ) is None:
         # The last bits of results depend on the number of XLA's threads: the same for any number of ranks.
         found[threads.VARIABLE] = f"{threads.advised(devices or 1)}"

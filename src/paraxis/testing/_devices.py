@@ -14,6 +14,7 @@ def simulate_devices(n: int) -> None:
     """Start JAX on ``n`` simulated CPU devices. Call this before anything else uses JAX.
 
     They have two of XLA's threads each, unless ``PJRT_NPROC`` says a number: with fewer, jax 0.10 may end the process.
+    They wait a day for each other, unless ``XLA_FLAGS`` says otherwise: by default XLA ends the process after 40 s.
 
     Args:
         n: number of devices, at least 1.
@@ -29,7 +30,7 @@ def simulate_devices(n: int) -> None:
     with contextlib.suppress(RuntimeError):  # JAX has started
         jax.config.update("jax_num_cpu_devices", n)
         jax.config.update("jax_platforms", "cpu")
-        os.environ["XLA_FLAGS"] = threads.not_simulating(os.environ)
+        os.environ["XLA_FLAGS"] = threads.patient(threads.not_simulating(os.environ))
     with threads.spare(n):
         there = len(jax.devices())
     if there < n:
