@@ -73,15 +73,9 @@ def pad(x: jax.Array, placement: Placement, *, safe: bool = True) -> jax.Array:
     return _fill_where_padded(jnp.arange(placement.num_padded, dtype=np.int32) < placement.size, padded, x[:1])
 
 
-def fill(block: jax.Array, placement: Placement, *, safe: bool = True) -> jax.Array:
-    """On a device: padding rows repeat the device's first row, so that whatever is computed on them is safe.
-
-    ``safe`` as in :func:`pad`: rows that a device without elements would compute on have been filled there.
-    """
-    real = real_rows(placement)
-    if real is None or (placement.has_idle_device and safe):
-        return block
-    return _fill_where_padded(real, block, block[:1])
+def fill(block: jax.Array, real: jax.Array | None) -> jax.Array:
+    """On a device: rows that are not real repeat the first, so that whatever is computed on them is safe."""
+    return block if real is None else _fill_where_padded(real, block, block[:1])
 
 
 def device_index(placement: Placement) -> jax.Array | int:
@@ -99,7 +93,8 @@ def real_rows(placement: Placement) -> jax.Array | None:
 
 def _fill_where_padded(real: jax.Array, rows: jax.Array, row: jax.Array) -> jax.Array:
     """``(num_padded, ...)`` and ``(1, ...)`` → ``(num_padded, ...)``."""
-    return jax.vmap(lambda is_real, own: jax.lax.select(is_real, own, row[0]))(real, rows)
+    with jax.enable_x64(True):
+        return jnp.where(real.reshape((-1,) + (1,) * (rows.ndim - 1)), rows, row)
 
 
 def unpad(x: jax.Array, placement: Placement) -> jax.Array:
@@ -190,18 +185,19 @@ def to_mesh(x: Any, placement: Placement, *, rows: bool) -> Any:
     Under ``grad`` and ``vmap`` values are moved as well, whole, and a derivative comes back to the devices where the
     value was. What is traced to be compiled stays as it is: there JAX's rules hold.
     """
+    is_tracer = isinstance(x, jax_api.Tracer)
+    if is_tracer and (placement.is_explicit or jax_api.is_staging()):  # Explicit: where it lies is part of its type
+        return x
     everywhere = sharding(placement, ()) if isinstance(x, jax.Array) else None
     if everywhere is None:
         return x
-    value = x.to_concrete_value() if (is_tracer := isinstance(x, jax_api.Tracer)) else x
+    value = x.to_concrete_value() if is_tracer else x
     is_bound = isinstance(value, jax.Array) and value.committed
     mesh = getattr(value.sharding, "mesh", None) if is_bound else None
     if mesh == everywhere.mesh:
         return x
     if not is_tracer:
         return put(x, sharding(placement) if rows and placement.divides else everywhere)
-    if placement.is_explicit or jax_api.is_staging():  # Explicit: where a value lies is part of its type
-        return x
     home = everywhere if not is_bound else value.sharding if mesh is None else NamedSharding(mesh, P())
     return jax.device_put(x, everywhere, src=home)
 
@@ -220,7 +216,7 @@ def put(tree: Any, target: Sharding | None) -> Any:
     values are arrays where they lie; if none of its devices is this process's, that is a DeviceError.
     """
     if target is None:
-        return jax.tree.map(jnp.asarray, tree)
+        return jax.device_put(tree)
     if not target.addressable_devices:
         raise DeviceError(
             f"the {len(target.device_set)} devices chosen are other processes'; each process needs one of its own "
@@ -259,4 +255,4 @@ def _is_local(x: Any) -> bool:
 
 def on_host(x: jax.Array) -> np.ndarray:
     """Return a concrete array, also one of which other processes hold parts: then all must ask for it."""
-    return np.asarray(x if _is_local(x) else local(x))
+    return jax.device_get(x if _is_local(x) else local(x))

@@ -88,7 +88,8 @@ def leaves(who: str, argument: str, tree: Any) -> None:
 
 def no_sparse(who: str, argument: str, tree: Any) -> None:
     """Check that no sparse matrix of JAX's is mapped: its shape is in its structure, and does not lose the axis."""
-    kind = getattr(sys.modules.get("jax.experimental.sparse"), "JAXSparse", ())
+    if (kind := getattr(sys.modules.get("jax.experimental.sparse"), "JAXSparse", None)) is None:
+        return
     is_sparse = lambda x: isinstance(x, kind)  # noqa: E731
     for path, x in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_sparse):
         # One that all elements share has leaves with one dimension more than its shape says.

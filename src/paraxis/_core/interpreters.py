@@ -1,6 +1,6 @@
 """What other interpreters of jaxprs do at a map, whose body is a parameter: they have a table of rules by primitive.
 
-``checkify``, ``jet`` and ``jax.debug_key_reuse`` get rules. ``sparsify`` is refused. Under ``jax.debug_nans`` a map
+``checkify`` and ``jax.debug_key_reuse`` get rules. ``jet`` and ``sparsify`` are refused. Under ``jax.debug_nans`` a map
 runs again, to find the operation, its line and the first element. References that live in a body become values. All of
 this needs private names of JAX's, each imported where it is used: where one is gone, a warning says what is not seen.
 """
@@ -9,7 +9,7 @@ import functools
 import operator
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -107,29 +107,8 @@ def _know_checkify() -> None:
 def _know_jet() -> None:
     from jax.experimental import jet
 
-    def rule(primals: Sequence[Any], series: Sequence[Any], **params: Any) -> Any:
-        """Map the body's own series: of each operand, its terms are operands beside it."""
-        m = Map.of(params)
-        fn, (values, terms) = jax_api.jaxpr_as_fun(m.body), jax.tree.flatten((list(primals), list(map(list, series))))
-
-        def element(*args: Any) -> Any:
-            return jet.jet(fn, *terms.unflatten(args), factorial_scaled=False)
-
-        order = len(series[0])
-        shared = [*m.shared, *(side for side in m.shared for _ in range(order))]
-        traced, operands, structure = maps.trace_like(m, element, values, shared, [False] * len(shared))
-        summed = [*m.summed, *(side for side in m.summed for _ in range(order))]
-        results = maps.bind(traced._replace(summed=summed), operands)
-        return jax.tree.unflatten(structure, results)
-
-    jet.jet_rules[map_p] = rule
-    for primitive in (broadcast_p, REDUCTIONS["sum"]):
-        jet.deflinear(primitive)
-    for kind in ("any", "all"):
-        jet.defzero(REDUCTIONS[kind])
-    for kind in ("max", "min"):
-        plain = functools.partial(getattr(jnp, kind), axis=0)
-        jet.def_comp(REDUCTIONS[kind], lambda x, plain=plain, **_: plain(x))
+    for primitive in (map_p, broadcast_p, *REDUCTIONS.values()):
+        jet.jet_rules[primitive] = functools.partial(_refuse, "jet", "lambda x, t: jet.jet(fn, (x,), ((t,),))")
 
 
 def _know_key_reuse() -> None:
@@ -142,16 +121,14 @@ def _know_key_reuse() -> None:
 def know_sparsify() -> None:
     """Have ``sparsify`` refuse a map of a sparse matrix by our sentence, once the user has imported it."""
     transform = sys.modules.get("jax.experimental.sparse.transform")
-
-    def refuse(*_: Any, axis: str, **params: Any) -> Any:
-        raise AxisError(
-            f"sparsify does not look into a map (axis {axis!r}); write it inside, px.map_fn(sparse.sparsify(fn), …), "
-            f"with the sparse matrix closed over"
-        )
-
     for table in ("sparse_rules_bcoo", "sparse_rules_bcsr"):
         for primitive in (map_p, broadcast_p, *REDUCTIONS.values()):
+            refuse = functools.partial(_refuse, "sparsify", "sparse.sparsify(fn), with the sparse matrix closed over")
             getattr(transform, table, {}).setdefault(primitive, refuse)
+
+
+def _refuse(interpreter: str, write: str, *_: Any, axis: str, **params: Any) -> Any:
+    raise AxisError(f"{interpreter} does not look into a map (axis {axis!r}); write it inside: map {write}")
 
 
 # --- jax.debug_nans ----------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -192,18 +193,17 @@ def axis_of(effect: Any) -> str | None:
 
 
 def free_axes(jaxpr: Jaxpr) -> set[str]:
-    """Return the names of axes that a program uses and does not bind. Effects do not tell: ``ppermute`` has none."""
-    found = set[str]()
+    """Return the names of axes that a program uses and does not bind: its effects', and those of ``ppermute``."""
+    found = {effect.name for effect in jaxpr.effects if isinstance(effect, core.NamedAxisEffect)}
     for eqn in jaxpr.eqns:
-        found.update(name for name in named_axes(eqn) if isinstance(name, str))
+        if eqn.primitive.name in _WITHOUT_EFFECT:
+            found.update(named_axes(eqn))
         for sub in jaxprs_in_params(eqn.params):
             found |= free_axes(sub) - bound_axes(eqn)
     return found
 
 
-def uses_axis(jaxpr: Jaxpr, name: str) -> bool:
-    """Return whether a program names an axis that is bound outside of it."""
-    return any(axis_of(effect) == name for effect in jaxpr.effects) or name in free_axes(jaxpr)
+_WITHOUT_EFFECT = ("ppermute", "pbroadcast")  # jax 0.10 to 0.12: collectives that do not say which axis they use
 
 
 CALLS = frozenset(
@@ -238,14 +238,19 @@ def line_of(eqn: JaxprEqn) -> str | None:
 
 def holds(jaxpr: Jaxpr, *names: str) -> bool:
     """Return whether an operation of one of these names is in a program."""
-    return not {eqn.primitive.name for eqn in equations(jaxpr)}.isdisjoint(names)
+    if (found := _operations.get(jaxpr)) is None:
+        found = _operations[jaxpr] = frozenset([eqn.primitive.name for eqn in equations(jaxpr)])
+    return not found.isdisjoint(names)
+
+
+_operations: weakref.WeakKeyDictionary[Jaxpr, frozenset[str]] = weakref.WeakKeyDictionary()
 
 
 def holds_foreign(jaxpr: Jaxpr) -> bool:
     """Return whether an operation in a program is a library's own, by its rules."""
-    rules = (ad.primitive_transposes.get(eqn.primitive) for eqn in equations(jaxpr))
-    modules = {getattr(getattr(rule, "func", rule), "__module__", None) or "jax" for rule in rules if rule is not None}
-    return any(module.partition(".")[0] not in ("jax", "paraxis") for module in modules)
+    rules = {ad.primitive_transposes.get(eqn.primitive) for eqn in equations(jaxpr)} - {None}
+    modules = {getattr(getattr(rule, "func", rule), "__module__", None) or "jax" for rule in rules}
+    return not {module.partition(".")[0] for module in modules} <= {"jax", "paraxis"}
 
 
 def calls_back(jaxpr: Jaxpr) -> bool:
@@ -316,15 +321,14 @@ def evaluate(
     """Run a jaxpr operation by operation; of a call of ``jit`` that ``opens`` holds of, those of its body."""
     bind, values = bind or globals()["bind"], dict[Any, Any](zip(closed.jaxpr.invars, args, strict=True))
     values.update(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    read = lambda atoms: [v.val if isinstance(v, Literal) else values[v] for v in atoms]  # noqa: E731
     for eqn in closed.jaxpr.eqns:
-        operands = read(eqn.invars)
+        operands = [v.val if isinstance(v, Literal) else values[v] for v in eqn.invars]
         if eqn.primitive.name == "jit" and opens(eqn):
             results = evaluate(eqn.params["jaxpr"], *operands, opens=opens, bind=bind)
         else:
             results = bind(eqn, *operands)
         values.update(zip(eqn.outvars, results, strict=True))
-    return read(closed.jaxpr.outvars)
+    return [v.val if isinstance(v, Literal) else values[v] for v in closed.jaxpr.outvars]
 
 
 def with_copies(tree: Any) -> Any:
@@ -337,14 +341,17 @@ def with_copies(tree: Any) -> Any:
 
 
 def batch(
-    closed: ClosedJaxpr, axis_data: Any, in_axes: Sequence[int | None], axis_env: Sequence[tuple[str, int]]
+    closed: ClosedJaxpr, axis_data: Any, in_axes: Sequence[int | None], axis_env: Sequence[tuple[str, int]], own: str
 ) -> tuple[ClosedJaxpr, list[bool]]:
     """Return the ``vmap`` of a jaxpr, whose batched results have the batch first, and which of them are batched.
 
-    ``axis_data`` is what a batching rule is given of the batch. No public function says which results are alike.
+    ``axis_data`` is what a batching rule is given of the batch, whose name is hidden by one that is the jaxpr's
+    ``own``. No public function says which results are alike.
     """
     from jax._src.interpreters import batching
 
+    if axis_data.name == own:
+        axis_data = dataclasses.replace(axis_data, name=core.no_axis_name)
     dests = [batching.zero_if_mapped] * len(closed.out_avals)
     with core.extend_axis_env_nd(list(axis_env)):
         found, batched = batching.batch_jaxpr_axes(closed, axis_data, in_axes, dests)
@@ -362,7 +369,7 @@ def varying_results(
     from jax._src.interpreters import batching
 
     data = batching.AxisData(core.no_axis_name if name is None else name, size, None, None)
-    return batch(closed, data, in_axes, axis_env)[1]
+    return batch(closed, data, in_axes, axis_env, own="")[1]
 
 
 def observe_vmap(x: Any, index: jax.Array, note: Callable[[list[bool]], None]) -> Any:
@@ -378,16 +385,6 @@ def observe_vmap(x: Any, index: jax.Array, note: Callable[[list[bool]], None]) -
 
     same.def_vmap(over)
     return same(index, x)
-
-
-def name_of(axis_data: Any) -> Any:
-    """Return the name of a batch; ``None``: it has none."""
-    return None if axis_data.name is core.no_axis_name else axis_data.name
-
-
-def without_name(axis_data: Any) -> Any:
-    """Return the same batch without a name."""
-    return dataclasses.replace(axis_data, name=core.no_axis_name)
 
 
 def struct(x: Any, drop: int = 0, lead: Sequence[int] = ()) -> jax.ShapeDtypeStruct:
@@ -410,9 +407,9 @@ def typed_as(aval: Any, y: jax.Array) -> jax.Array:
     return jax.reshard(y, NamedSharding(laid.mesh, spec))
 
 
-def is_device_varying(aval: Any) -> bool:
-    """Return whether a type says that a value differs between devices of a ``shard_map`` around it."""
-    return bool(getattr(getattr(aval, "mat", None), "varying", ()))
+def is_device_varying(x: Any) -> bool:
+    """Return whether a value's type says that it differs between devices of a ``shard_map`` around it."""
+    return bool(getattr(getattr(jax.typeof(x), "mat", None), "varying", ()))
 
 
 def weak(x: jax.Array) -> jax.Array:

@@ -78,7 +78,8 @@ def _block(m: Map, chunk: ClosedJaxpr, safe: bool, *blocks: jax.Array) -> list[j
     """Run a device's chunks: blocks ``(num_local, ...)`` → the same, or sums ``(1, ...)``, carried along."""
     placement, fn = m.placement, jax_api.jaxpr_as_fun(chunk)
     real, common = arrays.real_rows(placement), select(blocks, m.shared)
-    rows = [arrays.fill(x, placement, safe=safe) for x in select(blocks, m.shared, False)]
+    filled = placement.has_idle_device and safe  # before, as such a device has no row of its own
+    rows = [arrays.fill(x, None if filled else real) for x in select(blocks, m.shared, False)]
     rows, sides = (rows, m.shared) if real is None else ([*rows, real], [*m.shared, False])
 
     def of_chunk(rows: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
@@ -106,10 +107,11 @@ def _traced_chunk(m: Map) -> ClosedJaxpr:
     env = {**jax.sharding.get_abstract_mesh().shape, **own, **dict(m.axis_env), placement.axis.name: placement.size}
     structs = [jax_api.struct(a, lead=() if s else (placement.chunk,)) for a, s in sides]
     masks = [jax.ShapeDtypeStruct((placement.chunk,), bool)] if placement.is_padded else []
+    has_maps = jax_api.holds(m.body.jaxpr, "px_map")
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-        m = m._replace(body=_with_maps_carried_out(m.body, env, on_one_device=True))
+        m = m._replace(body=_with_maps_carried_out(m.body, env, on_one_device=True)) if has_maps else m
         chunk = jax_api.trace(jax.jit(functools.partial(_chunk, m)), [*structs, *masks], env)[0]
-        return _with_maps_carried_out(chunk, env)
+        return _with_maps_carried_out(chunk, env) if has_maps else chunk
 
 
 def _chunk(m: Map, *operands: jax.Array) -> list[jax.Array]:
@@ -144,13 +146,7 @@ def _by_vmap(m: Map, operands: Sequence[Any]) -> list[jax.Array]:
     leads = [P() if s or not placement.divides else placement.spec for s in m.summed]
     run: Any = jax.sharding.auto_axes(over, out_sharding=leads) if placement.is_explicit else over
     results = zip(run(*rows), m.summed, strict=True)
-    return [(_one_each(y, m) if m.in_blocks else y) if s else _laid_out(y, m, m.in_blocks) for y, s in results]
-
-
-def _one_each(total: jax.Array, m: Map) -> jax.Array:
-    """Return a sum as one row for each device, all of them zero but the first."""
-    total = total.astype(sums.wide(total.dtype))
-    return jnp.zeros((m.placement.num_devices, *total.shape), total.dtype).at[0].set(total)
+    return [(y[None] if m.in_blocks else y) if s else _laid_out(y, m, m.in_blocks) for y, s in results]
 
 
 def _laid_out(x: jax.Array, m: Map, padded: bool = False) -> jax.Array:
@@ -192,8 +188,6 @@ def _whole(closed: ClosedJaxpr, placement: Placement) -> ClosedJaxpr:
 
 def _with_maps_carried_out(closed: ClosedJaxpr, env: Mapping[str, int], *, on_one_device: bool = False) -> ClosedJaxpr:
     """Return a program with the maps in it, or those that lie on one device, replaced by what a device computes."""
-    if not jax_api.holds(closed.jaxpr, "px_map"):
-        return closed
 
     def rule(eqn: JaxprEqn) -> list[JaxprEqn]:
         is_map = eqn.primitive.name == "px_map"
@@ -231,27 +225,6 @@ def require_together(m: Map) -> None:
             f"axis {name!r} has {option}, so elements do not run together and cannot exchange values; leave that out, "
             f"or reduce after the map: px.reduce_sum(px.map_fn(…), {name!r}). An element's number is "
             f"px.axis_index({name!r})"
-        )
-
-
-def refuse_shard_map(m: Map) -> None:
-    """Refuse a ``shard_map`` in a body over devices that carry the elements, or over other devices than theirs."""
-    placement = m.placement
-    if placement.mesh is None:
-        return
-    for eqn in jax_api.equations(m.body.jaxpr):
-        if eqn.primitive.name != "shard_map":
-            continue
-        mesh, used = eqn.params["mesh"], jax_api.axes_of_shard_map(eqn)
-        if dict(mesh.shape) == dict(placement.mesh.shape) and used.isdisjoint(placement.mesh_axes):
-            continue
-        shared = ", ".join(repr(name) for name in sorted(used.intersection(placement.mesh_axes)))
-        at = f", at {line}" if (line := jax_api.line_of(eqn)) else ""
-        over = f"over mesh axis {shared}, which already carries" if shared else "over another mesh than carries"
-        raise AxisError(
-            f"a jax.shard_map inside the body{at} is {over} the elements of axis {placement.axis.name!r}. Lay the axis "
-            f"over other mesh axes of the same mesh, px.Axis({placement.axis.name!r}, {placement.size}, mesh=mesh, "
-            f"over=…), or compute the shard_map outside of the map"
         )
 
 
@@ -294,11 +267,10 @@ def _inside(closed: ClosedJaxpr, mesh: AbstractMesh, names: Mapping[str, tuple[s
 def _is_placed(jaxpr: Jaxpr) -> bool:
     """Return whether it names a mesh."""
     eqns = jax_api.equations(jaxpr)
-    variables = [*jaxpr.invars, *itertools.chain(*[eqn.outvars for eqn in eqns])]
     params = {type(value) for eqn in eqns for value in eqn.params.values()}
-    has_mesh = jax_api.holds(jaxpr, "px_map", "shard_map") or NamedSharding in params
-    meshes = {eqn.ctx.cur_abstract_mesh for eqn in eqns}
-    return has_mesh or any(not mesh.empty for mesh in meshes) or any(map(_is_sharded, [v.aval for v in variables]))
+    avals = [v.aval for v in (*jaxpr.invars, *itertools.chain(*[eqn.outvars for eqn in eqns]))]
+    meshes = {eqn.ctx.cur_abstract_mesh for eqn in eqns} | {a.sharding.mesh for a in avals if hasattr(a, "sharding")}
+    return jax_api.holds(jaxpr, "shard_map") or NamedSharding in params or any(not mesh.empty for mesh in meshes)
 
 
 def _moved(jaxpr: Jaxpr, mesh: AbstractMesh, names: Mapping[str, tuple[str, ...]]) -> Jaxpr:
@@ -308,7 +280,7 @@ def _moved(jaxpr: Jaxpr, mesh: AbstractMesh, names: Mapping[str, tuple[str, ...]
     def rule(eqn: JaxprEqn) -> list[JaxprEqn]:
         free, inner = {name: new for name, new in names.items() if name not in jax_api.bound_axes(eqn)}, mesh
         if eqn.primitive.name == "shard_map":
-            eqn = jax_api.shard_map_on(eqn, mesh)
+            eqn = _shard_map_inside(eqn, mesh)
             inner = mesh.update_axis_types(dict.fromkeys(jax_api.bound_axes(eqn), AxisType.Manual))
         if eqn.primitive.name == "reshard" and not mesh.explicit_axes:  # the compiler's to decide there
             eqn = jax_api.call(jax.jit(lambda x: x), *eqn.invars).replace(outvars=eqn.outvars)
@@ -319,6 +291,19 @@ def _moved(jaxpr: Jaxpr, mesh: AbstractMesh, names: Mapping[str, tuple[str, ...]
             return [eqn.replace(params=params, ctx=type(eqn.ctx)(), effects=_renamed(eqn.effects, free))]
 
     return jax_api.rewrite(jaxpr, rule, aval, lambda effects: _renamed(effects, names))
+
+
+def _shard_map_inside(eqn: JaxprEqn, mesh: AbstractMesh) -> JaxprEqn:
+    """Return a user's ``shard_map`` for a place inside ours; over its devices, or over other ones, it is refused."""
+    shared = jax_api.axes_of_shard_map(eqn).intersection(mesh.manual_axes)
+    if shared or dict(eqn.params["mesh"].shape) != dict(mesh.shape):
+        at = f", at {line}," if (line := jax_api.line_of(eqn)) else ""
+        over = f"mesh axis {min(shared)!r}, which carries" if shared else "a mesh that is not that of"
+        raise AxisError(
+            f"a jax.shard_map inside a mapped function{at} is over {over} the elements; lay these over other axes of "
+            f"the same mesh, px.Axis(…, mesh=mesh, over=…), or compute the shard_map outside of the map"
+        )
+    return jax_api.shard_map_on(eqn, mesh)
 
 
 def _renamed(effects: Any, names: Mapping[str, tuple[str, ...]]) -> set[Any]:

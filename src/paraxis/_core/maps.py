@@ -56,10 +56,13 @@ def bind(m: Map, operands: Sequence[Any]) -> list[jax.Array]:
     """Return the flat results of a map. Operands that its body does not read are left out."""
     lowerings.require_together(m)
     body, read = jax_api.dce(m.body, unread=False)
-    masks = {name: tuple(select(getattr(m, name), read)) for name in ("shared", "alike", "linear")}
-    m = m._replace(body=body, summed=tuple(m.summed), **masks)
+    if not all(read):
+        operands, shared, alike, linear = (select(xs, read) for xs in (operands, m.shared, m.alike, m.linear))
+        m = m._replace(shared=shared, alike=alike, linear=linear)
+    masks = {name: tuple(getattr(m, name)) for name in ("shared", "alike", "linear", "summed")}
+    m = m._replace(body=body, **masks)
     return map_p.bind(
-        *select(operands, read),
+        *operands,
         axis=m.placement.axis.name,
         size=m.placement.size,
         devices=placing.mesh_witness(m.placement),
@@ -78,7 +81,6 @@ def mesh_hidden(covered: Sequence[str]) -> Any:
 def _avals(*operands: Any, **params: Any) -> Any:
     m = Map.of(params)
     placement, mesh = m.placement, m.placement.mesh
-    refuse_varying(placement, operands)
 
     def aval(element: Any, is_summed: bool) -> ShapedArray:
         if m.in_blocks:
@@ -94,15 +96,6 @@ def _avals(*operands: Any, **params: Any) -> Any:
 
     effects = {e for e in m.body.effects if jax_api.axis_of(e) != placement.axis.name}
     return [aval(a, s) for a, s in zip(m.body.out_avals, m.summed, strict=True)], effects
-
-
-def refuse_varying(placement: Placement, avals: Sequence[Any]) -> None:
-    """Refuse operands of which a ``shard_map`` keeps account on which devices they differ."""
-    if any(map(jax_api.is_device_varying, avals)):
-        raise AxisError(
-            f"axis {placement.axis.name!r} is mapped inside a jax.shard_map that checks what varies over its devices, "
-            f"which a map does not tell; write jax.shard_map(…, check_vma=False)"
-        )
 
 
 def _computed(*operands: jax.Array, **params: Any) -> list[jax.Array]:
@@ -222,17 +215,15 @@ def _batched(
     operands: Sequence[Any], dims: Sequence[int | None], axis_data: Any, params: Any
 ) -> tuple[Sequence[Any], Sequence[int | None]]:
     """``axis_data``: name and size of the batch. Of names that are alike, the map's own, inner one is meant."""
-    m = Map.of(params)
-    name = jax_api.name_of(axis_data)
-    if name == m.placement.axis.name:
-        axis_data, name = jax_api.without_name(axis_data), None
-    if all(d is None for d in dims) and not (name and jax_api.uses_axis(m.body.jaxpr, name)):
+    m, name = Map.of(params), axis_data.name
+    own = m.placement.axis.name
+    if all(d is None for d in dims) and (name == own or name not in jax_api.free_axes(m.body.jaxpr)):
         return map_p.bind(*operands, **params), [None] * len(m.summed)
     _refuse_uneven(m)
     sides = zip(operands, dims, m.shared, strict=True)
     ahead = [x if d is None else jnp.moveaxis(x, d, 0 if s else 1) for x, d, s in sides]
     # What is alike in the batch stays so, as by jax.vmap: a library's loop counter may have no batch.
-    body, differs = jax_api.batch(m.body, axis_data, [None if d is None else 0 for d in dims], m.axis_env)
+    body, differs = jax_api.batch(m.body, axis_data, [None if d is None else 0 for d in dims], m.axis_env, own)
     body, consts = jax_api.without_constants(body)
     shared, none = [*[True] * len(consts), *m.shared], [False] * len(consts)
     m = m._replace(body=body, shared=shared, alike=[*none, *m.alike], linear=[*none, *m.linear])

@@ -147,9 +147,10 @@ def mapped_axis(collective: str, axis: Axis | str) -> Axis:
     if known is None or size not in (None, known.size):
         here = ", ".join(f"{a.name!r} of {a.size} elements" for a in mapped) or "nothing"
         of_size = f" of {size} elements" if size else ""
+        belongs = "belong inside a mapped function; on a placed value write px.reduce_sum(x, {name!r})"
+        write = f"name it: px.{collective}(…, {mapped[-1].name!r})" if mapped else belongs.format(name=name)
         raise AxisError(
-            f"{collective}: axis {name!r}{of_size} is not being mapped here ({here} is). Collectives belong inside a "
-            f"mapped function; on a placed value write px.reduce_sum(x, {name!r})"
+            f"{collective}: axis {name!r}{of_size} is not being mapped here ({here} is). Collectives {write}"
         )
     return known
 
@@ -194,7 +195,7 @@ class Placement:
 
     def is_where(self, other: "Placement") -> bool:
         """Return whether the same elements lie in the same places, however many are under way at once."""
-        here, there = (dataclasses.replace(place.axis, at_once=None) for place in (self, other))
+        here, there = dataclasses.replace(self.axis, at_once=None), dataclasses.replace(other.axis, at_once=None)
         return (here, self.mesh, self.mesh_axes) == (there, other.mesh, other.mesh_axes)
 
     def holding(self, size: int) -> "Placement":
@@ -253,7 +254,12 @@ def place(axis: Axis) -> Placement:
     missing = [name for name in names if name not in has]
     if missing and (axis.over is not None or not is_nested):
         which, own = ("its mesh", ", mesh=mesh") if axis.mesh is not None else ("the mesh set by jax.set_mesh", "")
-        listed = ", ".join(f"{name!r} ({mesh.shape[name]})" for name in has) or "none, as there is no mesh"
+        if mesh.empty:
+            raise AxisError(
+                f"axis {axis.name!r} cannot be placed over {axis.over!r}: there is no mesh. Write "
+                f"with jax.set_mesh(jax.make_mesh((jax.device_count(),), ({missing[0]!r},))): …, or leave `over` out"
+            )
+        listed = ", ".join(f"{name!r} ({mesh.shape[name]})" for name in has)
         raise AxisError(
             f"axis {axis.name!r} cannot be placed: {which} has no axis {missing[0]!r}; it has {listed}. "
             f"Write px.Axis({axis.name!r}, {axis.size}{own}, over={next(iter(has), 'data')!r})"

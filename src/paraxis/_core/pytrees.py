@@ -110,7 +110,11 @@ def arrays(verb: str, argument: str, tree: Any) -> Any:
     if all([isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree)]):  # noqa: C419  # fewer calls
         return tree
     check.leaves(verb, argument, tree)
-    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf), tree)
+    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else _array(leaf), tree)
+
+
+def _array(leaf: Any) -> jax.Array:
+    return jax.device_put(leaf) if isinstance(leaf, np.ndarray) else jnp.asarray(leaf)  # the first is no implicit one
 
 
 def placed(verb: str, argument: str, tree: Any, axis: Axis) -> Any:

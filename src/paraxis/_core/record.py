@@ -48,9 +48,9 @@ class Map(NamedTuple):
     @classmethod
     def of(cls, params: Any) -> "Map":
         """Return the record of a primitive's parameters."""
-        return cls(*(params[field] for field in cls._fields))
+        return cls._make(map(params.__getitem__, cls._fields))
 
     @property
     def uses_axis(self) -> bool:
         """Whether the body names its own axis: elements exchange values, or ask for their number."""
-        return jax_api.uses_axis(self.body.jaxpr, self.placement.axis.name)
+        return self.placement.axis.name in jax_api.free_axes(self.body.jaxpr)

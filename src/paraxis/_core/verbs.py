@@ -13,7 +13,7 @@ from paraxis._core import arrays, check, deferred, interpreters, jax_api, loweri
 from paraxis._core.deferred import DeferredSums, Shared
 from paraxis._core.placing import Axis, Numbers, Placement, current, entered, resolve
 from paraxis._core.record import Lowering, Map
-from paraxis.errors import AxisError
+from paraxis.errors import AxisError, axis_advice
 
 _Tree = TypeVar("_Tree")
 _R = TypeVar("_R")
@@ -118,7 +118,11 @@ def map_static(
     shared = [isinstance(form, Shared) for form in forms]
     values = [form.value if isinstance(form, Shared) else leaf for leaf, form in zip(leaves, forms, strict=True)]
     operands = [arrays.to_mesh(x, placement, rows=not s) for x, s in zip(values, shared, strict=True)]
-    maps.refuse_varying(placement, [*map(jax.typeof, operands)])
+    if jax.sharding.get_abstract_mesh().manual_axes and any(map(jax_api.is_device_varying, operands)):
+        raise AxisError(
+            f"axis {axis.name!r} is mapped inside a jax.shard_map that checks what varies over its devices, which a "
+            f"map does not tell; write jax.shard_map(…, check_vma=False)"
+        )
 
     @functools.wraps(fn, updated=())  # JAX's errors then name the user's function, and not this one
     def element(*xs: Any) -> Any:
@@ -146,7 +150,8 @@ def _traced(
     env = {name: placement.mesh.shape[name] for name in placement.mesh_axes} if placement.mesh else {}
     env |= {axis.name: axis.size for axis in mapped}
     trace = functools.partial(maps.trace, placement=placement, lowering=lowering, axis_env=tuple(env.items()))
-    with entered(mapped=mapped, mesh=outer.mesh or mesh, taken=covered), maps.mesh_hidden(covered):
+    scope = entered(mapped=mapped, mesh=outer.mesh or mesh, taken=covered)
+    with scope, maps.mesh_hidden(covered), axis_advice(f"map_fn: the axis that is mapped is {axis.name!r}"):
         found = trace(element, operands, shared, [False] * len(shared))
         is_apart = placement.num_chunks > 1 or lowering == "unroll"
         if is_apart and found[0].uses_axis and outer.chunk is None and not lowerings.exchanges(found[0]):
@@ -156,7 +161,6 @@ def _traced(
                 found = trace(numbers.given_to(element), operands, shared, [False] * len(shared))
     made, operands, out_tree = found
     check.leaves("map_fn", "what the function closes over: ", [x for x in operands if isinstance(x, jax.Ref)])
-    lowerings.refuse_shard_map(made)
     for named in jax_api.free_axes(made.body.jaxpr):  # names of mapped axes hide those of mesh axes
         if named in placement.mesh_axes and all(axis.name != named for axis in mapped):
             raise AxisError(

@@ -132,7 +132,7 @@ class Plan:
 
     def _map(self, operation: Operation, dims: Sequence[int | None]) -> None:
         params = operation.eqn.params
-        if jax_api.uses_axis(params["body"].jaxpr, params["axis"]):
+        if params["axis"] in jax_api.free_axes(params["body"].jaxpr):
             raise AxisError(
                 f"Stream: a mapped function reads its element's index or exchanges values along {self._axis!r}, at "
                 f"{operation.line}; elements of a chunk do not see the others. Give the index as an argument, "

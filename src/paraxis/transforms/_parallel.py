@@ -206,7 +206,7 @@ class Call:
         kinds, shapes = pytrees.broadcast_prefix(self._reduce, result), [a.shape for a in body.out_avals]
         are_rows = {*kinds} <= {"concat"} and all(shape[:1] == (share,) for shape in shapes) and out_tree == short_tree
         are_rows &= [a.shape for a in short.out_avals] == [(rows, *shape[1:]) for shape in shapes]
-        if new or not are_rows or jax_api.uses_axis(body.jaxpr, self._axis.name):
+        if new or not are_rows or self._axis.name in jax_api.free_axes(body.jaxpr):
             count = self._axis.size
             raise DataError(
                 f"Parallel: {size} rows do not divide over {count} devices, and the function exchanges values, writes "
