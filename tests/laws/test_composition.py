@@ -285,10 +285,8 @@ def test_results_of_other_parts_meet_maps_of_any_size(size: int) -> None:
         "program": (total(MANY), jnp.sin(MANY).sum()),
         "map_fn": (px.map_fn(jnp.sin, MANY, axis).sum(), jnp.sin(MANY).sum()),
         "scatter": (px.scatter(MANY, axis).sum(), MANY.sum()),
-        "keys": (jax.random.uniform(px.keys(KEY, axis)[2]), jax.random.uniform(jax.random.fold_in(KEY, 2))),
         "ensemble of 3": (predict(members(3)), (X @ values(3, 3).mean(0)).sum()),
         "ensemble of 11": (predict(members(11)), (X @ values(11, 3).mean(0)).sum()),
-        "Parallel": (px.Parallel(jnp.sin)(X).sum(), jnp.sin(X).sum()),
     }
     mapped, plain = px.pmap(jnp.sin)(MANY[:size]).sum(), jnp.sin(MANY[:size]).sum()
     for name, (found, expected) in parts.items():
@@ -318,7 +316,6 @@ SOLVERS: dict[str, Fn] = {
         optx.root_find(lambda y, _: y**3 + w * y - x, optx.Newton(1e-6, 1e-6), jnp.ones(())).value
     ),
     "while": by_newton(lambda f, step, y: lax.while_loop(lambda y: jnp.abs(f(y)) > 1e-5, step, y)),
-    "fori": by_newton(lambda f, step, y: lax.fori_loop(0, 8, lambda _, y: step(y), y)),
     "Tsit5, direct": ode(diffrax.Tsit5(), 4, adjoint=diffrax.DirectAdjoint()),
     "Euler": ode(diffrax.Euler(), 4),
     "Tsit5": ode(diffrax.Tsit5(), 4),
@@ -330,7 +327,6 @@ BATCHES: dict[str, Callable[[Fn], Fn]] = {
     "vmap(grad)": lambda f: jax.vmap(jax.grad(f), (0, None)),
     "jit(vmap(grad))": lambda f: jax.jit(jax.vmap(jax.grad(f), (0, None))),
     "vmap(grad) of rows": lambda f: jax.vmap(jax.grad(f, argnums=1), (0, None)),
-    "lax.map(grad)": lambda f: lambda w, x: lax.map(lambda w: jax.grad(f)(w, x), w, batch_size=2),
 }
 
 

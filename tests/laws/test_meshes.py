@@ -196,19 +196,6 @@ def test_nested_axes_that_clash_are_refused() -> None:
         px.map_fn(lambda x: px.reduce_sum(x, px.Axis("clients", 4, over="rest")), x, outer)
 
 
-def test_data_may_lie_elsewhere() -> None:
-    """Arrays bound to other devices, or to one, are brought in eagerly."""
-    axis = px.Axis("rows", 8, mesh=Mesh(np.array(jax.devices()[:4]), ("rows",)))
-    x = np.asarray(values(8))
-    elsewhere = jax.device_put(x, jax.devices()[6])
-    assert_close(px.map_fn(lambda x: x * 2, elsewhere, axis), x * 2)
-    assert_close(px.reduce_sum(elsewhere, axis), x.sum())
-    w = jax.device_put(2.0, jax.devices()[7])
-    assert_close(px.map_fn(lambda w, x: w * x, (px.broadcast(w, axis), elsewhere), axis), x * 2)
-    spread = jax.device_put(x, NamedSharding(Mesh(np.array(jax.devices()[4:]), ("other",)), P("other")))
-    assert_close(px.reduce_mean(px.map_fn(lambda x: x * 2, spread, axis), axis), x.mean() * 2)
-
-
 BODIES = {
     "a linear system": lambda w, x: lax.custom_linear_solve(
         lambda q: (2 + x[0] ** 2) * q, w, lambda _, b: b / (2 + x[0] ** 2), symmetric=True

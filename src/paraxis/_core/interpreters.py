@@ -1,6 +1,6 @@
 """What other interpreters of jaxprs do at a map, whose body is a parameter: they have a table of rules by primitive.
 
-``checkify`` and ``jax.debug_key_reuse`` get rules. ``jet`` and ``sparsify`` are refused. Under ``jax.debug_nans`` a map
+``checkify`` gets a rule. ``jet`` and ``sparsify`` are refused. Under ``jax.debug_nans`` a map
 runs again, to find the operation, its line and the first element. References that live in a body become values. All of
 this needs private names of JAX's, each imported where it is used: where one is gone, a warning says what is not seen.
 """
@@ -101,7 +101,7 @@ def _know_checkify() -> None:
         checkify.error_checks[primitive] = functools.partial(checkify.nan_error_check, primitive)
 
 
-# --- jet, sparsify, key reuse ------------------------------------------------------------------------------------
+# --- jet, sparsify ------------------------------------------------------------------------------------
 
 
 def _know_jet() -> None:
@@ -109,13 +109,6 @@ def _know_jet() -> None:
 
     for primitive in (map_p, broadcast_p, *REDUCTIONS.values()):
         jet.jet_rules[primitive] = functools.partial(_refuse, "jet", "lambda x, t: jet.jet(fn, (x,), ((t,),))")
-
-
-def _know_key_reuse() -> None:
-    from jax.experimental.key_reuse import _core as key_reuse
-
-    signature = lambda eqn: key_reuse.jaxpr_type_signature(eqn.params["body"].jaxpr)  # noqa: E731
-    key_reuse.key_reuse_signatures[map_p] = key_reuse.DynamicKeyReuseSignature(signature)
 
 
 def know_sparsify() -> None:
@@ -140,8 +133,7 @@ def _know_debug_nans() -> None:
     @map_p.def_impl
     def _(*operands: Any, **params: Any) -> Any:
         if not jax_api.checks_numbers():
-            with jax_api.no_key_checks():
-                return evaluated(*operands, **params)
+            return evaluated(*operands, **params)
         tests = {"nan": jnp.isnan} if jax.config.jax_debug_nans else {}  # pyright: ignore
         tests |= {"inf": jnp.isinf} if jax.config.jax_debug_infs else {}  # pyright: ignore
         with jax.debug_nans(False), jax.debug_infs(False):
@@ -184,7 +176,7 @@ def _located(kind: str, test: Any, operands: Any, **params: Any) -> str:
     return f"{what}, at {line}" if line else what
 
 
-for _know in (_know_checkify, _know_jet, _know_key_reuse, _know_debug_nans):
+for _know in (_know_checkify, _know_jet, _know_debug_nans):
     try:
         _know()
     except (ImportError, AttributeError) as error:

@@ -4,7 +4,6 @@ Everything else in the package uses names that JAX documents as public on both e
 range (0.10.2 and 0.12). What is imported here is listed with the reason why it is needed.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import os
@@ -436,12 +435,6 @@ def is_tracing() -> bool:
 def checks_numbers() -> bool:
     """Return whether ``jax.debug_nans`` or ``jax.debug_infs`` is in force, in this thread."""
     return bool(jax.config.jax_debug_nans or jax.config.jax_debug_infs)  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def no_key_checks() -> Any:
-    """Return a context in which ``jax.debug_key_reuse`` is off."""
-    is_on = jax.config.jax_debug_key_reuse  # pyright: ignore[reportAttributeAccessIssue]
-    return jax.debug_key_reuse(False) if is_on else contextlib.nullcontext()
 
 
 def is_staging() -> bool:

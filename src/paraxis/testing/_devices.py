@@ -13,8 +13,7 @@ from paraxis.errors import DeviceError
 def simulate_devices(n: int) -> None:
     """Start JAX on ``n`` simulated CPU devices. Call this before anything else uses JAX.
 
-    They have two of XLA's threads each, unless ``PJRT_NPROC`` says a number: with fewer, jax 0.10 may end the process.
-    They wait a day for each other, unless ``XLA_FLAGS`` says otherwise: by default XLA ends the process after 40 s.
+    They have two of XLA's threads each, unless ``PJRT_NPROC`` says a number, and wait a day for each other, not 40 s.
 
     Args:
         n: number of devices, at least 1.
