@@ -133,7 +133,7 @@ SHARDED: dict[str, tuple[Any, Mesh, str, set[str] | None]] = {
 )  # fmt: skip
 def test_a_shard_map_in_a_body_is_right_or_refused(name: str, site: str) -> None:
     axis, mesh, over, named = SHARDED[name]
-    x, options = values(axis.size if axis else 16, 8), {"axis_names": named} if named else {}
+    x, options = values(axis.size if axis else 16, 8), dict[str, Any](axis_names=named) if named else {}
     part = jax.shard_map(lambda x: x**2, mesh=mesh, in_specs=P(over), out_specs=P(over), **options)
     run = px.pmap(part) if axis is None else lambda x: px.map_fn(part, x, axis)
     for f, expected in (run, x**2), (jax.grad(lambda x: run(x).sum()), 2 * x):

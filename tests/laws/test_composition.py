@@ -306,8 +306,9 @@ def by_newton(loop: Callable[[Fn, Fn, jax.Array], jax.Array]) -> Fn:
 
 def ode(solver: diffrax.AbstractSolver, steps: int, **options: Any) -> Fn:
     term = diffrax.ODETerm(lambda t, y, w: -w * y)
-    arguments = {"max_steps": steps, **options}
-    return lambda w, x: diffrax.diffeqsolve(term, solver, 0.0, 1.0, 0.5, x, args=w, **arguments).ys[-1]
+    arguments: Any = {"max_steps": steps, **options}
+    solve: Any = diffrax.diffeqsolve
+    return lambda w, x: solve(term, solver, 0.0, 1.0, 0.5, x, args=w, **arguments).ys[-1]
 
 
 SOLVERS: dict[str, Fn] = {

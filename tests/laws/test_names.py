@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 from jax.extend.core import JaxprEqn
 from jax.sharding import Mesh, PartitionSpec as P
 
@@ -41,7 +42,7 @@ FUNCTIONS: dict[str, Fn] = {
     "custom_vjp_call": ruled("vjp"),
     "pure_callback": lambda x: jax.pure_callback(np.sin, x, x),
     "debug_callback": lambda x: jax.debug.callback(print, x),
-    "io_callback": lambda x: jax.experimental.io_callback(np.sin, x, x),
+    "io_callback": lambda x: io_callback(np.sin, x, x),
     "dot_general": lambda x: x @ x,
     "conv_general_dilated": lambda x: jax.lax.conv(x[None, None], x[None, None], (1, 1), "SAME"),
     "select_n": lambda x: jnp.where(x > 0, x, 0.0),

@@ -191,7 +191,7 @@ def to_mesh(x: Any, placement: Placement, *, rows: bool) -> Any:
     everywhere = sharding(placement, ()) if isinstance(x, jax.Array) else None
     if everywhere is None:
         return x
-    value = x.to_concrete_value() if is_tracer else x
+    value: Any = x.to_concrete_value() if is_tracer else x
     is_bound = isinstance(value, jax.Array) and value.committed
     mesh = getattr(value.sharding, "mesh", None) if is_bound else None
     if mesh == everywhere.mesh:

@@ -140,6 +140,9 @@ def bind(eqn: JaxprEqn, *operands: Any) -> Sequence[Any]:
     return results if eqn.primitive.multiple_results else [results]
 
 
+_bind = bind
+
+
 def bound_axes(eqn: JaxprEqn) -> frozenset[str]:
     """Return the names that mean another axis inside an equation's body."""
     params, is_map = eqn.params, eqn.primitive.name == "px_map"
@@ -193,7 +196,7 @@ def axis_of(effect: Any) -> str | None:
 
 def free_axes(jaxpr: Jaxpr) -> set[str]:
     """Return the names of axes that a program uses and does not bind: its effects', and those of ``ppermute``."""
-    found = {effect.name for effect in jaxpr.effects if isinstance(effect, core.NamedAxisEffect)}
+    found = {str(effect.name) for effect in jaxpr.effects if isinstance(effect, core.NamedAxisEffect)}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in _WITHOUT_EFFECT:
             found.update(named_axes(eqn))
@@ -318,14 +321,14 @@ def evaluate(
     closed: ClosedJaxpr, *args: Any, opens: Callable[[JaxprEqn], bool], bind: Callable[..., Sequence[Any]] | None = None
 ) -> list[Any]:
     """Run a jaxpr operation by operation; of a call of ``jit`` that ``opens`` holds of, those of its body."""
-    bind, values = bind or globals()["bind"], dict[Any, Any](zip(closed.jaxpr.invars, args, strict=True))
+    apply, values = bind or _bind, dict[Any, Any](zip(closed.jaxpr.invars, args, strict=True))
     values.update(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     for eqn in closed.jaxpr.eqns:
         operands = [v.val if isinstance(v, Literal) else values[v] for v in eqn.invars]
         if eqn.primitive.name == "jit" and opens(eqn):
             results = evaluate(eqn.params["jaxpr"], *operands, opens=opens, bind=bind)
         else:
-            results = bind(eqn, *operands)
+            results = apply(eqn, *operands)
         values.update(zip(eqn.outvars, results, strict=True))
     return [v.val if isinstance(v, Literal) else values[v] for v in closed.jaxpr.outvars]
 
@@ -411,7 +414,7 @@ def is_device_varying(x: Any) -> bool:
     return bool(getattr(getattr(jax.typeof(x), "mat", None), "varying", ()))
 
 
-def weak(x: jax.Array) -> jax.Array:
+def weak(x: jax.Array) -> Any:
     """Return the same value, of a dtype that gives way to others, as that of a Python number does."""
     from jax._src.lax import lax  # no public function makes a weak type
 

@@ -268,7 +268,7 @@ def _is_placed(jaxpr: Jaxpr) -> bool:
     """Return whether it names a mesh."""
     eqns = jax_api.equations(jaxpr)
     params = {type(value) for eqn in eqns for value in eqn.params.values()}
-    avals = [v.aval for v in (*jaxpr.invars, *itertools.chain(*[eqn.outvars for eqn in eqns]))]
+    avals: list[Any] = [v.aval for v in (*jaxpr.invars, *itertools.chain(*[eqn.outvars for eqn in eqns]))]
     meshes = {eqn.ctx.cur_abstract_mesh for eqn in eqns} | {a.sharding.mesh for a in avals if hasattr(a, "sharding")}
     return jax_api.holds(jaxpr, "shard_map") or NamedSharding in params or any(not mesh.empty for mesh in meshes)
 
