@@ -99,13 +99,13 @@ class Pmapped:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, structure = jax.tree.flatten((args, kwargs))
-        if arrays.is_traced(leaves) or jax_api.is_staging():
-            return self._call_traced(args, kwargs)
         try:
             key = structure, *map(_LIES, leaves), jax.sharding.get_mesh(), current()
             placement = self._known.get(key)
-        except (AttributeError, TypeError):  # of NumPy's arrays and static arguments, which have no such key
+        except (AttributeError, TypeError, ValueError):  # of NumPy's arrays and static arguments; while JAX traces
             key, placement = None, None
+        if key is None and (arrays.is_traced(leaves) or jax_api.is_staging()):
+            return self._call_traced(args, kwargs)
         if placement is None:
             args, kwargs, placement = self._prepared(args, kwargs)
             if key is not None and all(map(operator.is_, leaves, jax.tree.leaves((args, kwargs)))):
