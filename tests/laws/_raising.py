@@ -44,7 +44,6 @@ def mapped(size: int, at_once: int | None = None) -> tuple[Any, px.Axis]:
 
 
 CALLS: dict[str, Callable[[], Any]] = {
-    "map_fn of 16": lambda: mapped(16)[0],
     "map_fn of 11": lambda: mapped(11)[0],
     "map_fn of 3": lambda: mapped(3)[0],
     "map_fn of 11 one at a time": lambda: mapped(11, 1)[0],
@@ -52,7 +51,6 @@ CALLS: dict[str, Callable[[], Any]] = {
     "pmap of 11": lambda: px.pmap(body)(jnp.arange(11.0)).sum(),
     "pmap of 16": lambda: px.pmap(body)(jnp.arange(16.0)).sum(),
     "program of 16": lambda: px.program(rows=16)(lambda x: px.reduce_mean(px.map_fn(body, x)))(jnp.arange(16.0)),
-    "program of 11": lambda: px.program(rows=11)(lambda x: px.reduce_mean(px.map_fn(body, x)))(jnp.arange(11.0)),
 }
 for name in sys.argv[2:] or CALLS:
     try:

@@ -57,7 +57,6 @@ def test_an_element_that_raises_is_an_exception_and_one_that_takes_long_takes_lo
 DRAWS: dict[str, Fn] = {
     "map": lambda k: px.reduce_mean(px.map_fn(jax.random.normal, px.keys(k))),
     "scan": lambda k: lax.scan(lambda c, k: (c + DRAWS["map"](k), None), 0.0, jax.random.split(k, 3))[0],
-    "split": lambda k: px.reduce_mean(px.map_fn(lambda k: jax.random.normal(jax.random.split(k)[0]), px.keys(k))),
 }
 
 
@@ -177,12 +176,10 @@ CALLS: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     "reductions": lambda w, x, keep, key: [f(x, AXIS) for f in NUMBERS] + [f(keep, AXIS) for f in TRUTHS],
     "where": lambda w, x, keep, key: [f(x, AXIS, where=keep) for f in NUMBERS],
     "weighted, where": lambda w, x, keep, key: px.reduce_weighted_mean(x, x, AXIS, where=keep),
-    "scatter": lambda w, x, keep, key: px.scatter(x, AXIS),
-    "gather": lambda w, x, keep, key: px.gather(x, AXIS),
+    "scatter, gather": lambda w, x, keep, key: px.gather(px.scatter(x, AXIS), AXIS),
     "keys": lambda w, x, keep, key: px.map_fn(jax.random.uniform, px.keys(key, AXIS), AXIS),
     "pmap": lambda w, x, keep, key: px.pmap(jnp.sin)(x),
     "program": lambda w, x, keep, key: MEAN(w, x),
-    "jit": lambda w, x, keep, key: jax.jit(MEAN)(w, x),
     "grad": lambda w, x, keep, key: jax.grad(MEAN)(w, x),
     "jit(grad)": lambda w, x, keep, key: jax.jit(jax.grad(MEAN, argnums=(0, 1)))(w, x),
 }
@@ -219,6 +216,8 @@ def test_pick_gives_one_elements_values_to_all(size: int, index: int) -> None:
     assert_close(slope, jnp.zeros((size, 2)).at[index].set(1.0))
     with pytest.raises(px.DataError, match=f"has elements 0 to {size - 1}, and none {size}"):
         px.pick(x, size, axis)
+    with pytest.raises(px.DataError, match="random keys have no sum"):
+        px.reduce_sum(x, axis)
 
 
 @pytest.mark.parametrize("size", [5, 16])

@@ -94,11 +94,15 @@ def test_a_new_function_of_the_same_structure_compiles_nothing() -> None:
             x
         )
 
+    apart = jax.custom_batching.custom_vmap(jnp.sin)
+    apart.def_vmap(lambda size, batched, x: (jnp.sin(x), batched[0]))
     for number in (1, 2):
         call(number)
+        px.map_fn(apart, x, axis)
     with compilations() as compiled:
         for number in range(3, 8):
             assert_close(call(number)[0], number * np.maximum(x, 0).sum())
+            np.testing.assert_allclose(px.map_fn(apart, x, axis), np.sin(x), rtol=1e-6)
     assert not compiled
 
 

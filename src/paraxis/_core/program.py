@@ -197,6 +197,9 @@ def jaxpr_key(value: Any) -> Hashable:
     runs = callable(value) and not isinstance(value, type)  # equal ones may do different things
     if runs and dataclasses.is_dataclass(value):
         return (type(value), *(jaxpr_key(getattr(value, field.name)) for field in dataclasses.fields(value)))
+    rule = getattr(value, "__wrapped__", None) if runs else None
+    if rule is not None and type(value).__module__.startswith("jax."):  # the rule of a custom_vmap, say
+        return (type(value), jaxpr_key(rule))
     # What is equal to itself alone, an array of JAX's too, is held by the program, so that its id stays its own.
     return (type(value), id(value) if runs or not isinstance(value, Hashable) else value)
 

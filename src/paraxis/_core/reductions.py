@@ -143,6 +143,8 @@ def _reduce(kind: str, x: Any, axis: Axis | str | None, where: Any, w: Any = Non
         )
     w = pytrees.placed(verb, "w", pytrees.partition(w), resolved)
     leaves, structure = jax.tree.flatten(x)
+    if any(jnp.issubdtype(leaf.dtype, jax.dtypes.extended) for leaf in leaves):
+        raise DataError(f"{verb}: random keys have no {kind}; write px.pick(keys, 0) for those of one element")
     weights = [None] * len(leaves) if w is None else pytrees.broadcast_prefix(w, x)
     if jax_api.is_staging() or arrays.is_traced((leaves, mask, weights)):
         return pytrees.combine(structure.unflatten(_reduced(kind, placement, leaves, mask, weights)))
