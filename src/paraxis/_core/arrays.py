@@ -170,7 +170,7 @@ def laid_out(tree: Any, placement: Placement, *, copied: bool = True) -> Any:
         found = repeat_last(x, placement.num_padded)
         return found.copy() if found is x and copied else found
 
-    return put(jax.tree.map(one, tree), sharding(placement))
+    return device_put(jax.tree.map(one, tree), sharding(placement))
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -197,7 +197,7 @@ def to_mesh(x: Any, placement: Placement, *, rows: bool) -> Any:
     if mesh == everywhere.mesh:
         return x
     if not is_tracer:
-        return put(x, sharding(placement) if rows and placement.divides else everywhere)
+        return device_put(x, sharding(placement) if rows and placement.divides else everywhere)
     home = everywhere if not is_bound else value.sharding if mesh is None else NamedSharding(mesh, P())
     return jax.device_put(x, everywhere, src=home)
 
@@ -209,7 +209,7 @@ def whole_on(x: jax.Array) -> Any:
     return own if mesh is None else NamedSharding(mesh, P())
 
 
-def put(tree: Any, target: Sharding | None) -> Any:
+def device_put(tree: Any, target: Sharding | None) -> Any:
     """``jax.device_put`` of concrete values, also onto devices of other processes, all of which have the same ones.
 
     There an array of one process is not sent to the others: each makes its part of its own copy. Without a ``target``,
@@ -229,13 +229,13 @@ def put(tree: Any, target: Sharding | None) -> Any:
         x = jnp.asarray(x)
         if x.sharding == target or not (_is_local(x) or x.is_fully_replicated):
             return jax.device_put(x, target)
-        mine = local(x)
+        mine = local_copy(x)
         return jax.make_array_from_callback(x.shape, target, lambda index: mine[index])
 
     return jax.tree.map(one, tree)
 
 
-def whole(values: Any) -> Any:
+def gather_processes(values: Any) -> Any:
     """Values on the devices of several processes, whole on each: every process must call this for what is split."""
 
     def is_whole(x: Any) -> bool:
@@ -244,9 +244,9 @@ def whole(values: Any) -> Any:
     return jax.tree.map(lambda x: x if is_whole(x) else jax.device_put(x, NamedSharding(x.sharding.mesh, P())), values)
 
 
-def local(values: Any) -> Any:
-    """Return what :func:`whole` does, on one device of this process."""
-    return jax.tree.map(lambda x: x if _is_local(x) else x.addressable_data(0), whole(values))
+def local_copy(values: Any) -> Any:
+    """Return what :func:`gather_processes` does, on one device of this process."""
+    return jax.tree.map(lambda x: x if _is_local(x) else x.addressable_data(0), gather_processes(values))
 
 
 def _is_local(x: Any) -> bool:
@@ -255,4 +255,4 @@ def _is_local(x: Any) -> bool:
 
 def on_host(x: jax.Array) -> np.ndarray:
     """Return a concrete array, also one of which other processes hold parts: then all must ask for it."""
-    return jax.device_get(x if _is_local(x) else local(x))
+    return jax.device_get(x if _is_local(x) else local_copy(x))

@@ -5,7 +5,7 @@ masked out reaches the answer or its derivative. Half-precision sums are taken i
 
 The primitives have all their rules, so that a program's jaxpr says what moves. Broadcast ``(...) → (size, ...)`` and
 sum are each other's transposes. ``over`` names the mesh axes of the new dimension where the mesh is Explicit (there a
-sharding is part of a type); on Auto meshes ``laid`` is where rows lie if they are kept. The lowerings are plain
+sharding is part of a type); on Auto meshes ``layout`` is where rows lie if they are kept. The lowerings are plain
 operations on all rows: of a sharded operand, the compiler makes a local reduction and one all-reduce.
 """
 
@@ -241,7 +241,7 @@ def copies(x: jax.Array, placement: Placement) -> jax.Array:
         axis=placement.axis.name,
         size=placement.size,
         over=names if placement.is_explicit else (),
-        laid=placement if is_laid else None,
+        layout=placement if is_laid else None,
         devices=placing.mesh_witness(placement) if is_laid else None,
     )
 
@@ -251,14 +251,14 @@ def _broadcast_aval(x: ShapedArray, *, size: int, over: tuple[str, ...], **_: An
     return x.update(shape=(size, *x.shape), sharding=NamedSharding(x.sharding.mesh, P(*spec)))
 
 
-def _broadcast_rows(x: jax.Array, *, size: int, over: tuple[str, ...], laid: Placement | None, **_: Any) -> jax.Array:
+def _broadcast_rows(x: jax.Array, *, size: int, over: tuple[str, ...], layout: Placement | None, **_: Any) -> jax.Array:
     aval = jax.typeof(x)
     out = NamedSharding(aval.sharding.mesh, P(over, *aval.sharding.spec)) if over else None
     y = jax.lax.broadcast_in_dim(x, (size, *x.shape), range(1, x.ndim + 1), out_sharding=out)
-    if laid is None or laid.mesh is None:
+    if layout is None or layout.mesh is None:
         return y
-    spec = P(laid.mesh_axes, *(P.UNCONSTRAINED,) * x.ndim)
-    return jax.lax.with_sharding_constraint(y, NamedSharding(laid.mesh, spec))
+    spec = P(layout.mesh_axes, *(P.UNCONSTRAINED,) * x.ndim)
+    return jax.lax.with_sharding_constraint(y, NamedSharding(layout.mesh, spec))
 
 
 def _broadcast_transpose(ct: jax.Array, x: Any, *, axis: str, size: int, **_: Any) -> list[Any]:
@@ -290,7 +290,7 @@ def _reduce_batch(operands: Any, dims: Any, *, kind: str, **params: Any) -> tupl
 def _sum_transpose(ct: jax.Array, x: Any, *, axis: str, size: int, padded: int | None) -> list[Any]:
     lead = x.aval.sharding.spec[0]
     over = () if lead is None else lead if isinstance(lead, tuple) else (lead,)
-    return [broadcast_p.bind(ct, axis=axis, size=size, over=over, laid=None, devices=None)]
+    return [broadcast_p.bind(ct, axis=axis, size=size, over=over, layout=None, devices=None)]
 
 
 def _extremum_jvp(primals: Any, tangents: Any, *, kind: str, **params: Any) -> tuple[jax.Array, jax.Array]:
@@ -325,13 +325,13 @@ def _primitive(
     primitive.def_abstract_eval(aval)
     jax_api.define_lowering(primitive, implementation)
     jax_api.batching.primitive_batchers[primitive] = functools.partial(batched, **kind)
-    compiled = jax.jit(implementation, static_argnames=("axis", "size", "over", "laid", "padded"))
+    compiled = jax.jit(implementation, static_argnames=("axis", "size", "over", "layout", "padded"))
 
-    def evaluated(x: jax.Array, devices: Any = None, laid: Placement | None = None, **params: Any) -> jax.Array:
+    def evaluated(x: jax.Array, devices: Any = None, layout: Placement | None = None, **params: Any) -> jax.Array:
         x = jnp.asarray(x)  # under a derivative, JAX has numbers of its own kind
         # Rows of a value that is bound to no devices are bound to none.
-        is_laid = laid is not None and x.committed and getattr(x.sharding, "mesh", None) == laid.devices
-        return compiled(x, laid=laid if is_laid else None, **params)
+        is_laid = layout is not None and x.committed and getattr(x.sharding, "mesh", None) == layout.devices
+        return compiled(x, layout=layout if is_laid else None, **params)
 
     primitive.def_impl(evaluated)
     return primitive

@@ -193,7 +193,9 @@ def scatter(x: Any, axis: Axis | str | None = None) -> Any:
 
     def one(leaf: jax.Array) -> jax.Array:
         is_traced = isinstance(leaf, jax_api.Tracer)
-        return arrays.constrain(leaf, placement, rows=placement.divides) if is_traced else arrays.put(leaf, target)
+        return (
+            arrays.constrain(leaf, placement, rows=placement.divides) if is_traced else arrays.device_put(leaf, target)
+        )
 
     return pytrees.combine(jax.tree.map(one, x))
 

@@ -205,7 +205,7 @@ class Ensemble:
             self._prepared, "epoch", step, _fit.steps, in_axes=(None, 0, None if rows is None else 0, 0)
         )
         both = pytrees.arrays("ensemble.fit", "(data, held_out)", (data, held_out))
-        data, held_out = arrays.put(both, arrays.sharding(self._placement, ()))
+        data, held_out = arrays.device_put(both, arrays.sharding(self._placement, ()))
         with checkpoint or contextlib.nullcontext(), contextlib.closing(Display()) as display:
             if checkpoint is not None and checkpoint.latest is not None:
                 names = ["members"] if stop_early is None else ["members", "best"]
@@ -348,7 +348,7 @@ class Ensemble:
     def _cut(self, rows: Any) -> Any:
         """Cut rows ``(num_padded, ...)`` to ``(size, ...)``; of several processes, each can read all of them."""
         rows = arrays.unpadded(rows, self._placement) if self._placement.is_padded else rows
-        return arrays.whole(rows) if self._placement.spans_processes else rows
+        return arrays.gather_processes(rows) if self._placement.spans_processes else rows
 
     def _chosen(self, index: Any) -> np.ndarray:
         """Return the number of the member that an index is of, or those of some members."""

@@ -74,7 +74,7 @@ def ensemble(
             return padded(verbs.map_fn(one, (keys, *args), axis, lowering="vmap"), placement)
 
         made = jax.jit(make_all, out_shardings=arrays.sharding(placement))
-        given = arrays.put((keys, args), arrays.sharding(placement, ()))
+        given = arrays.device_put((keys, args), arrays.sharding(placement, ()))
         traced = made.trace(*given)
         read = [*traced.jaxpr.jaxpr.outvars, *(v for eqn in traced.jaxpr.jaxpr.eqns for v in eqn.invars)]
         if axis.size > 1 and not args and not any(v is traced.jaxpr.jaxpr.invars[0] for v in read):

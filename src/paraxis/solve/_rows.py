@@ -37,14 +37,14 @@ def beside(x: jax.Array, other: jax.Array) -> jax.Array:
     if x.sharding == target:
         return x
     if target.is_fully_addressable:
-        return arrays.put(x, target)
+        return arrays.device_put(x, target)
     # Computed in each process, it may differ in last bits, with which loops on the devices would part.
-    return arrays.put(np.asarray(jax_api.multihost_utils.broadcast_one_to_all(np.asarray(x))), target)
+    return arrays.device_put(np.asarray(jax_api.multihost_utils.broadcast_one_to_all(np.asarray(x))), target)
 
 
 def sent(x: Any, other: jax.Array) -> jax.Array:
     """Return an array, or one of the host's, on each device that another is bound to, or on none in particular."""
-    return arrays.put(x, arrays.whole_on(other)) if other.committed else jax.device_put(x)
+    return arrays.device_put(x, arrays.whole_on(other)) if other.committed else jax.device_put(x)
 
 
 def rows(X: Any, y: Any = None, sample_weight: Any = None, *, axis: Axis | None = None, engine: Any = None) -> Rows:
@@ -112,7 +112,7 @@ def lay(X: Any, y: Any, sample_weight: Any, axis: Axis | None, *, copied: bool) 
         processes.require_same("rows", {"X": X, "y": y, "sample_weight": weight}, "give each process all rows")
     design, targets = arrays.laid_out((X if X.dtype == dtype else X.astype(dtype), y), placement, copied=copied)
     padded = np.pad(weight, (0, placement.num_padded - len(weight)))
-    return Rows(design, targets, arrays.put(padded, arrays.sharding(placement)))
+    return Rows(design, targets, arrays.device_put(padded, arrays.sharding(placement)))
 
 
 def require_sum(who: str, name: str, weight: np.ndarray, dtype: Any) -> None:

@@ -133,7 +133,7 @@ class TableRows:
         ``(..., n)``, in the order of the devices. It is compiled once for the same function and static values.
         """
         everywhere = arrays.sharding(self.blocks, ())
-        shift, shared = arrays.put((self.shift, shared), everywhere)
+        shift, shared = arrays.device_put((self.shift, shared), everywhere)
         of_chunk, operands = functools.partial(_of_chunk, fn, static, self.blocks.size), (shift, shared, targets, rows)
         X = jax.ShapeDtypeStruct((self.at_once, self.shape[1]), self.dtype)
         kept, sums = jax.eval_shape(of_chunk, np.int32(0), X, *operands)
@@ -142,7 +142,7 @@ class TableRows:
             sharding = arrays.sharding(self.blocks, x.ndim - 1)
             return jnp.zeros((*x.shape[:-1], self.shape[0]), x.dtype, device=sharding)
 
-        totals = arrays.put(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), sums), everywhere)
+        totals = arrays.device_put(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), sums), everywhere)
         carry, before = (jax.tree.map(zeros, kept), totals), None
         for number, chunk in enumerate(self._shown(self._on_devices())):
             carry, done = _chunk(fn, static, self.blocks.size, carry, np.int32(number), chunk, *operands)
@@ -155,7 +155,7 @@ class TableRows:
         for given, _ in self.table._blocks(self.at_once):
             X = arrays.repeat_last(given.astype(self.dtype, copy=False), self.at_once)
             with jax.enable_x64(self.dtype == np.float64):  # which holds for a thread
-                chunk = arrays.put(X, arrays.sharding(self.blocks))
+                chunk = arrays.device_put(X, arrays.sharding(self.blocks))
             yield chunk
 
     def _shown(self, chunks: Iterator[Any]) -> Iterator[Any]:
@@ -181,7 +181,7 @@ class TableRows:
         """Return values by row ``(n, ...)``, padded, on the devices in their order; weights with zeros."""
         padded = np.pad(x, (0, self.shape[0] - len(x))) if is_weight else arrays.repeat_last(x, self.shape[0])
         parts = padded.reshape(self.count, self.blocks.size, self.length, *x.shape[1:]).swapaxes(0, 1)
-        return arrays.put(np.ascontiguousarray(parts).reshape(padded.shape), arrays.sharding(self.blocks))
+        return arrays.device_put(np.ascontiguousarray(parts).reshape(padded.shape), arrays.sharding(self.blocks))
 
     def places(self, numbers: np.ndarray) -> np.ndarray:
         """Return where rows are in the order of the devices."""

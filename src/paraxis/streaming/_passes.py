@@ -18,7 +18,7 @@ from paraxis._core import jax_api, maps
 from paraxis._core.jax_api import JaxprEqn, Literal
 from paraxis.errors import AxisError
 from paraxis.streaming import _rowwise
-from paraxis.streaming._trace import Flat, Operation, meet, rows_p, verbs_in
+from paraxis.streaming._trace import Flat, Operation, refuse_mixing, rows_p, verbs_in
 
 _FOLDS = {f"px_reduce_{kind}": kind for kind in ("sum", "max", "min", "any", "all")}
 _FOLDS |= {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_or": "any", "reduce_and": "all"}
@@ -118,17 +118,17 @@ class Plan:
                 self._once.add(number)  # for all elements, if they have rows: a range, random keys
                 self._sources.update(v for v in operation.outputs if self.dims[v] is not None)
         elif name == "px_broadcast" or (eqn.primitive is rows_p and dims != outs):
-            meet(operation, "all elements are needed as one array")
+            refuse_mixing(operation, "all elements are needed as one array")
         elif all(dim is None for dim in outs):
             if name not in _FOLDS or (is_reduction and axis != self._axis):
-                meet(operation, "it is no sum, maximum or minimum")
+                refuse_mixing(operation, "it is no sum, maximum or minimum")
             self._folds[operation.outputs[0]] = _FOLDS[name]
         elif is_map or is_reduction:
-            meet(operation, f"it is along another axis, {axis!r}; write jax.vmap there")
+            refuse_mixing(operation, f"it is along another axis, {axis!r}; write jax.vmap there")
         elif eqn.primitive is not rows_p:
             used = [v in self._flat.used for v in operation.outputs]
-            if (reason := _rowwise.why_mixed(part, dims, outs, used)) is not None:
-                meet(operation, reason)
+            if (reason := _rowwise.reason_rows_mix(part, dims, outs, used)) is not None:
+                refuse_mixing(operation, reason)
 
     def _map(self, operation: Operation, dims: Sequence[int | None]) -> None:
         params = operation.eqn.params
@@ -140,9 +140,9 @@ class Plan:
             )
         for dim, is_shared in zip(dims, params["shared"], strict=True):
             if is_shared and dim is not None:
-                meet(operation, "the mapped function closes over all elements' values")
+                refuse_mixing(operation, "the mapped function closes over all elements' values")
             if not is_shared and dim != 0:
-                meet(operation, "the elements' values are not in the first dimension")
+                refuse_mixing(operation, "the elements' values are not in the first dimension")
         summed = zip(operation.outputs, params["summed"], strict=True)
         self._folds.update((v, "sum") for v, is_summed in summed if is_summed)
 

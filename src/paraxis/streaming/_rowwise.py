@@ -17,7 +17,7 @@ _UNKNOWN = ("while", "cond", "pure_callback", "io_callback", "debug_callback", "
 """Operations that are not run to see what they do: which branch they take, and when they end, depends on values."""
 
 
-def why_mixed(
+def reason_rows_mix(
     eqn: JaxprEqn, dims: Sequence[int | None], outs: Sequence[int | None], used: Sequence[bool]
 ) -> str | None:
     """Return why rows meet in an operation; ``None`` if row ``i`` of its results is made of row ``i`` of its operands.

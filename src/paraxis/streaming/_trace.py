@@ -135,7 +135,7 @@ def axis_of(closed: ClosedJaxpr, count: int | None) -> tuple[Axis, Any]:
     raise AxisError(f"Stream: fn must map along one axis ({which}), and has {axes}; write @px.program(clients=…)")
 
 
-def meet(operation: Operation, why: str) -> NoReturn:
+def refuse_mixing(operation: Operation, why: str) -> NoReturn:
     raise AxisError(
         f"Stream: elements meet in {operation.name}, at {operation.line}: {why}. px.Stream runs elements in chunks, "
         f"which meet in reductions only: px.reduce_sum, px.reduce_max and the like, or jnp.sum over all elements"
@@ -161,7 +161,7 @@ def dims_of(whole: Flat, part: Flat, size: int, count: int) -> list[int | None]:
         differ = [d for d, sizes in enumerate(zip(a.shape, b.shape, strict=True)) if sizes[0] != sizes[1]]
         if [(a.shape[d], b.shape[d]) for d in differ] not in ([], [(size, count)]):
             made = next(operation for operation in whole.operations if number in operation.outputs)
-            meet(made, f"of {size} of them it makes {list(a.shape)}, and of {count} {list(b.shape)}")
+            refuse_mixing(made, f"of {size} of them it makes {list(a.shape)}, and of {count} {list(b.shape)}")
         found.append(differ[0] if differ else None)
     return found
 
@@ -189,7 +189,7 @@ def _equation(at: Operation, whole: JaxprEqn, part: JaxprEqn) -> JaxprEqn:
 
 
 _SIZES = (
-    "shape new_sizes limit_indices slice_sizes sizes size rows padded laid devices placement axis_env sharding "
+    "shape new_sizes limit_indices slice_sizes sizes size rows padded layout devices placement axis_env sharding "
     "out_sharding"
 )
 """Parameters that say shapes or places, in which two traces may differ."""
@@ -211,7 +211,7 @@ def _parameter(at: Operation, name: str, whole: Any, part: Any) -> Any:
 
 def _body(at: Operation, whole: Jaxpr, part: Jaxpr) -> Jaxpr:
     if [eqn.primitive for eqn in whole.eqns] != [eqn.primitive for eqn in part.eqns]:
-        meet(at, "its body depends on their number")
+        refuse_mixing(at, "its body depends on their number")
     eqns = []
     for a, b in zip(whole.eqns, part.eqns, strict=True):
         shapes = [[getattr(v.aval, "shape", ()) for v in eqn.outvars] for eqn in (a, b)]

@@ -135,7 +135,7 @@ class TrainState:
         if ema and self.ema is None:
             raise StateError("TrainState.model: there is no average; write px.TrainState.create(…, ema=0.999)")
         require_arrays("TrainState.model", self)
-        params, mutable = _models.copy(arrays.local((self.ema if ema else self.params, self.mutable)))
+        params, mutable = _models.copy(arrays.local_copy((self.ema if ema else self.params, self.mutable)))
         return self.form.make(params, mutable, None, "as made")[0]
 
     def replace(self, **changes: Any) -> "TrainState":

@@ -70,7 +70,7 @@ class _Step(abc.ABC):
         devices = last[1]
         padded, size = devices.lay_out(self._what, batch, self._microbatches)
         if devices.whole is not None and getattr(state.step, "sharding", None) != devices.whole:  # no step returned it
-            state = jax.tree.map(arrays.put, state, shardings(state, devices.placement, self._shard))
+            state = jax.tree.map(arrays.device_put, state, shardings(state, devices.placement, self._shard))
         return state, padded, size, devices
 
     def _run(self, function: Callable[..., Any], state: TrainState, padded: Any, size: int, devices: Devices) -> Any:

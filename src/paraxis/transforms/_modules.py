@@ -122,7 +122,7 @@ def streams(graph: Graph, values: Sequence[Any]) -> list[Stream]:
     return [(i, counts.get(graph.paths[i][:-1])) for i in keys]
 
 
-def with_own(values: Sequence[Any], of: Sequence[Stream], index: Any) -> list[Any]:
+def fold_streams(values: Sequence[Any], of: Sequence[Stream], index: Any) -> list[Any]:
     """Return an element's values: its streams are new ones, from its number."""
     new = list(values)
     for key, steps in of:
@@ -136,14 +136,14 @@ def with_own(values: Sequence[Any], of: Sequence[Stream], index: Any) -> list[An
 _fold: Any = jnp.vectorize(jax.random.fold_in)  # NNX's split streams hold several keys
 
 
-def drawn(of: Sequence[Stream], new: dict[int, Any]) -> list[Stream]:
+def used_streams(of: Sequence[Stream], new: dict[int, Any]) -> list[Stream]:
     """Take what an element did to its streams out of what it wrote; return those that it drew from."""
     if any(count is not None and key in new for key, count in of):
         raise StateError("the function set the key of a random stream; reseed outside")
     return [s for s in of if [new.pop(number) for number in s if number in new]]
 
 
-def advanced(values: Sequence[Any], of: Sequence[Stream]) -> dict[int, Any]:
+def next_streams(values: Sequence[Any], of: Sequence[Stream]) -> dict[int, Any]:
     """Return the streams one step on, as the variables' new values."""
     alone = {key: jax.random.split(values[key])[0] for key, count in of if count is None}
     return alone | {count: values[count] + 1 for _, count in of if count is not None}

@@ -117,7 +117,7 @@ class Parallel(Jit[_R], Generic[_R]):
             new = {i: x for i, x in enumerate(values) if not isinstance(x, jax_api.Tracer)} | new
         result = super()._finished(binding, values, new, result)
         self._placed = [mesh, *binding.graph.values()]
-        return arrays.whole(result) if mesh is not None and mesh.is_multi_process else result
+        return arrays.gather_processes(result) if mesh is not None and mesh.is_multi_process else result
 
 
 def _sent(x: Any, placement: placing.Placement) -> Any:
@@ -155,7 +155,7 @@ class Call:
         )
         given = self._graph, self._sync, stacked, self._differs[0], self._axis
         new = _batches.written("Parallel", *given, mend if self._check else "")
-        return self._reduced(result), new | _modules.advanced(state[0], self._drawn)
+        return self._reduced(result), new | _modules.next_streams(state[0], self._drawn)
 
     def _shares(self, x: Any, at: int) -> jax.Array:
         """``(..., rows, ...)`` → ``(devices, ..., share, ...)``; padded."""
@@ -168,9 +168,9 @@ class Call:
         def one(*xs: Any) -> tuple[dict[int, Any], Any]:
             index, (values, arrays) = jax.tree.unflatten(structure, xs[: len(given)])
             args, kwargs = jax.tree.unflatten(self._batch.structure, xs[len(given) :])
-            own = _modules.with_own(values, self._streams, index), arrays
+            own = _modules.fold_streams(values, self._streams, index), arrays
             result, new = _wrapped.run(self._body, self._graph, own, args, kwargs, self._synchronise)
-            self._drawn = _modules.drawn(self._streams, new)
+            self._drawn = _modules.used_streams(self._streams, new)
             return new, result
 
         operands, row_dims = [*given, *leaves], [*[None] * len(given), *self._batch.axes]

@@ -62,15 +62,15 @@ class Vectorize(Wrapped[_R], Generic[_R]):
         drawn: list[_modules.Stream] = []
 
         def row(index: jax.Array, leaves: list[Any]) -> Any:
-            state = (_modules.with_own(values, streams, index), graph.arrays)
+            state = (_modules.fold_streams(values, streams, index), graph.arrays)
             args, kwargs = jax.tree.unflatten(batch.structure, leaves)
             result, new = run(self._body, graph, state, args, kwargs)
-            drawn[:] = _modules.drawn(streams, new)
+            drawn[:] = _modules.used_streams(streams, new)
             return result, jax_api.observe_vmap(new, index, differs.extend)
 
         over = jax.vmap(row, in_axes=(0, batch.axes), axis_size=batch.size)
         result, new = over(jnp.arange(batch.size), batch.leaves)
         flags = jax.tree.unflatten(jax.tree.structure(new), differs)
         kept = _batches.written("Vectorize", graph, sync, new, flags, None, "by different rows; write")
-        graph.write(kept | _modules.advanced(values, drawn))
+        graph.write(kept | _modules.next_streams(values, drawn))
         return pytrees.combine(result)
