@@ -404,4 +404,4 @@ def test_inner_maps_exchange_values_along_outer_axes(name: str, sizes: tuple[int
             lambda x: px.map_fn(lambda row: px.map_fn(body, row, "inner"), x, "outer")
         )
     found, expected = ((jax.jit(f)(x), jax.jit(jax.grad(score(f)))(x)) for f in (run, plain))
-    assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert_close(found, expected, rtol=1e-4, atol=1e-3)  # of sums up to 50

@@ -9,7 +9,7 @@ out with it, outside of the mesh as well: rules of libraries in them see none.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -280,7 +280,7 @@ def _moved(jaxpr: Jaxpr, mesh: AbstractMesh, names: Mapping[str, tuple[str, ...]
     def rule(eqn: JaxprEqn) -> list[JaxprEqn]:
         free, inner = {name: new for name, new in names.items() if name not in jax_api.bound_axes(eqn)}, mesh
         if eqn.primitive.name == "shard_map":
-            eqn = _shard_map_inside(eqn, mesh)
+            eqn = _shard_map_inside(eqn, mesh, names)
             inner = mesh.update_axis_types(dict.fromkeys(jax_api.bound_axes(eqn), AxisType.Manual))
         if eqn.primitive.name == "reshard" and not mesh.explicit_axes:  # the compiler's to decide there
             eqn = jax_api.call(jax.jit(lambda x: x), *eqn.invars).replace(outvars=eqn.outvars)
@@ -293,9 +293,12 @@ def _moved(jaxpr: Jaxpr, mesh: AbstractMesh, names: Mapping[str, tuple[str, ...]
     return jax_api.rewrite(jaxpr, rule, aval, lambda effects: _renamed(effects, names))
 
 
-def _shard_map_inside(eqn: JaxprEqn, mesh: AbstractMesh) -> JaxprEqn:
-    """Return a user's ``shard_map`` for a place inside ours; over its devices, or over other ones, it is refused."""
-    shared = jax_api.axes_of_shard_map(eqn).intersection(mesh.manual_axes)
+def _shard_map_inside(eqn: JaxprEqn, mesh: AbstractMesh, names: Collection[str]) -> JaxprEqn:
+    """Return a ``shard_map`` for a place inside another; over its devices, or over other ones, it is refused.
+
+    ``names`` are those of mapped axes, which collectives in it mean, whatever mesh axes are called so.
+    """
+    shared = jax_api.axes_of_shard_map(eqn).difference(names).intersection(mesh.manual_axes)
     if shared or dict(eqn.params["mesh"].shape) != dict(mesh.shape):
         at = f", at {line}," if (line := jax_api.line_of(eqn)) else ""
         over = f"mesh axis {min(shared)!r}, which carries" if shared else "a mesh that is not that of"
