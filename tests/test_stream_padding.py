@@ -6,6 +6,7 @@ What each body gives for rows without padding, by plain ``jnp``, is the oracle.
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,6 +46,10 @@ INNOCENT: dict[str, Callable[[Any, Any], Any]] = {
     "batches": lambda w, d: jax.lax.scan(
         lambda w, i: (w - 0.1 * jnp.where(d.mask[i], d["x"][i] @ w, 0) * d["x"][i], None), w, jnp.arange(len(d["x"]))
     )[0].sum(),
+    "a check by the host": lambda w, d: (
+        w.sum()
+        * eqx.error_if(d["rate"], jnp.any(d["x"] != d["x"][jnp.arange(9).clip(0, d.count - 1)][: len(d["x"])]), "")
+    ),
     "a softmax": lambda w, d: d["y"] @ jax.nn.softmax(jnp.where(d.mask, d["x"] @ w, -jnp.inf)),
     "a shift that cancels": lambda w, d: (
         jnp.log(jnp.sum(jnp.where(d.mask, jnp.exp(d["x"] @ w - (m := (d["x"] @ w).mean())), 0)) + 1e-3 * jnp.exp(-m))

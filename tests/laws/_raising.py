@@ -43,6 +43,7 @@ def mapped(size: int, at_once: int | None = None) -> tuple[Any, px.Axis]:
     return px.map_fn(body, jnp.arange(float(size)), axis), axis
 
 
+SUM = px.program(rows=16)(lambda x: px.reduce_sum(px.map_fn(body, x)))
 CALLS: dict[str, Callable[[], Any]] = {
     "map_fn of 11": lambda: mapped(11)[0],
     "map_fn of 3": lambda: mapped(3)[0],
@@ -50,7 +51,8 @@ CALLS: dict[str, Callable[[], Any]] = {
     "sum of 16": lambda: px.reduce_sum(*mapped(16)),
     "pmap of 11": lambda: px.pmap(body)(jnp.arange(11.0)).sum(),
     "pmap of 16": lambda: px.pmap(body)(jnp.arange(16.0)).sum(),
-    "program of 16": lambda: px.program(rows=16)(lambda x: px.reduce_mean(px.map_fn(body, x)))(jnp.arange(16.0)),
+    "program of 16": lambda: SUM(jnp.arange(16.0)),
+    "stream of 16": lambda: px.Stream(at_once=2).run(SUM, px.Groups.of_arrays(np.arange(16.0, dtype="float32"))),
 }
 for name in sys.argv[2:] or CALLS:
     try:

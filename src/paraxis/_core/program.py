@@ -115,14 +115,20 @@ def _evaluated(
     closed = jax_api.dce(traced)[0]
     is_ruled = jax_api.holds(closed.jaxpr, "custom_jvp_call", "custom_vjp_call")
     by_operation = is_ruled and arrays.is_traced([*closed.consts, *operands])
-    if by_operation or (placement.is_on_cpu_devices and jax_api.calls_back(closed.jaxpr)):
-        with entered(declared=declared):  # a rule of the user's is traced only now
-            return jax.tree.unflatten(out_tree, jax_api.evaluate(closed, *operands, opens=_has_map))
-    return jax.tree.unflatten(out_tree, compiled(closed)(*operands))
+    run = _by_operation(closed) if by_operation else runner(closed, placement)
+    with entered(declared=declared):  # a rule of the user's is traced only now
+        return jax.tree.unflatten(out_tree, run(*operands))
 
 
-def _has_map(eqn: JaxprEqn) -> bool:
-    return jax_api.holds(eqn.params["jaxpr"].jaxpr, "px_map")
+def runner(closed: ClosedJaxpr, placement: Placement) -> Callable[..., Any]:
+    """Return what runs a trace eagerly: compiled, or, where elements may raise on CPU devices, by operation."""
+    may_raise = placement.is_on_cpu_devices and jax_api.calls_back(closed.jaxpr)
+    return _by_operation(closed) if may_raise else compiled(closed)
+
+
+def _by_operation(closed: ClosedJaxpr) -> Callable[..., Any]:
+    has_map = lambda eqn: jax_api.holds(eqn.params["jaxpr"].jaxpr, "px_map")  # noqa: E731
+    return functools.partial(jax_api.evaluate, closed, opens=has_map)
 
 
 def share_out(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:

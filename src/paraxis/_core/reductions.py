@@ -296,18 +296,18 @@ def _sum_transpose(ct: jax.Array, x: Any, *, axis: str, size: int, padded: int |
 def _extremum_jvp(primals: Any, tangents: Any, *, kind: str, **params: Any) -> tuple[jax.Array, jax.Array]:
     """Elements that attain the extremum share its derivative equally, as in ``jnp.max``."""
     (x,), x_dot = primals, jax_api.ad.instantiate_zeros(tangents[0])
-    x = jax.lax.optimization_barrier(x)  # computed again, it may be rounded otherwise, and no element equal it
+    x = jax.lax.optimization_barrier(x)  # jaxlib 0.12 may compute it again, rounded otherwise, and no element equal it
     y = REDUCTIONS[kind].bind(x, **params)
     attained = (x == y[None]).astype(x_dot.dtype)
     return y, sum_p.bind(attained * x_dot, **params) / sum_p.bind(attained, **params)
 
 
 def by_integers(fold: Callable[[jax.Array], jax.Array], x: jax.Array, *, nan_is_top: bool) -> jax.Array:
-    """Return an extremum in which NaN wins: XLA's all-reduce on CPU drops it, so devices exchange ordered integers."""
+    """Return an extremum in which NaN wins, by ordered integers: to jaxlib 0.12, XLA's all-reduce on CPU drops it."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return fold(x)
     own, x = x.dtype, x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
-    info = jnp.iinfo(f"int{8 * x.dtype.itemsize}")  # beside a reduction of isnan, XLA would compute rows twice
+    info = jnp.iinfo(f"int{8 * x.dtype.itemsize}")  # beside one of isnan, jaxlib 0.12 computes rows twice
     keys = _flipped(jax.lax.bitcast_convert_type(x, info.dtype))
     keys = jnp.where(jnp.isnan(x), np.array(info.max if nan_is_top else info.min, info.dtype), keys)
     return jax.lax.bitcast_convert_type(_flipped(fold(keys)), x.dtype).astype(own)

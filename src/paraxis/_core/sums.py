@@ -100,7 +100,7 @@ def _has_product(eqn: JaxprEqn) -> bool:
 
 
 def _over_one(eqn: JaxprEqn, *operands: Any) -> Sequence[Any]:
-    """Bind a product over several dimensions as one over one: XLA's CPU backend would copy an operand."""
+    """Bind a product over several dimensions as one over one: XLA's CPU backend, to jaxlib 0.12, copies."""
     sides, batched = eqn.params["dimension_numbers"] if eqn.primitive.name == "dot_general" else ([()], [()])
     if len(sides[0]) > 1 and not batched[0]:
         ahead = [jnp.moveaxis(x, dims, range(len(dims))) for x, dims in zip(operands, sides, strict=True)]

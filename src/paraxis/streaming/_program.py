@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from paraxis._core import arrays, check, jax_api, placing, pytrees
-from paraxis._core.program import compiled
+from paraxis._core.program import runner
 from paraxis.errors import AxisError, DataError, axis_advice
 from paraxis.streaming import _trace
 from paraxis.streaming._groups import Form, Groups
@@ -184,7 +184,7 @@ class Program:
             fn, structs = one.program(self.part(count, lengths))
             if self._options is None:
                 closed = jax_api.trace(fn, structs, {})[0]
-                self._compiled[key] = compiled(jax_api.dce(closed)[0])
+                self._compiled[key] = runner(jax_api.dce(closed)[0], self.placement)
             else:
                 self._compiled[key] = jax.jit(fn, compiler_options=self._options)
         return self._compiled[key]

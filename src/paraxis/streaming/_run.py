@@ -199,8 +199,10 @@ class Run:
     def _check(self, one: Pass) -> bool:
         """Refuse a pass whose results depend on padding; return whether there was some that could tell."""
         groups, whole, own = self._call.groups, self._program.whole(self._chunks[0].lengths), dict[int, Any]()
-        if any(jax_api.has_effects(whole.operations[n].eqn) for n in one.operations):
-            return True
+        operations = [whole.operations[n].eqn for n in one.operations]
+        bodies = [body for eqn in operations for body in jax_api.jaxprs_in_params(eqn.params)]
+        if any(map(jax_api.has_effects, operations)) or any(map(jax_api.calls_back, bodies)):
+            return True  # rows in an order that no element has may be an error to who is called
         for n, x in enumerate(self._rows(one, 0)):
             if isinstance(x, Leaf) and groups[x.place]._form.padded[x.number]:
                 own[n] = x.place, groups[x.place].lengths
