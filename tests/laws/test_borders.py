@@ -166,6 +166,7 @@ MODES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "checking_leaks": jax.checking_leaks,
     "debug_nans": lambda: jax.debug_nans(True),
 }
+DAILY = ("dtype promotion", "transfer guard")
 NUMBERS, TRUTHS = (px.reduce_sum, px.reduce_mean, px.reduce_max, px.reduce_min), (px.reduce_any, px.reduce_all)
 MEAN = px.program(i=11)(lambda w, x: px.reduce_mean(px.map_fn(jnp.multiply, (px.broadcast(w), x))))
 # Of a weight, a number and a truth value for each element, and a key.
@@ -185,7 +186,7 @@ CALLS: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("mode", [pytest.param(m, marks=[pytest.mark.slow] * (m == "checking_leaks")) for m in MODES])
+@pytest.mark.parametrize("mode", [pytest.param(m, marks=[pytest.mark.slow] * (m not in DAILY)) for m in MODES])
 def test_calls_are_as_ever_in_a_strict_mode(mode: str) -> None:
     """Of arguments that lie where the axis has them."""
     x, keep = px.scatter((X, np.arange(11) % 3 > 0), AXIS)
