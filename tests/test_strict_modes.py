@@ -82,7 +82,6 @@ CALLS: dict[str, Callable[[], Any]] = {
     "l1": lambda: proximal("l1", STRENGTH),
     "group": lambda: proximal("group", STRENGTH),
     "box": lambda: proximal("box", (-STRENGTH, STRENGTH)),
-    "simplex": lambda: proximal("simplex", STRENGTH),
     "Ridge": lambda: px.solve.Ridge().fit(X, Y).coef_,
     "LogisticRegression": lambda: px.solve.LogisticRegression(C=0.1, tol=1e-2).fit(X, LABELS).coef_,
     "ensemble": ensemble,
@@ -101,7 +100,7 @@ def expected(call: str) -> Any:
     return CALLS[call]()
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", [pytest.param(m, marks=[pytest.mark.slow] * (m == "no jit")) for m in MODES])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_front_end_gives_the_same_under_a_strict_mode(call: str, mode: str) -> None:

@@ -47,7 +47,6 @@ SUM = px.program(rows=16)(lambda x: px.reduce_sum(px.map_fn(body, x)))
 CALLS: dict[str, Callable[[], Any]] = {
     "map_fn of 11": lambda: mapped(11)[0],
     "map_fn of 3": lambda: mapped(3)[0],
-    "map_fn of 11 one at a time": lambda: mapped(11, 1)[0],
     "sum of 16": lambda: px.reduce_sum(*mapped(16)),
     "pmap of 11": lambda: px.pmap(body)(jnp.arange(11.0)).sum(),
     "pmap of 16": lambda: px.pmap(body)(jnp.arange(16.0)).sum(),

@@ -176,7 +176,6 @@ CALLS: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     "collectives": lambda w, x, keep, key: px.map_fn(lambda x: x / px.psum(x, "i") - px.pmax(x, "i"), x, AXIS),
     "reductions": lambda w, x, keep, key: [f(x, AXIS) for f in NUMBERS] + [f(keep, AXIS) for f in TRUTHS],
     "where": lambda w, x, keep, key: [f(x, AXIS, where=keep) for f in NUMBERS],
-    "weighted, where": lambda w, x, keep, key: px.reduce_weighted_mean(x, x, AXIS, where=keep),
     "scatter, gather": lambda w, x, keep, key: px.gather(px.scatter(x, AXIS), AXIS),
     "keys": lambda w, x, keep, key: px.map_fn(jax.random.uniform, px.keys(key, AXIS), AXIS),
     "pmap": lambda w, x, keep, key: px.pmap(jnp.sin)(x),

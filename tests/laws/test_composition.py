@@ -163,7 +163,7 @@ MANUAL: dict[str, Callable[[Fn], Fn]] = {"jax.pmap": lambda f: jax.pmap(f, axis_
 
 @pytest.mark.parametrize(
     ("outer", "inner", "size"),
-    table([("jax.vmap", "map_fn", 4), ("jax.vmap", "pmap", 4), ("jax.vmap", "program", 13), ("map_fn", "pmap", 4)],
+    table([("jax.vmap", "pmap", 4), ("jax.vmap", "program", 13)],
           [*itertools.product(OURS | VMAP | MANUAL, OURS, (4, 13)), *itertools.product(OURS, VMAP, (4, 13))]),
 )  # fmt: skip
 def test_a_name_means_the_innermost_axis_of_that_name(outer: str, inner: str, size: int) -> None:
@@ -219,7 +219,7 @@ DERIVATIVES: dict[str, Callable[[Fn], Fn]] = {
 
 @pytest.mark.parametrize(
     ("form", "derivative"),
-    table([("program", "grad"), ("pmap", "grad"), ("program", "vmap")], itertools.product(FORMS, DERIVATIVES)),
+    table([("program", "grad"), ("pmap", "grad")], itertools.product(FORMS, DERIVATIVES)),
 )
 def test_arguments_may_lie_anywhere_and_gradients_come_back_to_them(form: str, derivative: str) -> None:
     change, w, x = DERIVATIVES[derivative], values(2, 2, seed=1), values(8, 2)
@@ -266,7 +266,7 @@ SITES: dict[str, Callable[[Fn], Fn]] = {
 
 @pytest.mark.parametrize(
     ("site", "devices"),
-    table([("eager", 8), ("jit", 8), ("grad", 8), ("scan", 8)], itertools.product(SITES, (1, 2, 8))),
+    table([("eager", 8), ("grad", 8)], itertools.product(SITES, (1, 2, 8))),
 )
 def test_maps_of_any_sizes_meet(site: str, devices: int) -> None:
     for make in SUMS.values():
@@ -352,7 +352,7 @@ REVERSE_ONLY = ("Euler", "Tsit5", "Tsit5, many steps", "Tsit5, PID")  # by diffr
 
 @pytest.mark.parametrize(
     ("solver", "derivative", "sizes"),
-    table([("lineax", "grad", NESTS[3]), ("Euler", "grad", NESTS[3]), ("while", "hessian", NESTS[6])],
+    table([("lineax", "grad", NESTS[3]), ("Euler", "grad", NESTS[3])],
           ((s, d, sizes) for s, d, sizes in itertools.product(SOLVERS, ("value", "grad", "jvp", "hessian"), NESTS)
            if s not in REVERSE_ONLY or d in ("value", "grad"))), ids=str,
 )  # fmt: skip

@@ -47,6 +47,7 @@ CHECKS: dict[str, tuple[Function, Any, str]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", CHECKS)
 @of_maps
 def test_checkify_sees_what_is_inside_and_names_the_first_element(name: str, kind: str) -> None:
@@ -71,6 +72,7 @@ INSIDE: dict[str, tuple[Function, str]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", INSIDE)
 def test_checks_of_users_are_found_wherever_a_map_is(name: str) -> None:
     fn, said = INSIDE[name]
@@ -97,6 +99,7 @@ def sum_of_squares(v: jax.Array) -> jax.Array:
     return total[...]
 
 
+@pytest.mark.sampled(2)
 @of_maps
 def test_a_reference_may_live_in_the_body(name: str) -> None:
     mapped = MAPS[name](sum_of_squares)
@@ -146,6 +149,7 @@ def log_of_double(v: jax.Array) -> jax.Array:
     return jnp.log(2 * v)
 
 
+@pytest.mark.sampled(2)
 @of_maps
 def test_debug_nans_names_the_operation_the_line_and_the_first_element(name: str) -> None:
     mapped, at = MAPS[name](log_of_double), r"at .*test_interpreters.py:\d+ \(log_of_double\)"
