@@ -101,6 +101,7 @@ def test_pmap_takes_axis_size() -> None:
         here = px.pmap(fn, axis_name="i", axis_size=size, in_axes=None)(2.0)
         assert_close(host(here), 2.0 + jnp.arange(size))
     assert_close(host(px.pmap(lambda: jnp.ones(2), axis_size=3)()), jnp.ones((3, 2)))
+    assert all(jax.typeof(px.pmap(lambda _: 2.0)(values(size))).weak_type for size in (5, 8))
 
 
 def test_pmap_may_be_nested() -> None:

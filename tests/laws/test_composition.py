@@ -93,7 +93,6 @@ def within(f: Fn) -> Fn:
     )
 
 
-# The number of elements, how often, and the program.
 PROGRAMS: dict[str, tuple[int, int, Callable[[Fn], Fn]]] = {
     "4": (4, 1, px.program(rows=4)),
     "6": (6, 1, px.program(rows=6)),

@@ -1,4 +1,4 @@
-"""What is known of a traced value: it is a copy for each element, or a result of which sums can be taken otherwise.
+"""Records beside traced values: broadcast values, and map results whose sums can be taken by another map.
 
 A record is found by the tracer's identity, and goes with it.
 """

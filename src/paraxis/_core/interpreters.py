@@ -1,8 +1,8 @@
-"""What other interpreters of jaxprs do at a map, whose body is a parameter: they have a table of rules by primitive.
+"""Rules of other interpreters of jaxprs for a map, whose body is a parameter.
 
-``checkify`` gets a rule. ``jet`` and ``sparsify`` are refused. Under ``jax.debug_nans`` a map
-runs again, to find the operation, its line and the first element. References that live in a body become values. All of
-this needs private names of JAX's, each imported where it is used: where one is gone, a warning says what is not seen.
+``checkify`` gets a rule. ``jet`` and ``sparsify`` are refused. Under ``jax.debug_nans`` a map runs again, to find the
+operation, its line and the first element. References that live in a body become values. All of this needs private
+names of JAX's, each imported where it is used: where one is gone, a warning says what is not seen.
 """
 
 import functools

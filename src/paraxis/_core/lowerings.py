@@ -1,10 +1,9 @@
 """A map on the devices at hand: ``shard_map`` of ``vmap`` of the jaxpr of one element, in chunks by ``at_once``.
 
 On CPU, convolutions with weights per element are unrolled: vectorised they are grouped ones, which take several times
-as long (jaxlib 0.10 to 0.12).
-Elements that exchange values are all under way together, in one ``vmap`` whose collectives are JAX's own: the compiler
-divides it. One element on each device runs in ``shard_map`` itself, as by ``jax.pmap``. Maps within a map are carried
-out with it, outside of the mesh as well: rules of libraries in them see none.
+as long (jaxlib 0.10 to 0.12). Elements that exchange values are all under way together, in one ``vmap`` whose
+collectives are JAX's own: the compiler divides it. One element on each device runs in ``shard_map`` itself, as by
+``jax.pmap``. Maps within a map are lowered with it, outside of the mesh as well: rules of libraries in them see none.
 """
 
 import dataclasses

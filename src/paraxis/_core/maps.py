@@ -85,7 +85,8 @@ def _avals(*operands: Any, **params: Any) -> Any:
     def aval(element: Any, is_summed: bool) -> ShapedArray:
         if m.in_blocks:
             lead, dtype = (placement.num_devices if is_summed else placement.num_padded,), element.dtype
-            return ShapedArray((*lead, *element.shape), sums.wide(dtype) if is_summed else dtype)
+            dtype, is_weak = sums.wide(dtype) if is_summed else dtype, element.weak_type and not is_summed
+            return ShapedArray((*lead, *element.shape), dtype, weak_type=is_weak)
         lead = () if is_summed else (placement.size,)
         found = ShapedArray((*lead, *element.shape), element.dtype, weak_type=element.weak_type)
         if mesh is None or not placement.is_explicit:
