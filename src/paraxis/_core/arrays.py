@@ -70,12 +70,13 @@ def pad(x: jax.Array, placement: Placement, *, safe: bool = True) -> jax.Array:
     padded = jax.lax.pad(x, zero, [(0, extra, 0)] + [(0, 0, 0)] * (x.ndim - 1))
     if not placement.has_idle_device or not safe:
         return padded
-    return _fill_where_padded(jnp.arange(placement.num_padded, dtype=np.int32) < placement.size, padded, x[:1])
+    return fill(padded, jnp.arange(placement.num_padded, dtype=np.int32) < placement.size, x[:1])
 
 
-def fill(block: jax.Array, real: jax.Array | None) -> jax.Array:
-    """On a device: rows that are not real repeat the first, so that whatever is computed on them is safe."""
-    return block if real is None else _fill_where_padded(real, block, block[:1])
+def fill(rows: jax.Array, real: jax.Array, row: jax.Array | None = None) -> jax.Array:
+    """``(n, ...)`` → the same: ``row (1, ...)``, the first by default, where rows are not ``real (n,)``: it is safe."""
+    with jax.enable_x64(True):
+        return jnp.where(real.reshape((-1,) + (1,) * (rows.ndim - 1)), rows, rows[:1] if row is None else row)
 
 
 def device_index(placement: Placement) -> jax.Array | int:
@@ -89,12 +90,6 @@ def real_rows(placement: Placement) -> jax.Array | None:
         return None
     first = device_index(placement) * placement.num_local
     return first + jnp.arange(placement.num_local, dtype=np.int32) < placement.size
-
-
-def _fill_where_padded(real: jax.Array, rows: jax.Array, row: jax.Array) -> jax.Array:
-    """``(num_padded, ...)`` and ``(1, ...)`` → ``(num_padded, ...)``."""
-    with jax.enable_x64(True):
-        return jnp.where(real.reshape((-1,) + (1,) * (rows.ndim - 1)), rows, row)
 
 
 def unpad(x: jax.Array, placement: Placement) -> jax.Array:
@@ -116,24 +111,36 @@ def unpadded(tree: Any, placement: Placement) -> Any:
     return jax.tree.map(lambda x: unpad(x, placement), tree)
 
 
-def from_blocks(blocks: Sequence[jax.Array], placement: Placement, outs: Sequence[Any]) -> list[jax.Array]:
-    """Bring together what devices have in blocks, by a program of its own, if there is anything to do.
-
-    ``outs`` says of each what it is: a number, rows ``(num_padded, ...)`` of which that is to be the dimension;
-    ``None``, rows of which the first is the result; a dtype, sums ``(num_devices, ...)`` to be added.
-    """
-    is_done = not placement.is_padded and all(out is not None and out == 0 for out in outs)
-    return list(blocks) if is_done else _from_blocks(blocks, placement, tuple(outs))
+Outs = Sequence[int | jax_api.ShapedArray | None]
+"""What results in blocks are to be: rows ``(num_padded, ...)``, with their dimension at a number, or ``None``, one row
+for all; sums ``(num_devices, ...)``, of a dtype to add them in, an array of this kind."""
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _from_blocks(blocks: Sequence[jax.Array], placement: Placement, outs: Sequence[Any]) -> list[jax.Array]:
-    def one(x: jax.Array, out: Any) -> jax.Array:
-        if isinstance(out, np.dtype):
-            return jnp.sum(x, 0, dtype=x.dtype).astype(out)
+def from_blocks(blocks: Sequence[jax.Array], placement: Placement, outs: Outs) -> list[jax.Array]:
+    """Return results of what devices have in blocks."""
+
+    def result(x: jax.Array, out: Any) -> jax.Array:
+        if isinstance(out, jax_api.ShapedArray):
+            x = jnp.sum(x, 0, dtype=x.dtype).astype(out.dtype)
+            return jax_api.weak(x) if out.weak_type else x
         return x[0] if out is None else jnp.moveaxis(unpad(x, placement), 0, out)
 
-    return [one(x, out) for x, out in zip(blocks, outs, strict=True)]
+    return [result(x, out) for x, out in zip(blocks, outs, strict=True)]
+
+
+_from_blocks = jax.jit(from_blocks, static_argnums=(1, 2))
+
+
+def waited(blocks: Sequence[jax.Array], placement: Placement, outs: Outs) -> list[jax.Array]:
+    """:func:`from_blocks` of concrete arrays, by a program of its own, if there is anything to do.
+
+    On CPU devices they are waited for before, and an element that raises does so here: where a body and a collective
+    share a program, XLA ends the process if a device waits for another that takes long, or that has raised.
+    """
+    if placement.is_on_cpu_devices:
+        jax.block_until_ready(blocks)
+    is_done = not placement.is_padded and all([out == 0 for out in outs])  # noqa: C419  # fewer calls
+    return list(blocks) if is_done else _from_blocks(blocks, placement, tuple(outs))
 
 
 # --- concrete arrays ---------------------------------------------------------------------------------------------

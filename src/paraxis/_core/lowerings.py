@@ -25,19 +25,23 @@ from paraxis.errors import AxisError
 
 
 def run(m: Map, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """Return the results, rows ``(size, ...)`` or sums over the elements ``(...)``; or blocks of both, if asked for."""
+    """Return the results, rows ``(size, ...)`` or sums over the elements ``(...)``; or blocks of both, if asked for.
+
+    Operands ``(size, ...)``, or ``(...)`` if shared.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if isinstance(m.placement.mesh, AbstractMesh) and not mesh.empty:
         m = m._replace(placement=dataclasses.replace(m.placement, mesh=mesh))  # of which some axes are taken
     placement, name = m.placement, m.placement.axis.name
     is_pmap = placement.num_local == 1 and not placement.is_padded and placement.crossed_axes
     if not m.uses_axis:
-        results = _by_shard_map(m, operands, {})
+        blocks = _by_shard_map(m, operands, {})
     elif is_pmap and not diverges_in(m.body.jaxpr, name, "cond", "while"):  # else some could wait in vain
-        results = _by_shard_map(m, operands, {name: placement.crossed_axes})
+        blocks = _by_shard_map(m, operands, {name: placement.crossed_axes})
     else:
-        results = _by_vmap(m, operands)
-    return [jax_api.weak(y) if a.weak_type else y for y, a in zip(results, m.body.out_avals, strict=True)]
+        blocks = _by_vmap(m, operands)
+    blocks = [jax_api.weak(y) if a.weak_type else y for y, a in zip(blocks, m.body.out_avals, strict=True)]
+    return blocks if m.in_blocks else arrays.from_blocks(blocks, placement, m.outs)
 
 
 def _by_shard_map(m: Map, operands: Sequence[Any], names: Mapping[str, tuple[str, ...]]) -> list[jax.Array]:
@@ -50,7 +54,7 @@ def _by_shard_map(m: Map, operands: Sequence[Any], names: Mapping[str, tuple[str
     is_impure = jax_api.holds(m.body.jaxpr, "while", "pure_callback") or jax_api.has_effects(m.body.jaxpr)
 
     def on_device(*blocks: jax.Array) -> list[jax.Array]:
-        work = functools.partial(_block, m, _inside(chunk, jax.sharding.get_abstract_mesh(), names), not has_idle)
+        work = functools.partial(_block, m, _inside(chunk, jax.sharding.get_abstract_mesh(), names))
         if not has_idle:
             return work(*blocks)
         rest = lambda *blocks: [arrays.zeros(y) for y in jax.eval_shape(work, *blocks)]  # noqa: E731
@@ -59,31 +63,26 @@ def _by_shard_map(m: Map, operands: Sequence[Any], names: Mapping[str, tuple[str
             return [jnp.where(has_rows, y, arrays.zeros(y)) for y in work(*blocks)]
         return jax.lax.cond(has_rows, work, rest, *blocks)
 
-    sides = zip(operands, m.shared, strict=True)
-    operands = [x if s else arrays.pad(x, placement, safe=not has_idle) for x, s in sides]
-    sides = zip(operands, m.shared, strict=True)
-    operands = [arrays.constrain(x, placement, rows=None if s else True) for x, s in sides]
+    padded = [x if s else arrays.pad(x, placement, safe=not has_idle) for x, s in zip(operands, m.shared, strict=True)]
+    operands = [arrays.constrain(x, placement, rows=None if s else True) for x, s in zip(padded, m.shared, strict=True)]
     if placement.is_explicit and any(any([*jax.typeof(x).sharding.spec][1:]) for x in operands):
         jax_api.warn_of_gathers(placement.axis.name)
     in_specs = tuple(P() if is_shared else placement.spec for is_shared in m.shared)
     on_mesh = placing.shard_map(on_device, placement.mesh, placement.mesh_axes, in_specs)
-    results = (on_mesh if placement.mesh_axes else on_device)(*operands)
-    if m.in_blocks:
-        return results
-    sides = zip(results, m.summed, m.body.out_avals, strict=True)
-    return [sums.of_rows(y).astype(a.dtype) if s else arrays.unpad(y, placement) for y, s, a in sides]
+    return (on_mesh if placement.mesh_axes else on_device)(*operands)
 
 
-def _block(m: Map, chunk: ClosedJaxpr, safe: bool, *blocks: jax.Array) -> list[jax.Array]:
+def _block(m: Map, chunk: ClosedJaxpr, *blocks: jax.Array) -> list[jax.Array]:
     """Run a device's chunks: blocks ``(num_local, ...)`` → the same, or sums ``(1, ...)``, carried along."""
     placement, fn = m.placement, jax_api.jaxpr_as_fun(chunk)
     real, common = arrays.real_rows(placement), select(blocks, m.shared)
-    filled = placement.has_idle_device and safe  # before, as such a device has no row of its own
-    rows = [arrays.fill(x, None if filled else real) for x in select(blocks, m.shared, False)]
-    rows, sides = (rows, m.shared) if real is None else ([*rows, real], [*m.shared, False])
+    rows = select(blocks, m.shared, False)
+    shared, rows = (
+        (m.shared, rows) if real is None else ([*m.shared, False], [*(arrays.fill(x, real) for x in rows), real])
+    )
 
     def of_chunk(rows: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
-        results = fn(*interleave(sides, common, rows))
+        results = fn(*interleave(shared, common, rows))
         return select(results, m.summed), select(results, m.summed, False)
 
     def step(totals: list[jax.Array], part: Any) -> tuple[list[jax.Array], list[jax.Array]]:
@@ -102,10 +101,13 @@ def _block(m: Map, chunk: ClosedJaxpr, safe: bool, *blocks: jax.Array) -> list[j
 
 def _traced_chunk(m: Map) -> ClosedJaxpr:
     """Trace what a device runs at once, outside of the mesh: rules of libraries see none."""
-    placement, sides = m.placement, zip(m.body.in_avals, m.shared, strict=True)
-    own = placement.mesh.shape if placement.mesh is not None else {}
-    env = {**jax.sharding.get_abstract_mesh().shape, **own, **dict(m.axis_env), placement.axis.name: placement.size}
-    structs = [jax_api.struct(a, lead=() if s else (placement.chunk,)) for a, s in sides]
+    placement, lead = m.placement, (m.placement.chunk,)
+    mesh_axes = {
+        **jax.sharding.get_abstract_mesh().shape,
+        **(placement.mesh.shape if placement.mesh is not None else {}),
+    }
+    env = {**mesh_axes, **dict(m.axis_env), placement.axis.name: placement.size}
+    structs = [jax_api.struct(a, lead=() if s else lead) for a, s in zip(m.body.in_avals, m.shared, strict=True)]
     masks = [jax.ShapeDtypeStruct((placement.chunk,), bool)] if placement.is_padded else []
     has_maps = jax_api.holds(m.body.jaxpr, "px_map")
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
@@ -132,7 +134,8 @@ def _chunk(m: Map, *operands: jax.Array) -> list[jax.Array]:
 def _by_vmap(m: Map, operands: Sequence[Any]) -> list[jax.Array]:
     """All elements are under way together, in one ``vmap`` with the axis's name, which the compiler divides."""
     placement, axis = m.placement, m.placement.axis
-    rows = [x if s else _laid_out(x, m) for x, s in zip(operands, m.shared, strict=True)]
+    laid = [x if s else _in_blocks(x, placement) for x, s in zip(operands, m.shared, strict=True)]
+    rows = [x if s else arrays.unpad(x, placement) for x, s in zip(laid, m.shared, strict=True)]
     env = {**dict(m.axis_env), axis.name: axis.size}
 
     def over(*rows: jax.Array) -> list[jax.Array]:
@@ -145,21 +148,16 @@ def _by_vmap(m: Map, operands: Sequence[Any]) -> list[jax.Array]:
     # On an Explicit mesh, JAX 0.12 gives a sum over a vmapped axis the sharding of what it sums.
     leads = [P() if s or not placement.divides else placement.spec for s in m.summed]
     run: Any = jax.sharding.auto_axes(over, out_sharding=leads) if placement.is_explicit else over
-    results = zip(run(*rows), m.summed, strict=True)
-    return [(y[None] if m.in_blocks else y) if s else _laid_out(y, m, m.in_blocks) for y, s in results]
+    return [y[None] if s else _in_blocks(y, placement) for y, s in zip(run(*rows), m.summed, strict=True)]
 
 
-def _laid_out(x: jax.Array, m: Map, padded: bool = False) -> jax.Array:
-    """Rows laid over the devices; padded for it on Auto meshes, as compilers return no blocks of uneven length."""
-    placement, mesh = m.placement, m.placement.mesh
-    if placement.is_explicit:
-        x = arrays.constrain(x, placement, rows=placement.divides)
-        return arrays.pad(x, placement, safe=False) if padded else x
-    if mesh is None or not placement.mesh_axes:
+def _in_blocks(x: jax.Array, placement: Placement) -> jax.Array:
+    """``(size, ...)`` → ``(num_padded, ...)`` over the devices, as compilers return no blocks of uneven length."""
+    x = arrays.pad(arrays.constrain(x, placement, rows=placement.divides), placement, safe=False)
+    if placement.mesh is None or placement.is_explicit:
         return x
-    target: Any = NamedSharding(mesh, P(placement.mesh_axes, *(P.UNCONSTRAINED,) * (x.ndim - 1)))
-    rows = jax.lax.with_sharding_constraint(arrays.pad(x, placement, safe=False), target)
-    return rows if padded else arrays.unpad(rows, placement)
+    target: Any = NamedSharding(placement.mesh, P(placement.mesh_axes, *(P.UNCONSTRAINED,) * (x.ndim - 1)))
+    return jax.lax.with_sharding_constraint(x, target)
 
 
 def _whole(closed: ClosedJaxpr, placement: Placement) -> ClosedJaxpr:

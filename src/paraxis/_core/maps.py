@@ -105,23 +105,12 @@ def _computed(*operands: jax.Array, **params: Any) -> list[jax.Array]:
 
 
 def _evaluated(*operands: Any, **params: Any) -> list[jax.Array]:
-    """On concrete arrays: by a program that is found by its structure, and compiled if there is none.
-
-    On CPU devices the results are waited for as blocks, and cut and added by a second program: where a body and a
-    collective share one, XLA ends the process if a device waits for another that takes long, or that has raised.
-    """
+    """On concrete arrays: by a program that is found by its structure, and compiled if there is none."""
     m = Map.of(params)
-    placement = m.placement
-    waits = placement.is_on_cpu_devices
-    m = m._replace(in_blocks=waits)
+    m = m._replace(in_blocks=m.placement.is_on_cpu_devices)
     run = cached(jaxpr_key(m), lambda: jax.jit(functools.partial(lowerings.run, jax_api.with_copies(m))))
-    sides = zip(operands, m.shared, strict=True)
-    results = run([arrays.to_mesh(x, placement, rows=not s) for x, s in sides])
-    if not waits:
-        return results
-    outs = [a.dtype if s else 0 for a, s in zip(m.body.out_avals, m.summed, strict=True)]
-    results = arrays.from_blocks(jax.block_until_ready(results), placement, outs)
-    return [jax_api.weak(y) if a.weak_type else y for y, a in zip(results, m.body.out_avals, strict=True)]
+    results = run([arrays.to_mesh(x, m.placement, rows=not s) for x, s in zip(operands, m.shared, strict=True)])
+    return arrays.waited(results, m.placement, m.outs) if m.in_blocks else results
 
 
 def _jvp(primals: Any, live: OperandMask, tangents: Any, **params: Any) -> Any:

@@ -111,11 +111,9 @@ class Pmapped:
             if key is not None and all(map(operator.is_, leaves, jax.tree.leaves((args, kwargs)))):
                 self._known[key] = placement
         result = self._jitted_in_blocks(*args, **kwargs)
-        if placement.is_on_cpu_devices:  # an element that raises does so here
-            jax.block_until_ready(result)
         blocks, out_tree = jax.tree.flatten(result)
         outs = [0] * len(blocks) if self._out_axes == 0 else self._entries("out_axes", self._out_axes, result)
-        result = out_tree.unflatten(arrays.from_blocks(blocks, placement, outs))
+        result = out_tree.unflatten(arrays.waited(blocks, placement, outs))
         return pytrees.combine(result) if self._returns_models else result
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:

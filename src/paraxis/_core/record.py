@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from paraxis._core import jax_api
-from paraxis._core.jax_api import ClosedJaxpr
+from paraxis._core.jax_api import ClosedJaxpr, ShapedArray
 from paraxis._core.placing import Placement
 
 Lowering = Literal["auto", "vmap", "unroll"]
@@ -49,6 +49,11 @@ class Map(NamedTuple):
     def of(cls, params: Any) -> "Map":
         """Return the record of a primitive's parameters."""
         return cls._make(map(params.__getitem__, cls._fields))
+
+    @property
+    def outs(self) -> tuple[int | ShapedArray, ...]:
+        """What results in blocks are to be, as :func:`paraxis._core.arrays.from_blocks` is told."""
+        return tuple([a if s else 0 for a, s in zip(self.body.out_avals, self.summed, strict=True)])
 
     @property
     def uses_axis(self) -> bool:
