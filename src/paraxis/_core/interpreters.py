@@ -163,7 +163,7 @@ def _located(kind: str, test: Any, operands: Any, **params: Any) -> str:
             met.append(_meets(test, *results))
             return results
 
-        jax_api.evaluate(m.body, *args, opens=lambda _: True, bind=noting)
+        jax_api.evaluate(m.body, *args, opens=lambda _: True, apply=noting)
         return jnp.stack(met)
 
     traced, operands, _ = maps.trace_like(m, element, operands, m.shared, m.alike)

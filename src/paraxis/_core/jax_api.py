@@ -44,9 +44,9 @@ def define_lowering(primitive: Primitive, implementation: Callable[..., Any]) ->
 
 
 def define_map(
-    name: str, avals: Any, implementation: Any, evaluated: Any, jvp: Any, transpose: Any, batched: Any
+    name: str, avals: Any, implementation: Any, evaluated: Any, jvp: Any, transpose: Any, batch_rule: Any
 ) -> Primitive:
-    """Return a primitive of any number of operands and results, with rules that are given what is not zero.
+    """Return a primitive of any number of operands and results; ``jvp`` and ``transpose`` get what is not zero.
 
     ``avals`` gives the results' avals and effects; ``implementation`` is lowered, ``evaluated`` called with concrete
     arrays. Parameters have a ``body``, and ``axis_env``, name and size of each axis that it may name.
@@ -57,12 +57,9 @@ def define_map(
 
         with core.extend_axis_env_nd(list(params["axis_env"])):
             body, consts = without_constants(lower_jaxpr2(params["body"]))
-        first = {"shared": True, "alike": False, "linear": False}
-        masks = {name: (*[is_so] * len(consts), *params[name]) for name, is_so in first.items()}
+        of_consts = {"shared": True, "alike": False, "linear": False}
+        masks = {mask: (*[value] * len(consts), *params[mask]) for mask, value in of_consts.items()}
         return primitive.bind(*consts, *operands, **{**params, "body": body, **masks})
-
-    def batch_rule(axis_data: Any, operands: Sequence[Any], dims: Sequence[int | None], **params: Any) -> Any:
-        return batched(operands, dims, axis_data, params)
 
     def check(_: Any, *atoms: Any, **params: Any) -> Any:
         with core.extend_axis_env_nd(list(params["axis_env"])):
@@ -71,17 +68,17 @@ def define_map(
 
     def jvp_rule(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
         live = [type(t) is not ad.Zero and getattr(t, "dtype", None) != jax.dtypes.float0 for t in tangents]
-        results, moving, found = jvp(primals, live, [*itertools.compress(tangents, live)], **params)
-        rest, zeros = iter(found), (ad.Zero(jax.typeof(y).to_tangent_aval()) for y in results)
-        return results, [next(rest) if moves else zero for moves, zero in zip(moving, zeros, strict=True)]
+        results, moving, tangents = jvp(primals, live, [*itertools.compress(tangents, live)], **params)
+        rest, pairs = iter(tangents), zip(results, moving, strict=True)
+        return results, [next(rest) if moves else ad.Zero(jax.typeof(y).to_tangent_aval()) for y, moves in pairs]
 
     def transpose_rule(cts: Sequence[Any], *operands: Any, **params: Any) -> list[Any]:
         linear = [ad.is_undefined_primal(x) for x in operands]
-        live, each = [type(ct) is not ad.Zero for ct in cts], list(zip(operands, linear, strict=True))
+        live, pairs = [type(ct) is not ad.Zero for ct in cts], list(zip(operands, linear, strict=True))
         if not any(live):
-            return [ad.Zero(x.aval.to_ct_aval()) if is_linear else None for x, is_linear in each]
+            return [ad.Zero(x.aval.to_ct_aval()) if is_linear else None for x, is_linear in pairs]
         rest = iter(transpose([*itertools.compress(cts, live)], live, operands, linear, **params))
-        return [typed_as(x.aval, next(rest)) if is_linear else None for x, is_linear in each]
+        return [typed_as(x.aval, next(rest)) if is_linear else None for x, is_linear in pairs]
 
     primitive = Primitive(name)
     primitive.multiple_results = True
@@ -140,9 +137,6 @@ def bind(eqn: JaxprEqn, *operands: Any) -> Sequence[Any]:
     return results if eqn.primitive.multiple_results else [results]
 
 
-_bind = bind
-
-
 def bound_axes(eqn: JaxprEqn) -> frozenset[str]:
     """Return the names that mean another axis inside an equation's body."""
     params, is_map = eqn.params, eqn.primitive.name == "px_map"
@@ -151,8 +145,8 @@ def bound_axes(eqn: JaxprEqn) -> frozenset[str]:
 
 def _axes_parameter(eqn: JaxprEqn) -> str | None:
     """Return the name of the parameter in which an equation names axes, if it has one."""
-    found = [key for key in ("axes", "axis_name") if key in eqn.params and eqn.primitive.name != "shard_map"]
-    return found[0] if found else None
+    keys = ("axes", "axis_name") if eqn.primitive.name != "shard_map" else ()
+    return next((key for key in keys if key in eqn.params), None)
 
 
 def named_axes(eqn: JaxprEqn) -> tuple[Any, ...]:
@@ -165,9 +159,11 @@ def named_axes(eqn: JaxprEqn) -> tuple[Any, ...]:
 def renamed_axes(eqn: JaxprEqn, names: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     """Return an equation's parameter in which it names axes, with others for ``names``; a collective must have one."""
     key, axes = _axes_parameter(eqn), named_axes(eqn)
-    own = {axis_of(effect) for effect in eqn.effects}.intersection(names)
-    if own.difference(axes) and not jaxprs_in_params(eqn.params):
-        raise NotImplementedError(f"{eqn.primitive.name} names axes {sorted(map(str, own))} in a way that is not known")
+    used = {axis_of(effect) for effect in eqn.effects}.intersection(names)
+    if used.difference(axes) and not jaxprs_in_params(eqn.params):
+        raise NotImplementedError(
+            f"{eqn.primitive.name} names axes {sorted(map(str, used))} in a way that is not known"
+        )
     if key is None or names.keys().isdisjoint(axes):
         return {}
     axes = tuple(new for name in axes for new in names.get(name, (name,)))
@@ -176,17 +172,9 @@ def renamed_axes(eqn: JaxprEqn, names: Mapping[str, tuple[str, ...]]) -> dict[st
 
 def axes_of_shard_map(eqn: JaxprEqn) -> set[str]:
     """Return the mesh axes that a ``shard_map`` uses: those in its specs, and those that its body names."""
-    specs, body = [*eqn.params["in_specs"], *eqn.params["out_specs"]], eqn.params["jaxpr"]
-    entries = (entry for spec in specs for entry in spec if entry is not None)
-    names = itertools.chain(*((entry,) if isinstance(entry, str) else entry for entry in entries))
-    named = itertools.chain(*(named_axes(e) for e in equations(body)))
-    return {*names, *(name for name in named if isinstance(name, str))}
-
-
-def shard_map_on(eqn: JaxprEqn, mesh: Any) -> JaxprEqn:
-    """Return a ``shard_map`` equation on a mesh of which some axes are manual already: these are no longer its own."""
-    manual = frozenset(eqn.params["newly_manual_axes"]).difference(mesh.manual_axes)
-    return eqn.replace(params={**eqn.params, "mesh": mesh, "newly_manual_axes": manual})
+    specs = [tuple(spec) for spec in (*eqn.params["in_specs"], *eqn.params["out_specs"])]
+    named = [named_axes(e) for e in equations(eqn.params["jaxpr"])]
+    return {name for name in jax.tree.leaves((specs, named)) if isinstance(name, str)}
 
 
 def axis_of(effect: Any) -> str | None:
@@ -196,16 +184,13 @@ def axis_of(effect: Any) -> str | None:
 
 def free_axes(jaxpr: Jaxpr) -> set[str]:
     """Return the names of axes that a program uses and does not bind: its effects', and those of ``ppermute``."""
-    found = {str(effect.name) for effect in jaxpr.effects if isinstance(effect, core.NamedAxisEffect)}
+    names = {str(effect.name) for effect in jaxpr.effects if isinstance(effect, core.NamedAxisEffect)}
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in _WITHOUT_EFFECT:
-            found.update(named_axes(eqn))
+        if eqn.primitive.name in ("ppermute", "pbroadcast"):  # jax 0.10 to 0.12: they have no effect
+            names.update(named_axes(eqn))
         for sub in jaxprs_in_params(eqn.params):
-            found |= free_axes(sub) - bound_axes(eqn)
-    return found
-
-
-_WITHOUT_EFFECT = ("ppermute", "pbroadcast")  # jax 0.10 to 0.12: collectives that do not say which axis they use
+            names |= free_axes(sub) - bound_axes(eqn)
+    return names
 
 
 CALLS = frozenset(
@@ -240,9 +225,9 @@ def line_of(eqn: JaxprEqn) -> str | None:
 
 def holds(jaxpr: Jaxpr, *names: str) -> bool:
     """Return whether an operation of one of these names is in a program."""
-    if (found := _operations.get(jaxpr)) is None:
-        found = _operations[jaxpr] = frozenset([eqn.primitive.name for eqn in equations(jaxpr)])
-    return not found.isdisjoint(names)
+    if (operations := _operations.get(jaxpr)) is None:
+        operations = _operations[jaxpr] = frozenset([eqn.primitive.name for eqn in equations(jaxpr)])
+    return not operations.isdisjoint(names)
 
 
 _operations: weakref.WeakKeyDictionary[Jaxpr, frozenset[str]] = weakref.WeakKeyDictionary()
@@ -311,22 +296,22 @@ def call(fn: Callable[..., Any], *atoms: Any, axis_env: Mapping[str, int] | None
     """Return the one equation that a function is traced to, of these variables and literals."""
     closed, _ = trace(fn, [struct(v.aval) for v in atoms], axis_env or {})
     [eqn] = closed.jaxpr.eqns
-    given = dict(zip(closed.jaxpr.invars, atoms, strict=True))
-    if closed.consts or any(not isinstance(v, Literal) and v not in given for v in eqn.invars):
+    if closed.consts:
         raise NotImplementedError(f"{eqn.primitive.name} closes over constants")
-    return eqn.replace(invars=[v if isinstance(v, Literal) else given[v] for v in eqn.invars])
+    atom_of = dict(zip(closed.jaxpr.invars, atoms, strict=True))
+    return eqn.replace(invars=[v if isinstance(v, Literal) else atom_of[v] for v in eqn.invars])
 
 
 def evaluate(
-    closed: ClosedJaxpr, *args: Any, opens: Callable[[JaxprEqn], bool], bind: Callable[..., Sequence[Any]] | None = None
+    closed: ClosedJaxpr, *args: Any, opens: Callable[[JaxprEqn], bool], apply: Callable[..., Sequence[Any]] = bind
 ) -> list[Any]:
     """Run a jaxpr operation by operation; of a call of ``jit`` that ``opens`` holds of, those of its body."""
-    apply, values = bind or _bind, dict[Any, Any](zip(closed.jaxpr.invars, args, strict=True))
+    values = dict[Any, Any](zip(closed.jaxpr.invars, args, strict=True))
     values.update(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     for eqn in closed.jaxpr.eqns:
         operands = [v.val if isinstance(v, Literal) else values[v] for v in eqn.invars]
         if eqn.primitive.name == "jit" and opens(eqn):
-            results = evaluate(eqn.params["jaxpr"], *operands, opens=opens, bind=bind)
+            results = evaluate(eqn.params["jaxpr"], *operands, opens=opens, apply=apply)
         else:
             results = apply(eqn, *operands)
         values.update(zip(eqn.outvars, results, strict=True))
@@ -356,8 +341,8 @@ def batch(
         axis_data = dataclasses.replace(axis_data, name=core.no_axis_name)
     dests = [batching.zero_if_mapped] * len(closed.out_avals)
     with core.extend_axis_env_nd(list(axis_env)):
-        found, batched = batching.batch_jaxpr_axes(closed, axis_data, in_axes, dests)
-    return found, [bool(is_batched) for is_batched in batched]
+        batched, mask = batching.batch_jaxpr_axes(closed, axis_data, in_axes, dests)
+    return batched, [bool(is_batched) for is_batched in mask]
 
 
 def varying_results(

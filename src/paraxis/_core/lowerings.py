@@ -304,7 +304,8 @@ def _shard_map_inside(eqn: JaxprEqn, mesh: AbstractMesh, names: Collection[str])
             f"a jax.shard_map inside a mapped function{at} is over {over} the elements; lay these over other axes of "
             f"the same mesh, px.Axis(…, mesh=mesh, over=…), or compute the shard_map outside of the map"
         )
-    return jax_api.shard_map_on(eqn, mesh)
+    manual = frozenset(jax_api.bound_axes(eqn)).difference(mesh.manual_axes)  # those of the map are no longer its own
+    return eqn.replace(params={**eqn.params, "mesh": mesh, "newly_manual_axes": manual})
 
 
 def _renamed(effects: Any, names: Mapping[str, tuple[str, ...]]) -> set[Any]:

@@ -201,7 +201,7 @@ def _transpose(cts: Any, live: ResultMask, operands: Any, moves: OperandMask, **
 
 
 def _batched(
-    operands: Sequence[Any], dims: Sequence[int | None], axis_data: Any, params: Any
+    axis_data: Any, operands: Sequence[Any], dims: Sequence[int | None], **params: Any
 ) -> tuple[Sequence[Any], Sequence[int | None]]:
     """``axis_data``: name and size of the batch. Of names that are alike, the map's own, inner one is meant."""
     m, name = Map.of(params), axis_data.name

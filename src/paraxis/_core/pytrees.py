@@ -110,11 +110,8 @@ def arrays(verb: str, argument: str, tree: Any) -> Any:
     if all([isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree)]):  # noqa: C419  # fewer calls
         return tree
     check.leaves(verb, argument, tree)
-    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else _array(leaf), tree)
-
-
-def _array(leaf: Any) -> jax.Array:
-    return jax.device_put(leaf) if isinstance(leaf, np.ndarray) else jnp.asarray(leaf)  # the first is no implicit one
+    # jnp.asarray of NumPy's arrays is an implicit transfer.
+    return jax.tree.map(lambda leaf: jax.device_put(leaf) if isinstance(leaf, np.ndarray) else jnp.asarray(leaf), tree)
 
 
 def placed(verb: str, argument: str, tree: Any, axis: Axis) -> Any:
@@ -133,10 +130,10 @@ def placed(verb: str, argument: str, tree: Any, axis: Axis) -> Any:
 
 def broadcast_prefix(prefix: Any, tree: Any) -> list[Any]:
     """Return the entry of a prefix tree, ``None`` among them, for each leaf of ``tree``."""
-    found: list[Any] = []
-    note = lambda entry, part: found.extend([entry] * len(jax.tree.leaves(part)))  # noqa: E731
+    entries: list[Any] = []
+    note = lambda entry, part: entries.extend([entry] * len(jax.tree.leaves(part)))  # noqa: E731
     jax.tree.map(note, prefix, tree, is_leaf=lambda x: x is None)
-    return found
+    return entries
 
 
 def select(values: Iterable[Any], mask: Iterable[bool], wanted: bool = True) -> list[Any]:

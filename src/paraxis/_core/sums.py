@@ -91,7 +91,7 @@ def _contracted(
     like = [jax.ShapeDtypeStruct(y.shape if s else (count, *y.shape), y.dtype) for y, s in results]
     back = jax.linear_transpose(together, *like)
     closed = jax_api.trace(lambda *xs: back(list(xs)), moving, {})[0] if merge else None
-    found = back(moving) if closed is None else jax_api.evaluate(closed, *moving, opens=_has_product, bind=_over_one)
+    found = back(moving) if closed is None else jax_api.evaluate(closed, *moving, opens=_has_product, apply=_over_one)
     return [y.astype(wide(y.dtype)) if s else y for y, s in zip(found, m.summed, strict=True)]
 
 

@@ -192,10 +192,9 @@ def scatter(x: Any, axis: Axis | str | None = None) -> Any:
     target = arrays.sharding(placement, None if placement.divides else ())
 
     def one(leaf: jax.Array) -> jax.Array:
-        is_traced = isinstance(leaf, jax_api.Tracer)
-        return (
-            arrays.constrain(leaf, placement, rows=placement.divides) if is_traced else arrays.device_put(leaf, target)
-        )
+        if isinstance(leaf, jax_api.Tracer):
+            return arrays.constrain(leaf, placement, rows=placement.divides)
+        return arrays.device_put(leaf, target)
 
     return pytrees.combine(jax.tree.map(one, x))
 
@@ -240,12 +239,10 @@ def keys(key: jax.Array, axis: Axis | str | None = None) -> jax.Array:
         >>> px.keys(jax.random.key(0), px.Axis("members", 5)).shape
         (5,)
     """
-    draw = _keys if jax_api.is_staging() or arrays.is_traced(key) else _keys_at_once
-    return draw(key, resolve("keys", axis).size)
+    return _keys(key, resolve("keys", axis).size)
 
 
+@functools.partial(jax.jit, static_argnums=1, inline=True)
 def _keys(key: jax.Array, size: int) -> jax.Array:
+    """Key ``()`` → ``(size,)``."""
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(size))
-
-
-_keys_at_once = jax.jit(_keys, static_argnums=1)
