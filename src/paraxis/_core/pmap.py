@@ -65,10 +65,10 @@ def pmap(
     """
     check.one_of("pmap", "lowering", lowering, get_args(Lowering), AxisError)
     name = axis_name if axis_name is not None else f"pmap({getattr(fn, '__name__', 'fn')})"
-    static = (
-        static_broadcasted_argnums if isinstance(static_broadcasted_argnums, int) else (*static_broadcasted_argnums,)
+    static, donated = (
+        (nums,) if isinstance(nums, int) else tuple(nums) for nums in (static_broadcasted_argnums, donate_argnums)
     )
-    return Pmapped(fn, name, in_axes, out_axes, static, donate_argnums, axis_size, at_once, lowering)
+    return Pmapped(fn, name, in_axes, out_axes, static, donated, axis_size, at_once, lowering)
 
 
 _LIES = operator.attrgetter("committed", "sharding", "shape")
@@ -82,17 +82,16 @@ class Pmapped:
     _name: str
     _in_axes: Any
     _out_axes: Any
-    _static: int | tuple[int, ...]
-    _donated: int | Sequence[int]
+    _static: tuple[int, ...]
+    _donated: tuple[int, ...]
     _axis_size: int | None
     _at_once: int | None
     _lowering: Lowering
 
     def __post_init__(self) -> None:
         functools.update_wrapper(self, self._fn, updated=())
-        options = {"static_argnums": self._static, "donate_argnums": self._donated}
-        self._jitted: Any = jax.jit(self._mapped, **options)
-        self._jitted_in_blocks = jax.jit(functools.partial(self._mapped, in_blocks=True), **options)
+        jit = functools.partial(jax.jit, static_argnums=self._static, donate_argnums=self._donated)
+        self._jitted, self._jitted_in_blocks = jit(self._mapped), jit(functools.partial(self._mapped, in_blocks=True))
         self._returns_models = False
         # How arguments lie that need not be prepared, and where their results are.
         self._known: dict[Any, Placement] = {}
@@ -104,15 +103,15 @@ class Pmapped:
             placement = self._known.get(key)
         except (AttributeError, TypeError, ValueError):  # of NumPy's arrays and static arguments; while JAX traces
             key, placement = None, None
-        if key is None and (arrays.is_traced(leaves) or jax_api.is_staging()):
-            return self._call_traced(args, kwargs)
         if placement is None:
             args, kwargs, placement = self._prepared(args, kwargs)
+            if arrays.is_traced(leaves) or jax_api.is_staging():
+                return self._call_traced(placement, args, kwargs)
             if key is not None and all(map(operator.is_, leaves, jax.tree.leaves((args, kwargs)))):
                 self._known[key] = placement
         result = self._jitted_in_blocks(*args, **kwargs)
         blocks, out_tree = jax.tree.flatten(result)
-        outs = [0] * len(blocks) if self._out_axes == 0 else self._entries("out_axes", self._out_axes, result)
+        outs = [0] * len(blocks) if self._out_axes == 0 else _entries("out_axes", self._out_axes, result)
         result = out_tree.unflatten(arrays.waited(blocks, placement, outs))
         return pytrees.combine(result) if self._returns_models else result
 
@@ -128,59 +127,50 @@ class Pmapped:
         """As of ``jax.jit``."""
         return self.trace(*args, **kwargs).lower()
 
-    def _call_traced(self, args: Any, kwargs: Any) -> Any:
-        args, kwargs, placement = self._prepared(args, kwargs)
+    def _call_traced(self, placement: Placement, args: Any, kwargs: Any) -> Any:
         by_operation = placement.is_on_cpu_devices and not jax_api.is_staging()  # where an element may raise
-        if by_operation and jax_api.calls_back(self._jitted.trace(*args, **kwargs).jaxpr.jaxpr):
-            return pytrees.combine(self._mapped(*args, **kwargs))
-        return pytrees.combine(self._jitted(*args, **kwargs))
+        by_operation = by_operation and jax_api.calls_back(self._jitted.trace(*args, **kwargs).jaxpr.jaxpr)
+        return pytrees.combine((self._mapped if by_operation else self._jitted)(*args, **kwargs))
 
     def _mapped(self, *args: Any, in_blocks: bool = False, **kwargs: Any) -> Any:
         """Map the function; ``in_blocks``, results have the elements first, padded, as devices have them."""
-        leaves, structure, axes, placement = self._split(args, kwargs)
-        sides = zip(axes, leaves, strict=True)
-        leading = [verbs.broadcast(x, placement.axis) if at is None else jnp.moveaxis(x, at, 0) for at, x in sides]
+        leaves, structure, axes, axis = self._split(args, kwargs)
+        pairs = zip(leaves, axes, strict=True)
+        rows = [verbs.broadcast(x, axis) if at is None else jnp.moveaxis(x, at, 0) for x, at in pairs]
 
-        def element(own: dict[int, Any], named: dict[str, Any]) -> Any:
-            return self._fn(*(own.get(i, pytrees.combine(arg)) for i, arg in enumerate(args)), **named)
+        def element(dynamic: dict[int, Any], named: dict[str, Any]) -> Any:
+            return self._fn(*(dynamic.get(i, pytrees.combine(arg)) for i, arg in enumerate(args)), **named)
 
-        result = verbs.map_static(
-            functools.update_wrapper(pytrees.of_combined(element), self._fn, updated=()),
-            structure.unflatten(leading),
-            placement.axis,
-            lowering=self._lowering,
-            in_blocks=in_blocks,
-        )
+        element = functools.update_wrapper(pytrees.of_combined(element), self._fn, updated=())
+        result = verbs.map_static(element, structure.unflatten(rows), axis, self._lowering, in_blocks)
         results, out_tree = jax.tree.flatten(result)
         self._returns_models |= len(jax.tree.leaves(pytrees.combine(result))) > len(results)
-        outs = self._entries("out_axes", self._out_axes, result)
+        outs = _entries("out_axes", self._out_axes, result)
         if in_blocks:
             return result
-        pairs = zip(outs, results, strict=True)
-        return out_tree.unflatten([y[0] if at is None else jnp.moveaxis(y, 0, at) for at, y in pairs])
+        pairs = zip(results, outs, strict=True)
+        return out_tree.unflatten([y[0] if at is None else jnp.moveaxis(y, 0, at) for y, at in pairs])
 
-    def _split(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[Any], Any, list[int | None], Placement]:
-        """Return the leaves of what is not static, their structure, the mapped axis of each, and where elements lie."""
-        given = (self._static,) if isinstance(self._static, int) else self._static
-        static = {position % len(args) for position in given if args}
+    def _split(self, args: tuple[Any, ...], kwargs: Any) -> tuple[list[Any], Any, list[int | None], Axis]:
+        """Return the leaves of what is not static, their structure, the mapped axis of each, and the elements' axis."""
+        static = {position % len(args) for position in self._static if args}
         dynamic = {position: arg for position, arg in enumerate(args) if position not in static}
         leaves, structure = jax.tree.flatten((dynamic, kwargs))
         entries = tuple(self._in_axes) if isinstance(self._in_axes, (tuple, list)) else self._in_axes
         if isinstance(entries, tuple) and len(entries) == len(args):
             entries = tuple(entries[i] for i in dynamic)
-        axes = self._entries("in_axes", entries, tuple(dynamic.values()))
+        axes = _entries("in_axes", entries, tuple(dynamic.values()))
         axes += [0] * (len(leaves) - len(axes))  # keyword arguments
-        size, context = _size(axes, (dynamic, kwargs), self._axis_size), jax.sharding.get_abstract_mesh()
-        is_nested = current().mapped or context.empty or context.manual_axes
-        over = None if is_nested or self._name in context.axis_names else context.axis_names
-        return leaves, structure, axes, placing.place(Axis(self._name, size, over=over, at_once=self._at_once))
+        size, mesh = _size(axes, (dynamic, kwargs), self._axis_size), jax.sharding.get_abstract_mesh()
+        is_nested = current().mapped or mesh.empty or mesh.manual_axes
+        over = None if is_nested or self._name in mesh.axis_names else mesh.axis_names
+        return leaves, structure, axes, Axis(self._name, size, over=over, at_once=self._at_once)
 
     def _prepared(self, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any], Placement]:
         """Partition models, refuse integers that JAX would cut, and move arrays that are bound to other devices."""
         args, kwargs = pytrees.arguments("pmap", args, kwargs)
-        leaves, structure, axes, placement = self._split(args, kwargs)
+        leaves, structure, axes, axis = self._split(args, kwargs)
+        placement = placing.place(axis)
 
         def moved(x: Any, at: int | None) -> Any:
             is_bound = arrays.is_traced(x) or getattr(x, "committed", False)
@@ -189,14 +179,15 @@ class Pmapped:
         dynamic, kwargs = structure.unflatten(map(moved, leaves, axes))
         return tuple(dynamic.get(i, arg) for i, arg in enumerate(args)), kwargs, placement
 
-    def _entries(self, option: str, prefix: Any, tree: Any) -> list[int | None]:
-        try:
-            return pytrees.broadcast_prefix(prefix, tree)
-        except (ValueError, TypeError) as error:
-            raise DataError(
-                f"pmap: {option}={prefix!r} does not fit {jax.tree.structure(tree)}; write an integer, None, or a tree "
-                f"of these that is a prefix of it, with one entry for each argument that is not static, or each result"
-            ) from error
+
+def _entries(option: str, prefix: Any, tree: Any) -> list[int | None]:
+    try:
+        return pytrees.broadcast_prefix(prefix, tree)
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"pmap: {option}={prefix!r} does not fit {jax.tree.structure(tree)}; write an integer, None, or a tree "
+            f"of these that is a prefix of it, with one entry for each argument that is not static, or each result"
+        ) from error
 
 
 def _size(axes: Sequence[int | None], arguments: Any, given: int | None) -> int:
@@ -206,8 +197,7 @@ def _size(axes: Sequence[int | None], arguments: Any, given: int | None) -> int:
         if at is not None:
             shape, label = np.shape(x), pytrees.name(("args", "kwargs")[part.idx], path)
             sizes[label] = shape[at] if -len(shape) <= at < len(shape) else f"no axis {at} in {shape}"
-    found = set(sizes.values())
-    if len(found) == 1 and not isinstance(size := found.pop(), str):
+    if len({*sizes.values()}) == 1 and not isinstance(size := next(iter(sizes.values())), str):
         return size
     firsts = {size: label for label, size in reversed(sizes.items())}  # of many leaves, one for each size
     listed = ", ".join(f"{label}: {size}" for size, label in reversed(firsts.items())) or "no argument is mapped"

@@ -103,7 +103,7 @@ def map_fn(
 
 
 def map_static(
-    fn: Callable[..., Any], args: Any, axis: Axis, *, lowering: Lowering = "auto", in_blocks: bool = False
+    fn: Callable[..., Any], args: Any, axis: Axis, lowering: Lowering = "auto", in_blocks: bool = False
 ) -> Any:
     """:func:`map_fn` for trees in which what is static is part of the structure, in the function as well.
 
