@@ -79,24 +79,17 @@ def fill(rows: jax.Array, real: jax.Array, row: jax.Array | None = None) -> jax.
         return jnp.where(real.reshape((-1,) + (1,) * (rows.ndim - 1)), rows, rows[:1] if row is None else row)
 
 
-def device_index(placement: Placement) -> jax.Array | int:
-    """On a device: the number of this device's block."""
-    return jax.lax.axis_index(placement.crossed_axes) if placement.crossed_axes else 0
-
-
 def real_rows(placement: Placement) -> jax.Array | None:
     """On a device: which of its rows are elements, ``(num_local,)``; ``None``: all."""
     if not placement.is_padded:
         return None
-    first = device_index(placement) * placement.num_local
-    return first + jnp.arange(placement.num_local, dtype=np.int32) < placement.size
+    device = jax.lax.axis_index(placement.crossed_axes) if placement.crossed_axes else 0
+    return device * placement.num_local + jnp.arange(placement.num_local, dtype=np.int32) < placement.size
 
 
 def unpad(x: jax.Array, placement: Placement) -> jax.Array:
     """``(num_padded, ...)`` → ``(size, ...)``."""
-    if not placement.is_padded:
-        return x
-    return jax.lax.slice_in_dim(constrain(x, placement, rows=False), 0, placement.size)
+    return jax.lax.slice_in_dim(constrain(x, placement, rows=False), 0, placement.size) if placement.is_padded else x
 
 
 def first_row(x: jax.Array, placement: Placement) -> jax.Array:
@@ -105,10 +98,10 @@ def first_row(x: jax.Array, placement: Placement) -> jax.Array:
     return placing.shard_map(lambda row: row[0], placement.mesh, placement.mesh_axes, placement.spec, P())(x)
 
 
-@functools.partial(jax.jit, static_argnums=1)
 def unpadded(tree: Any, placement: Placement) -> Any:
-    """:func:`unpad` of each leaf, by one program."""
-    return jax.tree.map(lambda x: unpad(x, placement), tree)
+    """Leaves ``(num_padded, ...)`` → ``(size, ...)``, by one program."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure.unflatten(_from_blocks(leaves, placement, (0,) * len(leaves)))
 
 
 Outs = Sequence[int | jax_api.ShapedArray | None]
@@ -174,8 +167,8 @@ def laid_out(tree: Any, placement: Placement, *, copied: bool = True) -> Any:
     def one(x: Any) -> Any:
         if not isinstance(x, np.ndarray):
             return _padded(to_mesh(jnp.asarray(x), placement, rows=True), placement)
-        found = repeat_last(x, placement.num_padded)
-        return found.copy() if found is x and copied else found
+        padded = repeat_last(x, placement.num_padded)
+        return padded.copy() if padded is x and copied else padded
 
     return device_put(jax.tree.map(one, tree), sharding(placement))
 
@@ -211,9 +204,9 @@ def to_mesh(x: Any, placement: Placement, *, rows: bool) -> Any:
 
 def whole_on(x: jax.Array) -> Any:
     """Return the sharding of a copy on each device that an array lies on; of a traced one, as its type says."""
-    own = jax.typeof(x).sharding if isinstance(x, jax_api.Tracer) else x.sharding
-    mesh = getattr(own, "mesh", None)
-    return own if mesh is None else NamedSharding(mesh, P())
+    sharding = jax.typeof(x).sharding if isinstance(x, jax_api.Tracer) else x.sharding
+    mesh = getattr(sharding, "mesh", None)
+    return sharding if mesh is None else NamedSharding(mesh, P())
 
 
 def device_put(tree: Any, target: Sharding | None) -> Any:
@@ -244,11 +237,8 @@ def device_put(tree: Any, target: Sharding | None) -> Any:
 
 def gather_processes(values: Any) -> Any:
     """Values on the devices of several processes, whole on each: every process must call this for what is split."""
-
-    def is_whole(x: Any) -> bool:
-        return _is_local(x) or x.is_fully_replicated
-
-    return jax.tree.map(lambda x: x if is_whole(x) else jax.device_put(x, NamedSharding(x.sharding.mesh, P())), values)
+    whole = lambda x: jax.device_put(x, NamedSharding(x.sharding.mesh, P()))  # noqa: E731
+    return jax.tree.map(lambda x: x if _is_local(x) or x.is_fully_replicated else whole(x), values)
 
 
 def local_copy(values: Any) -> Any:
@@ -262,4 +252,4 @@ def _is_local(x: Any) -> bool:
 
 def on_host(x: jax.Array) -> np.ndarray:
     """Return a concrete array, also one of which other processes hold parts: then all must ask for it."""
-    return jax.device_get(x if _is_local(x) else local_copy(x))
+    return jax.device_get(local_copy(x))

@@ -24,9 +24,9 @@ class Shared(NamedTuple):
 class DeferredSums:
     """Sums over a map's results, taken together by another map: the first is dead code if nothing else reads it."""
 
-    def __init__(self, made: Map, operands: Sequence[Any]) -> None:
-        self._map, self._operands, self._trace = made, operands, jax_api.get_opaque_trace_state()
-        self._found: dict[Any, tuple[Sequence[Any], list[jax.Array]]] = {}
+    def __init__(self, m: Map, operands: Sequence[Any]) -> None:
+        self._map, self._operands, self._trace = m, operands, jax_api.get_opaque_trace_state()
+        self._sums: dict[Any, tuple[Sequence[Any], list[jax.Array]]] = {}
 
     @functools.cached_property
     def _preferred(self) -> bool:
@@ -45,9 +45,9 @@ class DeferredSums:
         if jax_api.get_opaque_trace_state() != self._trace:  # in a loop's body, say: its values do not outlive it
             return self._bound(term, extras)[at]
         key = (term, *map(id, extras))
-        if key not in self._found:  # the extras are kept, so that their ids stay theirs
-            self._found[key] = (extras, self._bound(term, extras))
-        return self._found[key][1][at]
+        if key not in self._sums:  # the extras are kept, so that their ids stay theirs
+            self._sums[key] = (extras, self._bound(term, extras))
+        return self._sums[key][1][at]
 
     def _bound(self, term: Callable[..., jax.Array], extras: Sequence[jax.Array]) -> list[jax.Array]:
         m, count = self._map, len(self._operands)

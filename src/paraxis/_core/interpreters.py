@@ -26,7 +26,7 @@ from paraxis.errors import AxisError
 
 def without_references(body: ClosedJaxpr, names: Mapping[str, int]) -> ClosedJaxpr:
     """Return the same body with the references that live in it replaced by their values: only ``jit`` knows them."""
-    if not any(type(effect).__name__ == "InternalMutableArrayEffect" for effect in body.effects):
+    if "InternalMutableArrayEffect" not in {type(effect).__name__ for effect in body.effects}:
         return body
     from jax._src.state.discharge import discharge_state
 
@@ -34,6 +34,9 @@ def without_references(body: ClosedJaxpr, names: Mapping[str, int]) -> ClosedJax
         return jax_api.jaxpr_as_fun(discharge_state(body, lower=False))(*args)
 
     return jax_api.trace(pure, body.in_avals, names)[0]
+
+
+_PRIMITIVES = (map_p, broadcast_p, *REDUCTIONS.values())
 
 
 # --- checkify ----------------------------------------------------------------------------------------------------
@@ -107,17 +110,16 @@ def _know_checkify() -> None:
 def _know_jet() -> None:
     from jax.experimental import jet
 
-    for primitive in (map_p, broadcast_p, *REDUCTIONS.values()):
-        jet.jet_rules[primitive] = functools.partial(_refuse, "jet", "lambda x, t: jet.jet(fn, (x,), ((t,),))")
+    refuse = functools.partial(_refuse, "jet", "lambda x, t: jet.jet(fn, (x,), ((t,),))")
+    jet.jet_rules.update(dict.fromkeys(_PRIMITIVES, refuse))
 
 
 def know_sparsify() -> None:
     """Have ``sparsify`` refuse a map of a sparse matrix by our sentence, once the user has imported it."""
-    transform = sys.modules.get("jax.experimental.sparse.transform")
-    for table in ("sparse_rules_bcoo", "sparse_rules_bcsr"):
-        for primitive in (map_p, broadcast_p, *REDUCTIONS.values()):
-            refuse = functools.partial(_refuse, "sparsify", "sparse.sparsify(fn), with the sparse matrix closed over")
-            getattr(transform, table, {}).setdefault(primitive, refuse)
+    if (transform := sys.modules.get("jax.experimental.sparse.transform")) is not None:
+        refuse = functools.partial(_refuse, "sparsify", "sparse.sparsify(fn), with the sparse matrix closed over")
+        for table in ("sparse_rules_bcoo", "sparse_rules_bcsr"):
+            getattr(transform, table, {}).update(dict.fromkeys(_PRIMITIVES, refuse))
 
 
 def _refuse(interpreter: str, write: str, *_: Any, axis: str, **params: Any) -> Any:

@@ -247,7 +247,7 @@ def calls_back(jaxpr: Jaxpr) -> bool:
 
 def has_effects(program: Jaxpr | JaxprEqn) -> bool:
     """Return whether running a program, or one operation, does something besides giving results."""
-    return any(not isinstance(effect, core.NamedAxisEffect) for effect in program.effects)
+    return not {*map(type, program.effects)} <= {core.NamedAxisEffect}
 
 
 def map_jaxprs(tree: Any, change: Callable[[Jaxpr], Jaxpr], constant: Callable[[Any], Any] = lambda x: x) -> Any:
@@ -328,16 +328,16 @@ def with_copies(tree: Any) -> Any:
 
 
 def batch(
-    closed: ClosedJaxpr, axis_data: Any, in_axes: Sequence[int | None], axis_env: Sequence[tuple[str, int]], own: str
+    closed: ClosedJaxpr, axis_data: Any, in_axes: Sequence[int | None], axis_env: Sequence[tuple[str, int]], inner: str
 ) -> tuple[ClosedJaxpr, list[bool]]:
     """Return the ``vmap`` of a jaxpr, whose batched results have the batch first, and which of them are batched.
 
-    ``axis_data`` is what a batching rule is given of the batch, whose name is hidden by one that is the jaxpr's
-    ``own``. No public function says which results are alike.
+    ``axis_data`` is what a batching rule is told of the batch. Where its name is that of the map's ``inner`` axis, the
+    inner one is meant. No public function says which results are alike.
     """
     from jax._src.interpreters import batching
 
-    if axis_data.name == own:
+    if axis_data.name == inner:
         axis_data = dataclasses.replace(axis_data, name=core.no_axis_name)
     dests = [batching.zero_if_mapped] * len(closed.out_avals)
     with core.extend_axis_env_nd(list(axis_env)):
@@ -356,7 +356,7 @@ def varying_results(
     from jax._src.interpreters import batching
 
     data = batching.AxisData(core.no_axis_name if name is None else name, size, None, None)
-    return batch(closed, data, in_axes, axis_env, own="")[1]
+    return batch(closed, data, in_axes, axis_env, inner="")[1]
 
 
 def observe_vmap(x: Any, index: jax.Array, note: Callable[[list[bool]], None]) -> Any:

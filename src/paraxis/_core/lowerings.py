@@ -54,14 +54,14 @@ def _by_shard_map(m: Map, operands: Sequence[Any], names: Mapping[str, tuple[str
     is_impure = jax_api.holds(m.body.jaxpr, "while", "pure_callback") or jax_api.has_effects(m.body.jaxpr)
 
     def on_device(*blocks: jax.Array) -> list[jax.Array]:
-        work = functools.partial(_block, m, _inside(chunk, jax.sharding.get_abstract_mesh(), names))
-        if not has_idle:
+        real = arrays.real_rows(placement)
+        work = functools.partial(_block, m, _inside(chunk, jax.sharding.get_abstract_mesh(), names), real)
+        if real is None or not has_idle:
             return work(*blocks)
         rest = lambda *blocks: [arrays.zeros(y) for y in jax.eval_shape(work, *blocks)]  # noqa: E731
-        has_rows = arrays.device_index(placement) * placement.num_local < placement.size
         if _convolves_on_cpu(m.body) and not is_impure:
-            return [jnp.where(has_rows, y, arrays.zeros(y)) for y in work(*blocks)]
-        return jax.lax.cond(has_rows, work, rest, *blocks)
+            return [jnp.where(real[0], y, arrays.zeros(y)) for y in work(*blocks)]
+        return jax.lax.cond(real[0], work, rest, *blocks)
 
     padded = [x if s else arrays.pad(x, placement, safe=not has_idle) for x, s in zip(operands, m.shared, strict=True)]
     operands = [arrays.constrain(x, placement, rows=None if s else True) for x, s in zip(padded, m.shared, strict=True)]
@@ -72,14 +72,15 @@ def _by_shard_map(m: Map, operands: Sequence[Any], names: Mapping[str, tuple[str
     return (on_mesh if placement.mesh_axes else on_device)(*operands)
 
 
-def _block(m: Map, chunk: ClosedJaxpr, *blocks: jax.Array) -> list[jax.Array]:
-    """Run a device's chunks: blocks ``(num_local, ...)`` → the same, or sums ``(1, ...)``, carried along."""
+def _block(m: Map, chunk: ClosedJaxpr, real: jax.Array | None, *blocks: jax.Array) -> list[jax.Array]:
+    """Run a device's chunks: blocks ``(num_local, ...)`` → the same, or sums ``(1, ...)``, carried along.
+
+    ``real``: which rows are elements, ``(num_local,)``; ``None``: all.
+    """
     placement, fn = m.placement, jax_api.jaxpr_as_fun(chunk)
-    real, common = arrays.real_rows(placement), select(blocks, m.shared)
-    rows = select(blocks, m.shared, False)
-    shared, rows = (
-        (m.shared, rows) if real is None else ([*m.shared, False], [*(arrays.fill(x, real) for x in rows), real])
-    )
+    shared, common, rows = m.shared, select(blocks, m.shared), select(blocks, m.shared, False)
+    if real is not None:
+        shared, rows = [*shared, False], [*[arrays.fill(x, real) for x in rows], real]
 
     def of_chunk(rows: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
         results = fn(*interleave(shared, common, rows))
@@ -102,11 +103,7 @@ def _block(m: Map, chunk: ClosedJaxpr, *blocks: jax.Array) -> list[jax.Array]:
 def _traced_chunk(m: Map) -> ClosedJaxpr:
     """Trace what a device runs at once, outside of the mesh: rules of libraries see none."""
     placement, lead = m.placement, (m.placement.chunk,)
-    mesh_axes = {
-        **jax.sharding.get_abstract_mesh().shape,
-        **(placement.mesh.shape if placement.mesh is not None else {}),
-    }
-    env = {**mesh_axes, **dict(m.axis_env), placement.axis.name: placement.size}
+    env = {**jax.sharding.get_abstract_mesh().shape, **dict(m.axis_env)}
     structs = [jax_api.struct(a, lead=() if s else lead) for a, s in zip(m.body.in_avals, m.shared, strict=True)]
     masks = [jax.ShapeDtypeStruct((placement.chunk,), bool)] if placement.is_padded else []
     has_maps = jax_api.holds(m.body.jaxpr, "px_map")
@@ -133,17 +130,15 @@ def _chunk(m: Map, *operands: jax.Array) -> list[jax.Array]:
 
 def _by_vmap(m: Map, operands: Sequence[Any]) -> list[jax.Array]:
     """All elements are under way together, in one ``vmap`` with the axis's name, which the compiler divides."""
-    placement, axis = m.placement, m.placement.axis
+    placement = m.placement
     laid = [x if s else _in_blocks(x, placement) for x, s in zip(operands, m.shared, strict=True)]
     rows = [x if s else arrays.unpad(x, placement) for x, s in zip(laid, m.shared, strict=True)]
-    env = {**dict(m.axis_env), axis.name: axis.size}
 
     def over(*rows: jax.Array) -> list[jax.Array]:
         with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-            local = m._replace(body=_whole(_with_maps_carried_out(m.body, env, on_one_device=True), placement))
-        here = local._replace(body=_inside(local.body, jax.sharding.get_abstract_mesh(), {}))
-        results = sums.over_elements(here, rows, None, axis.size, axis.name)
-        return [y.astype(a.dtype) if s else y for y, a, s in zip(results, m.body.out_avals, m.summed, strict=True)]
+            body = _whole(_with_maps_carried_out(m.body, dict(m.axis_env), on_one_device=True), placement)
+        here = m._replace(body=_inside(body, jax.sharding.get_abstract_mesh(), {}))
+        return sums.over_elements(here, rows, None, placement.size, placement.axis.name)
 
     # On an Explicit mesh, JAX 0.12 gives a sum over a vmapped axis the sharding of what it sums.
     leads = [P() if s or not placement.divides else placement.spec for s in m.summed]

@@ -88,20 +88,15 @@ def _avals(*operands: Any, **params: Any) -> Any:
             dtype, is_weak = sums.wide(dtype) if is_summed else dtype, element.weak_type and not is_summed
             return ShapedArray((*lead, *element.shape), dtype, weak_type=is_weak)
         lead = () if is_summed else (placement.size,)
-        found = ShapedArray((*lead, *element.shape), element.dtype, weak_type=element.weak_type)
+        result = ShapedArray((*lead, *element.shape), element.dtype, weak_type=element.weak_type)
         if mesh is None or not placement.is_explicit:
-            return found
+            return result
         spec = [arrays.without(entry, placement.mesh_axes) for entry in element.sharding.spec]
         over = [placement.mesh_axes if placement.divides else None for _ in lead]
-        return found.update(sharding=NamedSharding(mesh.abstract_mesh, P(*over, *spec)))
+        return result.update(sharding=NamedSharding(mesh.abstract_mesh, P(*over, *spec)))
 
     effects = {e for e in m.body.effects if jax_api.axis_of(e) != placement.axis.name}
     return [aval(a, s) for a, s in zip(m.body.out_avals, m.summed, strict=True)], effects
-
-
-def _computed(*operands: jax.Array, **params: Any) -> list[jax.Array]:
-    """Return the results, by the devices at hand."""
-    return lowerings.run(Map.of(params), operands)
 
 
 def _evaluated(*operands: Any, **params: Any) -> list[jax.Array]:
@@ -153,29 +148,29 @@ def _with_residuals(
     Operands are not returned again, and what depends on nothing that differs between elements is computed once.
     """
     jaxpr, number = traced.body.jaxpr, len(summed)
+    outs, residuals = jaxpr.outvars[:number], jaxpr.outvars[number:]
     values, varying = dict(zip(jaxpr.invars, operands, strict=True)), sums.varying(jaxpr, traced.shared)
-    common = [isinstance(v, jax_api.Literal) or v not in varying for v in jaxpr.outvars[number:]]
-    shared_by_all, own = select(jaxpr.outvars[number:], common), select(jaxpr.outvars[number:], common, False)
-    made = [v for v in own if v not in values]
-    body = jax_api.dce(traced.body, [*jaxpr.outvars[:number], *made])[0]
-    results = bind(traced._replace(body=body, summed=[*summed, *[False] * len(made)]), operands)
-    values.update(zip(made, results[number:], strict=True))
+    common = [isinstance(v, jax_api.Literal) or v not in varying for v in residuals]
+    computed = [v for v in select(residuals, common, False) if v not in values]
+    body = jax_api.dce(traced.body, [*outs, *computed])[0]
+    results = bind(traced._replace(body=body, summed=[*summed, *[False] * len(computed)]), operands)
+    values.update(zip(computed, results[number:], strict=True))
     pure = ClosedJaxpr(jaxpr.replace(eqns=[eqn for eqn in jaxpr.eqns if not eqn.effects]), traced.body.consts)
-    pure, read = jax_api.dce(pure, shared_by_all, unread=False)
+    pure, read = jax_api.dce(pure, select(residuals, common), unread=False)
     once = jax_api.jaxpr_as_fun(pure)(*select(operands, read))
-    known = dict(zip(jaxpr.invars, traced.alike, strict=True)) | dict(zip(made, _alike(traced, made), strict=True))
-    residuals = interleave(common, once, [values[v] for v in own])
-    alike = [not c and known.get(v, False) for v, c in zip(jaxpr.outvars[number:], common, strict=True)]
-    return results[:number], residuals, common, alike
+    known = dict(zip([*jaxpr.invars, *computed], [*traced.alike, *_alike(traced, computed)], strict=True))
+    alike = [not c and known.get(v, False) for v, c in zip(residuals, common, strict=True)]
+    rows = [values[v] for v in select(residuals, common, False)]
+    return results[:number], interleave(common, once, rows), common, alike
 
 
-def _alike(m: Map, made: Sequence[Any]) -> OperandMask:
+def _alike(m: Map, variables: Sequence[Any]) -> OperandMask:
     """Return which values that a body computes are alike for all elements that run together, as ``vmap`` finds it."""
     if not jax_api.holds(m.body.jaxpr, "while", "scan"):
-        return [False] * len(made)
+        return [False] * len(variables)
     in_axes = [None if s or a else 0 for s, a in zip(m.shared, m.alike, strict=True)]
     name = m.placement.axis.name if m.uses_axis else None
-    body = jax_api.dce(m.body, made)[0]
+    body = jax_api.dce(m.body, variables)[0]
     return [not d for d in jax_api.varying_results(body, in_axes, m.placement.chunk, name, m.axis_env)]
 
 
@@ -205,22 +200,26 @@ def _batched(
 ) -> tuple[Sequence[Any], Sequence[int | None]]:
     """``axis_data``: name and size of the batch. Of names that are alike, the map's own, inner one is meant."""
     m, name = Map.of(params), axis_data.name
-    own = m.placement.axis.name
-    if all(d is None for d in dims) and (name == own or name not in jax_api.free_axes(m.body.jaxpr)):
+    inner = m.placement.axis.name
+    if all(d is None for d in dims) and (name == inner or name not in jax_api.free_axes(m.body.jaxpr)):
         return map_p.bind(*operands, **params), [None] * len(m.summed)
     _refuse_uneven(m)
-    sides = zip(operands, dims, m.shared, strict=True)
-    ahead = [x if d is None else jnp.moveaxis(x, d, 0 if s else 1) for x, d, s in sides]
+    triples = zip(operands, dims, m.shared, strict=True)
+    batches = [x if d is None else jnp.moveaxis(x, d, 0 if s else 1) for x, d, s in triples]
     # What is alike in the batch stays so, as by jax.vmap: a library's loop counter may have no batch.
-    body, differs = jax_api.batch(m.body, axis_data, [None if d is None else 0 for d in dims], m.axis_env, own)
+    body, differs = jax_api.batch(m.body, axis_data, [None if d is None else 0 for d in dims], m.axis_env, inner)
     body, consts = jax_api.without_constants(body)
     shared, none = [*[True] * len(consts), *m.shared], [False] * len(consts)
     m = m._replace(body=body, shared=shared, alike=[*none, *m.alike], linear=[*none, *m.linear])
-    results = bind(m, [*consts, *ahead])
+    results = bind(m, [*consts, *batches])
     return results, [None if not d else 0 if s else 1 for d, s in zip(differs, m.summed, strict=True)]
 
 
-map_p = jax_api.define_map("px_map", _avals, _computed, _evaluated, _jvp, _transpose, _batched)
+def _lowered(*operands: jax.Array, **params: Any) -> list[jax.Array]:
+    return lowerings.run(Map.of(params), operands)
+
+
+map_p = jax_api.define_map("px_map", _avals, _lowered, _evaluated, _jvp, _transpose, _batched)
 
 
 def _refuse_uneven(m: Map) -> None:

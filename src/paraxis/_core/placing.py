@@ -73,23 +73,14 @@ class Axis:
 
 
 @dataclasses.dataclass(eq=False)
-class Numbers:
+class Number:
     """An element's number, where elements do not run together and it is an operand. Equal to itself alone.
 
     ``depth`` is that of its axis among the mapped ones.
     """
 
     depth: int
-    number: Any = None
-
-    def given_to(self, element: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function of one element, and of its number first."""
-
-        def numbered(number: Any, *xs: Any) -> Any:
-            self.number = number
-            return element(*xs)
-
-        return functools.wraps(element, updated=())(numbered)
+    value: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,11 +90,11 @@ class Scope:
     declared: tuple[Axis, ...] = ()  # of the current program
     mapped: tuple[Axis, ...] = ()  # outermost first
     mesh: AbstractMesh | None = None  # of the outermost one, if it has one that is known
-    taken: tuple[str, ...] = ()  # the mesh axes that they lie over
+    covered: tuple[str, ...] = ()  # the mesh axes that they lie over
     # In a trace for some of the elements: gives for an axis and a tree of what a verb takes as its elements' values an
     # axis with as many as are traced for, and their rows. It is equal to another that gives the same.
     chunk: Callable[[Axis, Any], tuple[Axis, Any]] | None = None
-    numbers: tuple[Numbers, ...] = ()
+    numbers: tuple[Number, ...] = ()
     alone: bool = False  # every axis lies on one device, whatever it asks for
 
 
@@ -129,14 +120,14 @@ def outside() -> contextlib.AbstractContextManager[None]:
 def resolve(verb: str, axis: Axis | str | None) -> Axis:
     """Return the axis that a verb uses, or raise an AxisError if that cannot be told."""
     scope, name = current(), axis if isinstance(axis, str) else "clients"
-    found = [axis] if isinstance(axis, Axis) else [a for a in scope.declared if axis in (None, a.name)]
-    if len(found) != 1:
+    axes = [axis] if isinstance(axis, Axis) else [a for a in scope.declared if axis in (None, a.name)]
+    if len(axes) != 1:
         missing = "no axis was given" if axis is None else f"there is no axis {axis!r}"
         names = ", ".join(repr(a.name) for a in scope.declared)
         here = f"the program has {names}" if names else "this is in no program"
         write = f"px.{verb}(…, px.Axis({name!r}, 8)), or declare it: @px.program({name}=8)"
         raise AxisError(f"{verb}: {missing}, and {here}; write {write}")
-    return found[0] if scope.chunk is None else scope.chunk(found[0], None)[0]
+    return axes[0] if scope.chunk is None else scope.chunk(axes[0], None)[0]
 
 
 def mapped_axis(collective: str, axis: Axis | str) -> Axis:
@@ -195,8 +186,7 @@ class Placement:
 
     def is_where(self, other: "Placement") -> bool:
         """Return whether the same elements lie in the same places, however many are under way at once."""
-        here, there = dataclasses.replace(self.axis, at_once=None), dataclasses.replace(other.axis, at_once=None)
-        return (here, self.mesh, self.mesh_axes) == (there, other.mesh, other.mesh_axes)
+        return self == dataclasses.replace(other, axis=dataclasses.replace(other.axis, at_once=self.axis.at_once))
 
     def holding(self, size: int) -> "Placement":
         """Return the same place for another number of elements."""
@@ -253,7 +243,7 @@ def place(axis: Axis) -> Placement:
     names, has = (over,) if isinstance(over, str) else over, mesh.axis_names
     missing = [name for name in names if name not in has]
     if missing and (axis.over is not None or not is_nested):
-        which, own = ("its mesh", ", mesh=mesh") if axis.mesh is not None else ("the mesh set by jax.set_mesh", "")
+        which, option = ("its mesh", ", mesh=mesh") if axis.mesh is not None else ("the mesh set by jax.set_mesh", "")
         if mesh.empty:
             raise AxisError(
                 f"axis {axis.name!r} cannot be placed over {axis.over!r}: there is no mesh. Write "
@@ -262,15 +252,15 @@ def place(axis: Axis) -> Placement:
         listed = ", ".join(f"{name!r} ({mesh.shape[name]})" for name in has)
         raise AxisError(
             f"axis {axis.name!r} cannot be placed: {which} has no axis {missing[0]!r}; it has {listed}. "
-            f"Write px.Axis({axis.name!r}, {axis.size}{own}, over={next(iter(has), 'data')!r})"
+            f"Write px.Axis({axis.name!r}, {axis.size}{option}, over={next(iter(has), 'data')!r})"
         )
-    taken = {*mesh.manual_axes, *scope.taken} if is_nested else set[str]()
-    if axis.over is not None and taken.intersection(names):
+    covered = {*mesh.manual_axes, *scope.covered} if is_nested else set[str]()
+    if axis.over is not None and covered.intersection(names):
         raise AxisError(
             f"axis {axis.name!r} is to lie over mesh axis {axis.over!r}, which already carries an axis that it is "
             f"nested in; lay it over another one, or leave `over` out to keep it within each device"
         )
-    free = () if missing else tuple(name for name in names if name not in taken)
+    free = () if missing else tuple([name for name in names if name not in covered])
     return Placement(axis, mesh, free) if free else Placement(axis, None, ())
 
 

@@ -334,8 +334,8 @@ def axis_index(axis: Axis | str) -> jax.Array:
     """
     known, scope = mapped_axis("axis_index", axis), current()
     depth = max(at for at, mapped in enumerate(scope.mapped) if mapped.name == known.name)
-    numbers = [each.number for each in scope.numbers if each.depth == depth]
-    return numbers[-1] if numbers else jax.lax.axis_index(known.name)
+    values = [number.value for number in scope.numbers if number.depth == depth]
+    return values[-1] if values else jax.lax.axis_index(known.name)
 
 
 def axis_size(axis: Axis | str) -> int:

@@ -115,20 +115,22 @@ def _evaluated(
     closed = jax_api.dce(traced)[0]
     is_ruled = jax_api.holds(closed.jaxpr, "custom_jvp_call", "custom_vjp_call")
     by_operation = is_ruled and arrays.is_traced([*closed.consts, *operands])
-    run = _by_operation(closed) if by_operation else runner(closed, placement)
+    run = runner(closed, placement, by_operation)
     with entered(declared=declared):  # a rule of the user's is traced only now
         return jax.tree.unflatten(out_tree, run(*operands))
 
 
-def runner(closed: ClosedJaxpr, placement: Placement) -> Callable[..., Any]:
-    """Return what runs a trace eagerly: compiled, or, where elements may raise on CPU devices, by operation."""
-    may_raise = placement.is_on_cpu_devices and jax_api.calls_back(closed.jaxpr)
-    return _by_operation(closed) if may_raise else compiled(closed)
+def runner(closed: ClosedJaxpr, placement: Placement, by_operation: bool = False) -> Callable[..., Any]:
+    """Return what runs a trace eagerly: compiled, or ``by_operation``, as where elements may raise on CPU devices.
 
-
-def _by_operation(closed: ClosedJaxpr) -> Callable[..., Any]:
-    has_map = lambda eqn: jax_api.holds(eqn.params["jaxpr"].jaxpr, "px_map")  # noqa: E731
-    return functools.partial(jax_api.evaluate, closed, opens=has_map)
+    Arguments and results are flat. What is compiled is made once for each structure.
+    """
+    if by_operation or (placement.is_on_cpu_devices and jax_api.calls_back(closed.jaxpr)):
+        has_map = lambda eqn: jax_api.holds(eqn.params["jaxpr"].jaxpr, "px_map")  # noqa: E731
+        return functools.partial(jax_api.evaluate, closed, opens=has_map)
+    closed, consts = jax_api.without_constants(closed)
+    run = cached(jaxpr_key(closed), lambda: jax.jit(jax_api.jaxpr_as_fun(jax_api.with_copies(closed))))
+    return functools.partial(run, *consts)
 
 
 def share_out(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
@@ -161,13 +163,12 @@ def cached(structure: Hashable, make: Callable[[], Any]) -> Any:
 
     It runs outside of any scope, so that JAX, too, finds it in each.
     """
-    entry = _entry(structure)
-    if not entry:
-        made = make()
+    if not (entry := _entry(structure)):
+        fn = make()
 
         def run(*args: Any) -> Any:
             with placing.outside():
-                return made(*args)
+                return fn(*args)
 
         entry.append(run)
     return entry[0]
@@ -176,14 +177,6 @@ def cached(structure: Hashable, make: Callable[[], Any]) -> Any:
 @functools.lru_cache(maxsize=512)
 def _entry(structure: Hashable) -> list[Any]:
     return []
-
-
-def compiled(closed: ClosedJaxpr) -> Callable[..., Any]:
-    """Return the compiled program of a trace, of flat arguments and results, made once for each structure."""
-    closed, consts = jax_api.without_constants(closed)
-    return functools.partial(
-        cached(jaxpr_key(closed), lambda: jax.jit(jax_api.jaxpr_as_fun(jax_api.with_copies(closed)))), *consts
-    )
 
 
 def jaxpr_key(value: Any) -> Hashable:

@@ -57,7 +57,8 @@ def is_nnx(x: Any) -> bool:
 
 def _classes(library: str, *names: str) -> tuple[type, ...]:
     """Return the classes of a library; none if it is not loaded, since nothing can be made of them then."""
-    return tuple(filter(None, (getattr(sys.modules.get(library), name, None) for name in names)))
+    module = sys.modules.get(library)
+    return tuple([getattr(module, name) for name in names if hasattr(module, name)])
 
 
 def partition(tree: Any) -> Any:

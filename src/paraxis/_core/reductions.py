@@ -135,7 +135,7 @@ def _reduce(kind: str, x: Any, axis: Axis | str | None, where: Any, w: Any = Non
     placement = placing.place(resolved)
     x = pytrees.placed(verb, "x", pytrees.partition(x), resolved)
     where = np.asarray(where) if isinstance(where, (list, tuple)) else where
-    mask = None if where is None else pytrees.placed(verb, "where", where, resolved)
+    mask = pytrees.placed(verb, "where", where, resolved)
     if mask is not None and (getattr(mask, "ndim", 0), getattr(mask, "dtype", None)) != (1, bool):
         raise DataError(
             f"{verb}: where must be one boolean per element, bool[{resolved.size}], got {check.described(mask)}; write "
@@ -306,11 +306,11 @@ def by_integers(fold: Callable[[jax.Array], jax.Array], x: jax.Array, *, nan_is_
     """Return an extremum in which NaN wins, by ordered integers: to jaxlib 0.12, XLA's all-reduce on CPU drops it."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return fold(x)
-    own, x = x.dtype, x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+    dtype, x = x.dtype, x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
     info = jnp.iinfo(f"int{8 * x.dtype.itemsize}")  # beside one of isnan, jaxlib 0.12 computes rows twice
     keys = _flipped(jax.lax.bitcast_convert_type(x, info.dtype))
     keys = jnp.where(jnp.isnan(x), np.array(info.max if nan_is_top else info.min, info.dtype), keys)
-    return jax.lax.bitcast_convert_type(_flipped(fold(keys)), x.dtype).astype(own)
+    return jax.lax.bitcast_convert_type(_flipped(fold(keys)), x.dtype).astype(dtype)
 
 
 def _flipped(bits: jax.Array) -> jax.Array:

@@ -28,11 +28,11 @@ _PRODUCTS = {"dot_general", "conv_general_dilated"}
 
 def varying(jaxpr: Jaxpr, shared: OperandMask) -> set[Any]:
     """Return the variables that may differ between elements."""
-    found = {v for v, is_shared in zip(jaxpr.invars, shared, strict=True) if not is_shared}
+    variables = set(select(jaxpr.invars, shared, False))
     for eqn in jaxpr.eqns:
-        if eqn.effects or not found.isdisjoint(_variables(eqn)):
-            found.update(eqn.outvars)
-    return found
+        if eqn.effects or not variables.isdisjoint(_variables(eqn)):
+            variables.update(eqn.outvars)
+    return variables
 
 
 def wide(dtype: Any) -> Any:
@@ -84,15 +84,15 @@ def _contracted(
 
     def together(*cts: Any) -> list[Any]:
         axes = _axes(select(m.shared, m.linear, False)), _axes(m.summed)
-        found = jax.vmap(transposed, axes, axis_name=axis_name, axis_size=count)(known, list(cts))
-        return [jnp.sum(_masked(real, y), 0, dtype=y.dtype) if s else y for y, s in zip(found, is_shared, strict=True)]
+        rows = jax.vmap(transposed, axes, axis_name=axis_name, axis_size=count)(known, list(cts))
+        return [jnp.sum(_masked(real, y), 0, dtype=y.dtype) if s else y for y, s in zip(rows, is_shared, strict=True)]
 
     results = zip(m.body.out_avals, m.summed, strict=True)
     like = [jax.ShapeDtypeStruct(y.shape if s else (count, *y.shape), y.dtype) for y, s in results]
     back = jax.linear_transpose(together, *like)
     closed = jax_api.trace(lambda *xs: back(list(xs)), moving, {})[0] if merge else None
-    found = back(moving) if closed is None else jax_api.evaluate(closed, *moving, opens=_has_product, apply=_over_one)
-    return [y.astype(wide(y.dtype)) if s else y for y, s in zip(found, m.summed, strict=True)]
+    outs = back(moving) if closed is None else jax_api.evaluate(closed, *moving, opens=_has_product, apply=_over_one)
+    return [y.astype(wide(y.dtype)) if s else y for y, s in zip(outs, m.summed, strict=True)]
 
 
 def _has_product(eqn: JaxprEqn) -> bool:
@@ -101,10 +101,10 @@ def _has_product(eqn: JaxprEqn) -> bool:
 
 def _over_one(eqn: JaxprEqn, *operands: Any) -> Sequence[Any]:
     """Bind a product over several dimensions as one over one: XLA's CPU backend, to jaxlib 0.12, copies."""
-    sides, batched = eqn.params["dimension_numbers"] if eqn.primitive.name == "dot_general" else ([()], [()])
-    if len(sides[0]) > 1 and not batched[0]:
-        ahead = [jnp.moveaxis(x, dims, range(len(dims))) for x, dims in zip(operands, sides, strict=True)]
-        operands = tuple(x.reshape(-1, *x.shape[len(sides[0]) :]) for x in ahead)
+    contracted, batched = eqn.params["dimension_numbers"] if eqn.primitive.name == "dot_general" else ([()], [()])
+    if (count := len(contracted[0])) > 1 and not batched[0]:
+        first = [jnp.moveaxis(x, dims, range(count)) for x, dims in zip(operands, contracted, strict=True)]
+        operands = tuple(x.reshape(-1, *x.shape[count:]) for x in first)
         eqn = eqn.replace(params={**eqn.params, "dimension_numbers": (((0,), (0,)), ((), ()))})
     return jax_api.bind(eqn, *operands)
 
@@ -151,11 +151,11 @@ def split(body: ClosedJaxpr, shared: OperandMask, summed: ResultMask) -> Ending 
     jaxpr = body.jaxpr
     if any(isinstance(v, Literal) for v in jaxpr.outvars):
         return None
-    differ, made = varying(jaxpr, shared), {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    differ, source = varying(jaxpr, shared), {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     sums = [v for v, s in zip(jaxpr.outvars, summed, strict=True) if s and v in differ and _is_summable(v)]
-    multiples = {v: _unscaled(v, differ, made) for v in sums}
+    multiples = {v: _unscaled(v, differ, source) for v in sums}
     scale: Scale = max((scale for _, scale in multiples.values()), key=len, default=())  # a number has none
-    ends = {v: value for v, (value, own) in multiples.items() if own == scale}
+    ends = {v: value for v, (value, numbers) in multiples.items() if numbers == scale}
     totals = [ends.get(v) if s else None for v, s in zip(jaxpr.outvars, summed, strict=True)]
     rows = [v for v, total in zip(jaxpr.outvars, totals, strict=True) if total is None]
     return _walked_back(body, differ, scale, rows, totals)
@@ -215,7 +215,8 @@ def _run(ending: Ending, m: Map, operands: Any, real: Any, count: int, merge: bo
         one = m._replace(body=product, summed=[True], **masks)
         [totals[eqn.outvars[0]]] = _contracted(one, args, None, count, merge)
     for eqn in ending.steps:
-        [totals[eqn.outvars[0]]] = jax_api.bind(eqn, *_read(totals, eqn.invars))
+        operands = [v.val if isinstance(v, Literal) else totals[v] for v in eqn.invars]
+        [totals[eqn.outvars[0]]] = jax_api.bind(eqn, *operands)
 
     def result(v: Any, is_summed: bool, total: Any) -> jax.Array:
         if total is not None:
@@ -229,35 +230,35 @@ def _run(ending: Ending, m: Map, operands: Any, real: Any, count: int, merge: bo
 def _kind(eqn: JaxprEqn, differ: set[Any]) -> str | None:
     """Return whether an equation is a product of two of the element's values, or a step, linear in all of them."""
     name, operands, variables = eqn.primitive.name, eqn.invars, _variables(eqn)
-    own = [v for v in variables if v in differ]
+    differing = [v for v in variables if v in differ]
     dtypes: set[Any] = {getattr(v.aval, "dtype", None) for v in (*variables, *eqn.outvars)}
     if len(dtypes) > 1 or not all(map(_is_summable, eqn.outvars)):
         return None
     if name in _PRODUCTS:
-        return "product" if len(own) == 2 else "step"
-    is_step = len(own) == len(operands) if name in _ADDING else name in _LINEAR and len(variables) == 1
-    is_multiple = len(own) == 1 and (name == "mul" or (name == "div" and own[0] is operands[0]))
+        return "product" if len(differing) == 2 else "step"
+    is_step = len(differing) == len(operands) if name in _ADDING else name in _LINEAR and len(variables) == 1
+    is_multiple = len(differing) == 1 and (name == "mul" or (name == "div" and differing[0] is operands[0]))
     return "step" if is_step or is_multiple else None
 
 
-def _unscaled(value: Any, differ: set[Any], made: Mapping[Any, JaxprEqn]) -> tuple[Any, Scale]:
-    """Return the value of which a result is a multiple, and what scales it."""
-    eqn = made.get(value)
+def _unscaled(value: Any, differ: set[Any], source: Mapping[Any, JaxprEqn]) -> tuple[Any, Scale]:
+    """Return the value of which a result is a multiple, and what scales it; ``source``: each variable's equation."""
+    eqn = source.get(value)
     if eqn is None or len(variables := [v for v in _variables(eqn) if v in differ]) != 2:
         return value, ()
     number, scaled = sorted(variables, key=lambda v: v.aval.ndim)
-    other = getattr(_before(eqn.invars[1], "broadcast_in_dim", made), "val", 1)
+    other = getattr(_before(eqn.invars[1], "broadcast_in_dim", source), "val", 1)
     is_mask = eqn.primitive.name == "select_n" and eqn.invars[2:] == [scaled] and not np.any(other)
     is_weight = eqn.primitive.name == "mul" and number.aval.dtype == scaled.aval.dtype
     if number.aval.shape or not scaled.aval.shape or not _is_summable(scaled) or not (is_mask or is_weight):
         return value, ()
-    value, scale = _unscaled(scaled, differ, made)
-    return value, (*scale, (_before(number, "convert_element_type", made), is_mask))  # converted for each result
+    value, scale = _unscaled(scaled, differ, source)
+    return value, (*scale, (_before(number, "convert_element_type", source), is_mask))  # converted for each result
 
 
-def _before(atom: Any, name: str, made: Mapping[Any, JaxprEqn]) -> Any:
-    """Return what was given to the operation of this name that has made a value; if it was none, the value."""
-    eqn = None if isinstance(atom, Literal) else made.get(atom)
+def _before(atom: Any, name: str, source: Mapping[Any, JaxprEqn]) -> Any:
+    """Return the operand of the operation of this name that computes a value; if another does, the value."""
+    eqn = None if isinstance(atom, Literal) else source.get(atom)
     return eqn.invars[0] if eqn is not None and eqn.primitive.name == name else atom
 
 
@@ -268,10 +269,6 @@ def _axes(shared: Sequence[bool]) -> list[int | None]:
 def _masked(mask: jax.Array | None, rows: jax.Array) -> jax.Array:
     """Return rows with zeros where the mask is ``False``; no mask: as they are."""
     return rows if mask is None else jax.vmap(lambda real, y: jnp.where(real, y, jnp.zeros_like(y)))(mask, rows)
-
-
-def _read(values: Mapping[Any, Any], atoms: Sequence[Any]) -> list[Any]:
-    return [v.val if isinstance(v, Literal) else values[v] for v in atoms]
 
 
 def _variables(eqn: JaxprEqn) -> list[Any]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from paraxis._core import arrays, check, deferred, interpreters, jax_api, lowerings, maps, placing, pytrees, reductions
 from paraxis._core.deferred import DeferredSums, Shared
-from paraxis._core.placing import Axis, Numbers, Placement, current, entered, resolve
+from paraxis._core.placing import Axis, Number, Placement, current, entered, resolve
 from paraxis._core.record import Lowering, Map
 from paraxis.errors import AxisError, axis_advice
 
@@ -130,11 +130,10 @@ def map_static(
         check.no_sparse("map_fn", "the function's result", result)
         return result
 
-    made, operands, out_tree = _traced(element, operands, shared, placement, lowering)
-    if in_blocks:
-        return jax.tree.unflatten(out_tree, maps.bind(made._replace(in_blocks=True), operands))
-    sums, results = DeferredSums(made, operands), maps.bind(made, operands)
-    results = [deferred.remember(y, functools.partial(sums.take, at)) for at, y in enumerate(results)]
+    m, operands, out_tree = _traced(element, operands, shared, placement, lowering)
+    results, sums = maps.bind(m._replace(in_blocks=in_blocks), operands), DeferredSums(m, operands)
+    if not in_blocks:
+        results = [deferred.remember(y, functools.partial(sums.take, at)) for at, y in enumerate(results)]
     return jax.tree.unflatten(out_tree, results)
 
 
@@ -145,29 +144,35 @@ def _traced(
     axis, outer = placement.axis, current()
     mesh = placement.mesh.abstract_mesh if placement.is_chosen and placement.mesh else None
     manual = jax.sharding.get_abstract_mesh().manual_axes  # of a jax.shard_map around it
-    mapped, covered = (*outer.mapped, axis), (*outer.taken, *placement.mesh_axes, *manual)
+    mapped, covered = (*outer.mapped, axis), (*outer.covered, *placement.mesh_axes, *manual)
     # Of mesh axes the body gets an error that says why it may not name them, and not that there are none.
     env = {name: placement.mesh.shape[name] for name in placement.mesh_axes} if placement.mesh else {}
     env |= {axis.name: axis.size for axis in mapped}
-    trace = functools.partial(maps.trace, placement=placement, lowering=lowering, axis_env=tuple(env.items()))
-    scope = entered(mapped=mapped, mesh=outer.mesh or mesh, taken=covered)
+
+    def trace(fn: Callable[..., Any], operands: list[Any], shared: list[bool]) -> tuple[Map, list[Any], Any]:
+        return maps.trace(fn, operands, shared, [False] * len(shared), placement, lowering, tuple(env.items()))
+
+    @functools.wraps(element, updated=())
+    def numbered(index: Any, *xs: Any) -> Any:
+        number.value = index
+        return element(*xs)
+
+    scope = entered(mapped=mapped, mesh=outer.mesh or mesh, covered=covered)
     with scope, maps.mesh_hidden(covered), axis_advice(f"map_fn: the axis that is mapped is {axis.name!r}"):
-        found = trace(element, operands, shared, [False] * len(shared))
+        m, inputs, out_tree = trace(element, operands, shared)
         is_apart = placement.num_chunks > 1 or lowering == "unroll"
-        if is_apart and found[0].uses_axis and outer.chunk is None and not lowerings.exchanges(found[0]):
-            numbers = Numbers(len(outer.mapped))  # elements that only ask for their number are given it
-            with entered(numbers=(*outer.numbers, numbers)):
-                operands, shared = [jnp.arange(axis.size), *operands], [False, *shared]
-                found = trace(numbers.given_to(element), operands, shared, [False] * len(shared))
-    made, operands, out_tree = found
-    check.leaves("map_fn", "what the function closes over: ", [x for x in operands if isinstance(x, jax.Ref)])
-    for named in jax_api.free_axes(made.body.jaxpr):  # names of mapped axes hide those of mesh axes
+        if is_apart and m.uses_axis and outer.chunk is None and not lowerings.exchanges(m):
+            number = Number(len(outer.mapped))  # elements that only ask for their number are given it
+            with entered(numbers=(*outer.numbers, number)):
+                m, inputs, out_tree = trace(numbered, [jnp.arange(axis.size), *operands], [False, *shared])
+    check.leaves("map_fn", "what the function closes over: ", [x for x in inputs if isinstance(x, jax.Ref)])
+    for named in jax_api.free_axes(m.body.jaxpr):  # names of mapped axes hide those of mesh axes
         if named in placement.mesh_axes and all(axis.name != named for axis in mapped):
             raise AxisError(
                 f"a collective inside the body names the mesh axis {named!r}, which carries the elements of axis "
                 f"{axis.name!r}: it would miss those that share a device. Write px.psum(x, {axis.name!r}), or the like"
             )
-    return made._replace(body=interpreters.without_references(made.body, env)), operands, out_tree
+    return m._replace(body=interpreters.without_references(m.body, env)), inputs, out_tree
 
 
 @overload
