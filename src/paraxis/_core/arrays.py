@@ -32,7 +32,7 @@ def repeat_last(rows: Any, num_padded: int) -> Any:
 
 
 def constrain(x: jax.Array, placement: Placement, *, rows: bool | None = None) -> jax.Array:
-    """On an Explicit mesh: the same value, with its rows laid over the axis or over nothing; or that has no rows."""
+    """On an Explicit mesh: the same ``(size, ...)``, with rows laid over the axis or over nothing; or ``(...)``."""
     if not placement.is_explicit:
         return x
     spec = [without(entry, placement.mesh_axes) for entry in jax.typeof(x).sharding.spec]
@@ -179,7 +179,7 @@ def _padded(x: jax.Array, placement: Placement) -> jax.Array:
 
 
 def to_mesh(x: Any, placement: Placement, *, rows: bool) -> Any:
-    """Bring an array onto the placement's mesh if it is bound to other devices: the one door for where data lie.
+    """Bring ``(...)`` onto the placement's mesh if it is bound to other devices: the one door for where data lie.
 
     It lies by rows if they divide, else whole on each device. Another mesh may have the same devices, and other axes.
     Under ``grad`` and ``vmap`` values are moved as well, whole, and a derivative comes back to the devices where the
@@ -210,7 +210,7 @@ def whole_on(x: jax.Array) -> Any:
 
 
 def device_put(tree: Any, target: Sharding | None) -> Any:
-    """``jax.device_put`` of concrete values, also onto devices of other processes, all of which have the same ones.
+    """``jax.device_put`` of concrete values ``(...)``, also onto devices of other processes, which have the same ones.
 
     There an array of one process is not sent to the others: each makes its part of its own copy. Without a ``target``,
     values are arrays where they lie; if none of its devices is this process's, that is a DeviceError.

@@ -400,7 +400,7 @@ def is_device_varying(x: Any) -> bool:
 
 
 def weak(x: jax.Array) -> Any:
-    """Return the same value, of a dtype that gives way to others, as that of a Python number does."""
+    """Return the same ``(...)``, of a dtype that gives way to others, as that of a Python number does."""
     from jax._src.lax import lax  # no public function makes a weak type
 
     return lax._convert_element_type(x, weak_type=True)

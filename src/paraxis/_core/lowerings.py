@@ -45,7 +45,10 @@ def run(m: Map, operands: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def _by_shard_map(m: Map, operands: Sequence[Any], names: Mapping[str, tuple[str, ...]]) -> list[jax.Array]:
-    """Each device runs the elements of its block; one that has none rests. ``names``: of axes, on the mesh."""
+    """Each device runs the elements of its block; one that has none rests. ``names``: of axes, on the mesh.
+
+    Operands ``(size, ...)``, or ``(...)`` if shared; results ``(num_padded, ...)``, or sums ``(num_devices, ...)``.
+    """
     placement, chunk = m.placement, _traced_chunk(m)
     has_idle = placement.has_idle_device and placement.has_mesh_alone
     # XLA's CPU compiler rewrites only the convolutions of the main computation into a form that it runs fast (jaxlib
@@ -129,7 +132,10 @@ def _chunk(m: Map, *operands: jax.Array) -> list[jax.Array]:
 
 
 def _by_vmap(m: Map, operands: Sequence[Any]) -> list[jax.Array]:
-    """All elements are under way together, in one ``vmap`` with the axis's name, which the compiler divides."""
+    """All elements are under way together, in one ``vmap`` with the axis's name, which the compiler divides.
+
+    Operands ``(size, ...)``, or ``(...)`` if shared; results ``(num_padded, ...)``, or sums ``(1, ...)``.
+    """
     placement = m.placement
     laid = [x if s else _in_blocks(x, placement) for x, s in zip(operands, m.shared, strict=True)]
     rows = [x if s else arrays.unpad(x, placement) for x, s in zip(laid, m.shared, strict=True)]
@@ -268,7 +274,8 @@ def _is_placed(jaxpr: Jaxpr) -> bool:
 
 def _moved(jaxpr: Jaxpr, mesh: AbstractMesh, names: Mapping[str, tuple[str, ...]]) -> Jaxpr:
     def aval(old: Any) -> Any:
-        return old.update(sharding=_on_mesh(old.sharding, mesh)) if _is_sharded(old) else old
+        sharding = getattr(old, "sharding", None)
+        return old if sharding is None or sharding.mesh.empty else old.update(sharding=_on_mesh(sharding, mesh))
 
     def rule(eqn: JaxprEqn) -> list[JaxprEqn]:
         free, inner = {name: new for name, new in names.items() if name not in jax_api.bound_axes(eqn)}, mesh
@@ -306,11 +313,6 @@ def _shard_map_inside(eqn: JaxprEqn, mesh: AbstractMesh, names: Collection[str])
 def _renamed(effects: Any, names: Mapping[str, tuple[str, ...]]) -> set[Any]:
     news = [[type(e)(n) for n in names[e.name]] if jax_api.axis_of(e) in names else [e] for e in effects]
     return set(itertools.chain(*news))
-
-
-def _is_sharded(aval: Any) -> bool:
-    sharding = getattr(aval, "sharding", None)
-    return sharding is not None and not sharding.mesh.empty
 
 
 def _on_mesh(value: Any, mesh: AbstractMesh) -> Any:

@@ -100,7 +100,7 @@ def _avals(*operands: Any, **params: Any) -> Any:
 
 
 def _evaluated(*operands: Any, **params: Any) -> list[jax.Array]:
-    """On concrete arrays: by a program that is found by its structure, and compiled if there is none."""
+    """Rows ``(size, ...)`` and shared ``(...)``, concrete: by a program that is found by its structure, or compiled."""
     m = Map.of(params)
     m = m._replace(in_blocks=m.placement.is_on_cpu_devices)
     run = cached(jaxpr_key(m), lambda: jax.jit(functools.partial(lowerings.run, jax_api.with_copies(m))))
@@ -109,7 +109,7 @@ def _evaluated(*operands: Any, **params: Any) -> list[jax.Array]:
 
 
 def _jvp(primals: Any, live: OperandMask, tangents: Any, **params: Any) -> Any:
-    """Results, which of them have tangents, and these; ``tangents`` are those of the ``live`` operands."""
+    """Results, which of them have tangents, and these; ``tangents``, shaped as their operands, of ``live`` ones."""
     m = Map.of(params)
     _refuse_uneven(m)
     fn, moving = jax_api.jaxpr_as_fun(m.body), [jnp.issubdtype(a.dtype, jnp.inexact) for a in m.body.out_avals]
@@ -198,7 +198,7 @@ def _transpose(cts: Any, live: ResultMask, operands: Any, moves: OperandMask, **
 def _batched(
     axis_data: Any, operands: Sequence[Any], dims: Sequence[int | None], **params: Any
 ) -> tuple[Sequence[Any], Sequence[int | None]]:
-    """``axis_data``: name and size of the batch. Of names that are alike, the map's own, inner one is meant."""
+    """Rows ``(size, batch, ...)``, shared ``(batch, ...)``. Of names that are alike, the map's, inner one is meant."""
     m, name = Map.of(params), axis_data.name
     inner = m.placement.axis.name
     if all(d is None for d in dims) and (name == inner or name not in jax_api.free_axes(m.body.jaxpr)):

@@ -173,7 +173,7 @@ _reduced_at_once = jax.jit(_reduced, static_argnums=(0, 1))
 def _folded(
     kind: str, leaf: jax.Array, placement: Placement, mask: jax.Array | None, weight: jax.Array | None = None
 ) -> jax.Array:
-    """Combine the elements' terms, of a dtype to combine in; a map's result that is only summed is not kept."""
+    """``(size, ...)`` → ``(...)``, of a dtype to combine terms in; a map's result that is only summed is not kept."""
     extras = [x for x in (mask, weight) if x is not None]
     term, form = _Term(kind, mask is not None, weight is not None), deferred.recall(leaf)
     is_result = kind in ("sum", "mean") and isinstance(form, functools.partial)
@@ -195,7 +195,7 @@ class _Term(NamedTuple):
     weighted: bool
 
     def __call__(self, y: jax.Array, *extras: jax.Array) -> jax.Array:
-        """Return the term of an element, or of rows if there is no mask and no weight."""
+        """``y (...)``, mask ``()``, weight ``()`` → ``(...)``: of an element, or of rows if there is only ``y``."""
         if jnp.issubdtype(y.dtype, jax.dtypes.extended):  # PRNG keys have no sum
             return jnp.zeros(())
         if self.kind in ("any", "all"):
@@ -221,7 +221,7 @@ def _dtype(kind: str, dtype: Any, is_wide: bool) -> Any:
 
 
 def identity(kind: str, dtype: Any) -> np.ndarray:
-    """Return the element that a reduction does not notice."""
+    """Return the element ``()`` that a reduction does not notice."""
     if kind in ("sum", "any", "all") or dtype == bool:
         return np.array(kind in ("all", "min"), dtype)
     if jnp.issubdtype(dtype, jnp.inexact):

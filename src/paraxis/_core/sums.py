@@ -74,7 +74,10 @@ def over_elements(
 def _contracted(
     m: Map, operands: Sequence[Any], real: Any, count: int, merge: bool, axis_name: str | None = None
 ) -> list[jax.Array]:
-    """Transpose twice a function that is linear in some arguments, over all elements together the second time."""
+    """Transpose twice a function that is linear in some arguments, over all elements together the second time.
+
+    Shapes are those of :func:`over_elements`.
+    """
     fn, known, is_shared = jax_api.jaxpr_as_fun(m.body), select(operands, m.linear, False), select(m.shared, m.linear)
     moving = [x if s else _masked(real, x) for x, s in zip(select(operands, m.linear), is_shared, strict=True)]
     of_one = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in select(m.body.in_avals, m.linear)]
@@ -194,7 +197,7 @@ def _walked_back(
 
 
 def _run(ending: Ending, m: Map, operands: Any, real: Any, count: int, merge: bool) -> list[jax.Array]:
-    """Run the head for ``count`` elements, and the end of their sums."""
+    """Run the head for ``count`` elements, and the end of their sums; shapes are those of :func:`over_elements`."""
     alike = [v not in ending.varying for v in ending.read]
     head = jax.vmap(jax_api.jaxpr_as_fun(ending.head), _axes(m.shared), _axes(alike), axis_size=count)
     rows = dict(zip(ending.read, head(*operands), strict=True))
@@ -267,7 +270,7 @@ def _axes(shared: Sequence[bool]) -> list[int | None]:
 
 
 def _masked(mask: jax.Array | None, rows: jax.Array) -> jax.Array:
-    """Return rows with zeros where the mask is ``False``; no mask: as they are."""
+    """Rows ``(n, ...)`` with zeros where the mask ``(n,)`` is ``False``; no mask: as they are."""
     return rows if mask is None else jax.vmap(lambda real, y: jnp.where(real, y, jnp.zeros_like(y)))(mask, rows)
 
 
