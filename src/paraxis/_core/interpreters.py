@@ -154,7 +154,7 @@ def _meets(test: Any, *values: Any) -> jax.Array:
 
 def _located(kind: str, test: Any, operands: Any, **params: Any) -> str:
     """Return what JAX says of the first operation that gives such a number, with its line and its first element."""
-    eqns, m, axis = list[Any](), Map.of(params)._replace(in_blocks=False), params["axis"]
+    eqns, m, axis = list[Any](), Map.of(params), params["axis"]
 
     def element(*args: Any) -> jax.Array:
         met = [jnp.zeros((), bool)]

@@ -146,10 +146,9 @@ def _reduce(kind: str, x: Any, axis: Axis | str | None, where: Any, w: Any = Non
     if any(jnp.issubdtype(leaf.dtype, jax.dtypes.extended) for leaf in leaves):
         raise DataError(f"{verb}: random keys have no {kind}; write px.pick(keys, 0) for those of one element")
     weights = [None] * len(leaves) if w is None else pytrees.broadcast_prefix(w, x)
-    if jax_api.is_staging() or arrays.is_traced((leaves, mask, weights)):
-        return pytrees.combine(structure.unflatten(_reduced(kind, placement, leaves, mask, weights)))
     args = jax.tree.map(lambda x: arrays.to_mesh(x, placement, rows=True), (leaves, mask, weights))
-    return pytrees.combine(structure.unflatten(_reduced_at_once(kind, placement, *args)))
+    reduced = _reduced if jax_api.is_staging() or arrays.is_traced(args) else _reduced_at_once
+    return pytrees.combine(structure.unflatten(reduced(kind, placement, *args)))
 
 
 def _reduced(kind: str, placement: Placement, leaves: Any, mask: Any, weights: Any) -> list[jax.Array]:
@@ -179,8 +178,7 @@ def _folded(
     is_result = kind in ("sum", "mean") and isinstance(form, functools.partial)
     if is_result and (found := form(placement, term, extras)) is not None:
         return found
-    rows = [arrays.to_mesh(x, placement, rows=True) for x in (leaf, *extras)]
-    rows = [arrays.constrain(x, placement, rows=placement.divides) for x in rows]
+    rows = [arrays.constrain(x, placement, rows=placement.divides) for x in (leaf, *extras)]
     rows = jax.vmap(term)(*rows) if extras else term(*rows)
     padded = placement.num_padded if placement.is_padded and not placement.is_explicit else None
     reduce_p = REDUCTIONS["sum" if kind == "mean" else kind]
