@@ -190,17 +190,17 @@ def _entries(option: str, prefix: Any, tree: Any) -> list[int | None]:
         ) from error
 
 
-def _size(axes: Sequence[int | None], arguments: Any, given: int | None) -> int:
+def _size(axes: Sequence[int | None], arguments: Any, axis_size: int | None) -> int:
     """Return the number of elements, on which all mapped axes agree."""
-    sizes: dict[str, Any] = {} if given is None else {"axis_size": given}
+    labels: dict[Any, str] = {} if axis_size is None else {axis_size: "axis_size"}  # of sizes, the first with each
     for ((part, *path), x), at in zip(jax.tree_util.tree_leaves_with_path(arguments), axes, strict=True):
         if at is not None:
-            shape, label = np.shape(x), pytrees.name(("args", "kwargs")[part.idx], path)
-            sizes[label] = shape[at] if -len(shape) <= at < len(shape) else f"no axis {at} in {shape}"
-    if len({*sizes.values()}) == 1 and not isinstance(size := next(iter(sizes.values())), str):
+            shape = np.shape(x)
+            size = shape[at] if -len(shape) <= at < len(shape) else f"no axis {at} in {shape}"
+            labels.setdefault(size, pytrees.name(("args", "kwargs")[part.idx], path))
+    if len(labels) == 1 and not isinstance(size := next(iter(labels)), str):
         return size
-    firsts = {size: label for label, size in reversed(sizes.items())}  # of many leaves, one for each size
-    listed = ", ".join(f"{label}: {size}" for size, label in reversed(firsts.items())) or "no argument is mapped"
+    listed = ", ".join(f"{label}: {size}" for size, label in labels.items()) or "no argument is mapped"
     raise DataError(
         f"pmap: the sizes of the mapped axes must be one and the same ({listed}). Write None in in_axes for what every "
         f"element gets whole, and axis_size=8 if nothing else says how many there are"
