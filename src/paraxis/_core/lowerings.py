@@ -36,7 +36,7 @@ def run(m: Map, operands: Sequence[jax.Array]) -> list[jax.Array]:
     is_pmap = placement.num_local == 1 and not placement.is_padded and placement.crossed_axes
     if not m.uses_axis:
         blocks = _by_shard_map(m, operands, {})
-    elif is_pmap and not diverges_in(m.body.jaxpr, name, "cond", "while"):  # else some could wait in vain
+    elif is_pmap and not exchanges(m, "cond", "while"):  # else some could wait in vain
         blocks = _by_shard_map(m, operands, {name: placement.crossed_axes})
     else:
         blocks = _by_vmap(m, operands)
@@ -227,15 +227,11 @@ def require_together(m: Map) -> None:
         )
 
 
-def exchanges(m: Map) -> bool:
-    """Return whether elements exchange values: they do not only ask for their number."""
+def exchanges(m: Map, *kinds: str) -> bool:
+    """Return whether elements exchange values: in operations of ``kinds``, which they may leave apart; or in any."""
     name = m.placement.axis.name
-    return m.uses_axis and any(is_collective_over(eqn, name) for eqn in m.body.jaxpr.eqns)
-
-
-def diverges_in(jaxpr: Jaxpr, name: str, *kinds: str) -> bool:
-    """Return whether elements exchange values inside operations of these kinds, which they may leave apart."""
-    return any(eqn.primitive.name in kinds and is_collective_over(eqn, name) for eqn in _scope_of(jaxpr, name))
+    eqns = [e for e in _scope_of(m.body.jaxpr, name) if not kinds or e.primitive.name in kinds] if m.uses_axis else []
+    return any(is_collective_over(eqn, name) for eqn in eqns)
 
 
 def is_collective_over(eqn: JaxprEqn, name: str) -> bool:

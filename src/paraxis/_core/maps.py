@@ -229,7 +229,7 @@ def _refuse_uneven(m: Map) -> None:
     does not take it sends nothing back to the others, so JAX's derivative is not the function's. All else is right.
     """
     name = m.placement.axis.name
-    if m.uses_axis and lowerings.diverges_in(m.body.jaxpr, name, "cond"):
+    if lowerings.exchanges(m, "cond"):
         marked = ClosedJaxpr(_marked(m.body.jaxpr, name), m.body.consts)
         jax_api.varying_results(marked, [None if s else 0 for s in m.shared], m.placement.size, name, m.axis_env)
 
