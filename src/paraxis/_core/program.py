@@ -54,9 +54,9 @@ def program(
     """
     if callable(placements) or not (placements or axes):
         raise AxisError("program: no axis was given; write @px.program(clients=8)")
-    declared = {**(placements or {}), **axes}.items()
-    made = tuple(size if isinstance(size, Axis) else Axis(name, size) for name, size in declared)  # pyright: ignore
-    return lambda fn: Program(fn, made)
+    sizes = {**(placements or {}), **axes}.items()
+    declared = tuple(size if isinstance(size, Axis) else Axis(name, size) for name, size in sizes)  # pyright: ignore
+    return lambda fn: Program(fn, declared)
 
 
 class Program:
