@@ -22,7 +22,7 @@ class Size(NamedTuple):
 
 
 BUDGETS = {  # lines
-    "_core": 3_690,  # what other interpreters of jaxprs need took 200, and shapes in docstrings 30
+    "_core": 3_690,  # what other interpreters of jaxprs need took 200
     "_host": 600,
     "cli": 420,
     "ensembles": 900,
