@@ -132,7 +132,8 @@ def _summed_back(x: jax.Array) -> jax.Array:
 _summed_back.defvjp(lambda x: (2 * x, None), lambda _, ct: (lax.psum(ct, NAME),))
 
 
-@pytest.mark.parametrize("placement", [(1, 5), (2, 5), (8, 5), (8, 8)], ids=str)
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("placement", [(1, 5), (2, 5), (8, 8), (8, 5)], ids=str)
 @pytest.mark.parametrize("mesh_axis", [NAME, "devices"])
 def test_an_exchange_may_stand_in_a_rule_alone(placement: tuple[int, int], mesh_axis: str) -> None:
     """Also where a mesh axis of the same name lies under the elements, and has fewer."""

@@ -127,14 +127,15 @@ def test_an_extremum_of_what_is_not_a_number_is_none(devices: int, size: int, dt
             np.testing.assert_array_equal(np.asarray(found).astype(np.float64), expected)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("placement", [(1, 3), (2, 5), (8, 3)], ids=str)
 def test_elements_that_tie_share_the_derivative(placement: tuple[int, int]) -> None:
     axis = axis_on(*placement)
     x = jnp.zeros(axis.size).at[jnp.array([0, 2])].set(5.0)
     half = np.zeros(axis.size)
     half[[0, 2]] = 0.5
-    assert_close(jax.grad(px.reduce_max)(x, axis), half)
-    assert_close(jax.grad(lambda x: px.reduce_min(-x, axis))(x), -half)
-    assert_close(jax.grad(px.reduce_max)(jnp.ones(axis.size), axis), np.full(axis.size, 1 / axis.size))
-    assert_close(jax.hessian(px.reduce_max)(x, axis), np.zeros((axis.size, axis.size)))
+    slope = jax.jit(jax.grad(lambda x: px.reduce_max(x, axis)))
+    assert_close(slope(x), half)
+    assert_close(slope(jnp.ones(axis.size)), np.full(axis.size, 1 / axis.size))
+    assert_close(jax.jit(jax.grad(lambda x: px.reduce_min(-x, axis)))(x), -half)
+    assert_close(jax.jit(jax.jacfwd(slope))(x), np.zeros((axis.size, axis.size)))

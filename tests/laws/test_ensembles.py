@@ -13,8 +13,6 @@ from paraxis.testing import communication
 from tests._members import DICT, KEY, KINDS, X, Y, alone, arrays_of, batch, make_dict, mesh_of, softmax
 from tests._support import values
 
-pytestmark = pytest.mark.floor
-
 # The first and the last of the table, which the fast lane runs, are several members to a device that do not divide, and
 # more devices than members.
 SIZES, DEVICES, LOWERINGS = (5, 1, 2, 7), (2, 1, 3, 8), ("vmap", "unroll", "auto")

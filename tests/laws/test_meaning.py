@@ -44,7 +44,7 @@ def test_what_a_program_reads_may_change() -> None:
     def total(x: jax.Array) -> jax.Array:
         return px.reduce_sum(px.map_fn(holder.times, x)) + holder.scale
 
-    for scale in (1.0, 2.0, 3.0):
+    for scale in (1.0, 2.0):
         holder.scale = scale
         assert_close(total(x), x.sum() * scale + scale)
         assert_close(jax.grad(total)(x), np.full(5, scale))
@@ -73,7 +73,7 @@ def test_a_rule_of_ones_own_is_that_of_the_function_at_hand() -> None:
         fn.defjvps(lambda t, _, x: slope * t)
         return fn
 
-    for slope in (1.0, 2.0, 3.0):
+    for slope in (1.0, 2.0):
         fn = made(slope)
         assert_close(px.map_fn(fn, x, axis), np.sin(x))
         program = px.program(rows=axis)(lambda x, fn=fn: px.reduce_sum(px.map_fn(fn, x)))
@@ -124,7 +124,7 @@ def test_functions_and_what_they_hold_are_let_go() -> None:
 # --- effects --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("at_once", [None, 1])
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 def test_effects_happen_for_each_element(placement: tuple[int, int], at_once: int | None) -> None:
