@@ -103,6 +103,8 @@ def test_sums_of_narrow_numbers_are_wide(dtype: str, at_once: int | None) -> Non
         "gradient": jax.jit(jax.grad(loss))(one, x),
         "nested": jax.jit(jax.grad(nested))(one, x),
         "sum": jax.jit(lambda x: px.reduce_sum(px.map_fn(jnp.abs, x, axis), axis))(x),
+        "of an array": px.reduce_sum(x, axis),
+        "mean": px.reduce_mean(x, axis) * 4096,
         "stream": streamed(jax.grad(program), one, px.Groups.of_arrays(np.asarray(x))),
     }
     for name, total in found.items():
@@ -117,6 +119,7 @@ BOTH = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("rows", "data"))
 FLAT = Mesh(np.array(jax.devices()), ("rows",))
 # The axis of the map, or its kind; the mesh of the body's shard_map, what it is over, and which axes it names.
 SHARDED: dict[str, tuple[Any, Mesh, str, set[str] | None]] = {
+    "other axes, in force": (px.Axis("rows", 5, mesh=BOTH), BOTH, "data", {"data"}),
     "other axes, named": (px.Axis("rows", 6, mesh=BOTH), BOTH, "data", {"data"}),
     "other axes": (px.Axis("rows", 6, mesh=BOTH), BOTH, "data", None),
     "the elements' axis": (px.Axis("rows", 6, mesh=BOTH), BOTH, "rows", None),
@@ -128,17 +131,19 @@ SHARDED: dict[str, tuple[Any, Mesh, str, set[str] | None]] = {
 
 @pytest.mark.parametrize(
     ("name", "site"),
-    table([("other axes", "jit"), ("the elements' devices", "eager"), ("pmap", "jit")],
+    table([("other axes, in force", "jit"), ("other axes", "jit"), ("the elements' devices", "eager"), ("pmap", "jit")],
           itertools.product(SHARDED, SITES)),
 )  # fmt: skip
 def test_a_shard_map_in_a_body_is_right_or_refused(name: str, site: str) -> None:
     axis, mesh, over, named = SHARDED[name]
     x, options = values(axis.size if axis else 16, 8), dict[str, Any](axis_names=named) if named else {}
-    part = jax.shard_map(lambda x: x**2, mesh=mesh, in_specs=P(over), out_specs=P(over), **options)
+    in_force = name.endswith("in force")
+    options |= {} if in_force else {"mesh": mesh}
+    part = jax.shard_map(lambda x: lax.psum((x**2).sum(), over), in_specs=P(over), out_specs=P(), **options)
     run = px.pmap(part) if axis is None else lambda x: px.map_fn(part, x, axis)
-    for f, expected in (run, x**2), (jax.grad(lambda x: run(x).sum()), 2 * x):
-        with contextlib.suppress(px.AxisError):
-            assert_close(SITES[site](f)(x), expected)
+    for f, expected in (run, (x**2).sum(1)), (jax.grad(lambda x: run(x).sum()), 2 * x):
+        with jax.set_mesh(mesh) if in_force else contextlib.suppress(px.AxisError):
+            assert_close(jax.device_get(SITES[site](f)(x)), jax.device_get(expected))
 
 
 @pytest.mark.parametrize(

@@ -42,18 +42,6 @@ def test_verbs_keep_every_dtype(dtype: str, devices: int) -> None:
     assert_close(got, ((jnp.stack([x[0]] * 5), x), expected), rtol=1e-2 if "16" in dtype else 1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_is_summed_in_single(dtype: str) -> None:
-    """A running half-precision sum of 4,096 ones gets stuck, at 2,048 or at 256."""
-    axis = axis_on(2, 4096)
-    assert float(px.reduce_sum(jnp.ones(4096, dtype), axis)) == 4096
-    assert float(px.reduce_mean(jnp.full(4096, 3, dtype), axis)) == 3
-    assert px.reduce_sum(jnp.ones(4096, dtype), axis).dtype == dtype
-    chunked = axis_on(2, 8192, at_once=1)  # what a device adds up, chunk by chunk
-    total = jax.jit(lambda x: px.reduce_sum(px.map_fn(jnp.abs, x, chunked), chunked))
-    assert float(total(jnp.ones(8192, dtype))) == 8192
-
-
 def test_verbs_keep_float64() -> None:
     with jax.enable_x64(True):
         axis, x = axis_on(2, 5), jnp.linspace(1.0, 2.0, 5)

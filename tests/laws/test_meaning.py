@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AxisType, Mesh, PartitionSpec as P
 
 import paraxis as px
 from tests._support import PLACEMENTS, assert_close, axis_on, compilations, values
@@ -147,35 +146,6 @@ def test_effects_happen_for_each_element(placement: tuple[int, int], at_once: in
             assert set(seen) == set(x.tolist())
         else:
             assert sorted(seen) == x.tolist()
-
-
-# --- closures, meshes, the body's own shard_map ---------------------------------------------------------------------
-
-
-def _mesh(kind: AxisType, **axes: int) -> Mesh:
-    devices = np.array(jax.devices()[: int(np.prod(list(axes.values())))]).reshape(tuple(axes.values()))
-    return Mesh(devices, tuple(axes), axis_types=(kind,) * len(axes))
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("size", [3, 4])
-@pytest.mark.parametrize("named", [True, False], ids=["mesh=", "the mesh in force"])
-def test_a_body_may_have_a_shard_map_of_its_own(named: bool, size: int) -> None:
-    mesh, x = _mesh(AxisType.Auto, rows=2, model=4), values(size, 8)
-
-    def body(x: jax.Array) -> jax.Array:
-        given: Any = {"mesh": mesh} if named else {}
-        part = jax.shard_map(
-            lambda x: lax.psum((x**2).sum(), "model"), in_specs=P("model"), out_specs=P(), axis_names={"model"}, **given
-        )
-        return part(x)
-
-    axis = px.Axis("rows", size, mesh=mesh)
-    with jax.set_mesh(mesh):
-        found = jax.jit(lambda x: px.map_fn(body, x, axis))(x)
-        gradient = jax.jit(jax.grad(lambda x: px.map_fn(body, x, axis).sum()))(x)
-    assert_close(np.asarray(found), (x**2).sum(1))
-    assert_close(np.asarray(gradient), 2 * x)
 
 
 # --- what JAX asks of a primitive -------------------------------------------------------------------------------------

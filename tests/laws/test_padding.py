@@ -88,14 +88,3 @@ def test_weights_of_zero_are_no_mask() -> None:
     assert np.isnan(px.reduce_weighted_mean(x, w, axis))
     assert float(px.reduce_weighted_mean(x, w, axis, where=keep)) == 2.0
     assert float(px.reduce_weighted_mean(x, jnp.array([1.0, jnp.nan, 1.0]), axis, where=keep)) == 2.0
-
-
-@pytest.mark.parametrize("placement", [(2, 7), (2, 1)], ids=str)
-def test_padding_leaves_a_shared_derivative_finite(placement: tuple[int, int]) -> None:
-    axis = axis_on(*placement)
-
-    def loss(w: jax.Array) -> jax.Array:
-        w = px.broadcast(w, axis)
-        return px.reduce_mean(px.map_fn(lambda w, x: jnp.log(w * x), (w, values(axis.size)), axis), axis)
-
-    assert_close(jax.jit(jax.grad(loss))(2.0), jnp.asarray(0.5))
