@@ -72,6 +72,7 @@ def _differences(body: Any, x: jax.Array) -> np.ndarray:
         return np.array([(score(at + step) - score(at - step)) / 2e-5 for step in steps]).reshape(at.shape)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("placement", [(2, 5), *at_night([(1, 4)], 1)], ids=str)
 @pytest.mark.parametrize(("name", "alike"), BODIES, ids=str)
 def test_branches_have_the_functions_derivative_or_none(name: str, alike: bool, placement: tuple[int, int]) -> None:

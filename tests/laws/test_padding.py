@@ -28,10 +28,11 @@ def everything(mapped: Callable[..., jax.Array], mean: Callable[[jax.Array], jax
     """Values and gradients of the rows and of their mean, for every body at once."""
 
     def run(index: jax.Array, x: jax.Array) -> dict[str, Any]:
-        return {
-            name: (mapped(body, index, x), jax.value_and_grad(lambda x, body=body: mean(mapped(body, index, x)))(x))
-            for name, body in BODIES.items()
-        }
+        def averaged(x: jax.Array, body: Any) -> tuple[jax.Array, jax.Array]:
+            rows = mapped(body, index, x)
+            return mean(rows), rows
+
+        return {name: jax.value_and_grad(averaged, has_aux=True)(x, body) for name, body in BODIES.items()}
 
     return run
 

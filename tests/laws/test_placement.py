@@ -102,7 +102,11 @@ def total(f: Program) -> Callable[[jax.Array, jax.Array], jax.Array]:
 
 
 def with_gradients(f: Program) -> Program:
-    return lambda w, x: (f(w, x), jax.grad(total(f), argnums=(0, 1))(w, x))
+    def scalar(w: jax.Array, x: jax.Array) -> tuple[jax.Array, Any]:
+        results = f(w, x)
+        return total(lambda *_: results)(w, x), results
+
+    return jax.value_and_grad(scalar, argnums=(0, 1), has_aux=True)
 
 
 def _in_scan(f: Program) -> Program:
