@@ -15,8 +15,6 @@ from tests import _steps as models
 from tests._steps import Net, assert_near, assert_same_bits, axis, loss, plain_loss, plain_params, rows, trained
 from tests._support import at_night, table
 
-pytestmark = pytest.mark.floor
-
 ADAM = optax.adam(1e-2)
 
 
@@ -50,6 +48,7 @@ LAWS: dict[str, Any] = {
 }
 
 
+@pytest.mark.floor
 @pytest.mark.parametrize("devices", [8, *at_night([1, 2, 3], 3)])
 @pytest.mark.parametrize("law", LAWS)
 def test_train_step_is_the_loop_by_hand_for_any_rows_on_any_devices(law: str, devices: int) -> None:
