@@ -70,6 +70,7 @@ def test_proximal_gradient_tells_what_it_minimises_the_penalty_included(name: st
     assert seen[0].value > seen[-1].value
 
 
+@pytest.mark.slow
 @in_float64
 def test_proximal_gradient_finds_the_group_lasso_of_scikit_learn() -> None:
     targets = np.stack([Y, X @ TRUE[::-1] + 0.1], 1)
