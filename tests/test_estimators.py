@@ -91,7 +91,6 @@ def assert_same_fit(ours: Any, theirs: Any, tolerance: float) -> None:
     table(
         [
             ("two classes", False),
-            ("balanced", True),
             ("sparse classes", False),
             ("ridge, two targets", False),
             ("counts, no intercept", True),
@@ -162,7 +161,7 @@ def test_lasso_on_one_device_is_that_on_several(case: str) -> None:
 
 
 def test_estimators_begin_a_warm_start_at_the_end() -> None:
-    for case in ("balanced", "ridge, two targets", "elastic net"):  # which the fits above have compiled
+    for case in ("two classes", "ridge, two targets", "elastic net"):  # which the fits above have compiled
         ours, _, y = CASES[case]
         model = on(1, ours, warm_start=True).fit(X, y, WEIGHT)
         coef, first = model.coef_, np.max(model.n_iter_)
