@@ -11,16 +11,12 @@ from jax import lax
 from jax.sharding import AxisType, Mesh
 
 import paraxis as px
+from tests._modules import host
 from tests._support import assert_close, values
 
 
 def rival(size: int) -> Callable[..., Any]:
     return jax.pmap if size <= 8 else lambda fn, **axes: jax.jit(jax.vmap(fn, **axes))
-
-
-def host(tree: Any) -> Any:
-    """Layouts differ; values, shapes and dtypes must not."""
-    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), tree)
 
 
 AXES: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]], dict[str, Any]]] = {

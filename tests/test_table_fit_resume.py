@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
 import paraxis as px
+from tests._fits import bits
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(203, 4)) * [1, 3, 0.2, 1]
@@ -39,10 +39,6 @@ def stopped_after(
             raise error
 
     return watch
-
-
-def bits(result) -> list[bytes]:
-    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(result)]
 
 
 def lasso(watch: Any, where: px.Stream) -> px.solve.Lasso:
