@@ -20,7 +20,7 @@ from jax.sharding import Mesh, PartitionSpec as P
 
 import paraxis as px
 from paraxis.testing import communication
-from tests._support import assert_close, axis_on, table, values
+from tests._support import STRICT_MODES, assert_close, axis_on, table, values
 from tests.processes._support import started
 
 Fn = Callable[..., Any]
@@ -163,15 +163,6 @@ def test_bodies_may_have_results_of_64_bits(size: int, mapped: str) -> None:
 
 # --- JAX's strict modes -----------------------------------------------------------------------------------------------
 
-MODES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
-    "dtype promotion": lambda: jax.numpy_dtype_promotion("strict"),
-    "rank promotion": lambda: jax.numpy_rank_promotion("raise"),
-    "transfer guard": lambda: jax.transfer_guard("disallow"),
-    "disable_jit": jax.disable_jit,
-    "enable_checks": lambda: jax.enable_checks(True),
-    "checking_leaks": jax.checking_leaks,
-    "debug_nans": lambda: jax.debug_nans(True),
-}
 DAILY = ("dtype promotion", "transfer guard")
 NUMBERS, TRUTHS = (px.reduce_sum, px.reduce_mean, px.reduce_max, px.reduce_min), (px.reduce_any, px.reduce_all)
 MEAN = px.program(i=11)(lambda w, x: px.reduce_mean(px.map_fn(jnp.multiply, (px.broadcast(w), x))))
@@ -191,7 +182,7 @@ CALLS: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("mode", [pytest.param(m, marks=[pytest.mark.slow] * (m not in DAILY)) for m in MODES])
+@pytest.mark.parametrize("mode", [pytest.param(m, marks=[pytest.mark.slow] * (m not in DAILY)) for m in STRICT_MODES])
 def test_calls_are_as_ever_in_a_strict_mode(mode: str) -> None:
     """Of arguments that lie where the axis has them."""
     x, keep = px.scatter((X, np.arange(11) % 3 > 0), AXIS)
@@ -199,7 +190,7 @@ def test_calls_are_as_ever_in_a_strict_mode(mode: str) -> None:
     placed = (jax.device_put(2 * X[0], shared), x, keep, jax.device_put(jax.random.key(0), shared))
     calls = {name: call for name, call in CALLS.items() if (mode, name) != ("transfer guard", "grad")}  # JAX's refuses
     expected = {name: call(*placed) for name, call in calls.items()}
-    with MODES[mode]():
+    with STRICT_MODES[mode]():
         found = {name: call(*placed) for name, call in calls.items()}
     assert_close(found, expected)
 
