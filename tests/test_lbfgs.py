@@ -29,6 +29,7 @@ def _slope(fun: Callable[[Any], Any], x: np.ndarray) -> np.ndarray:
     return np.array([fun(x + e).imag / 1e-30 for e in eye])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CLASSICS)
 @in_float64
 def test_lbfgs_finds_the_minima_that_are_known(name: str) -> None:
@@ -42,7 +43,7 @@ def test_lbfgs_finds_the_minima_that_are_known(name: str) -> None:
         assert float(problem.fun(np.asarray(params))) <= 1e-9, f"from {start}: {float(state.value)}"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("history", [1, 3, 10])
 @in_float64
 def test_lbfgs_with_a_fixed_step_iterates_as_jaxopt_s(history: int) -> None:
