@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from sklearn.linear_model import PoissonRegressor
 
 import paraxis as px
 from paraxis.solve import objective
 from paraxis.testing import assert_communication
+from tests._modules import mesh_of
 from tests._problems import labelled, softmax
 
 L2 = 1e-2
@@ -32,10 +33,6 @@ def _data(name: str, size: int, dtype: str) -> tuple[Any, np.ndarray, np.ndarray
     return FUNCTIONS[name].init(5, 3 if many else None, dtype=dtype), x.astype(dtype), y
 
 
-def _mesh(devices: int, kind: AxisType = AxisType.Auto, name: str = "data") -> Mesh:
-    return Mesh(np.array(jax.devices()[:devices]), (name,), axis_types=(kind,))
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("in_force", [True, False])
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
@@ -44,7 +41,7 @@ def test_lbfgs_takes_rows_that_the_user_put_on_a_mesh(kind: AxisType, in_force: 
     solver = px.solve.LBFGS(FUNCTIONS["poisson"], tol=1e-6)
     coef = PoissonRegressor(alpha=L2, fit_intercept=False, tol=1e-9).fit(x.astype(float), y).coef_
     expected = np.mean(np.exp(x @ coef) - y * (x @ coef)) + L2 / 2 * coef @ coef
-    mesh = _mesh(8, kind)
+    mesh = mesh_of(8, "data", kind)
     spread = jax.device_put((x, y, np.full(48, 2.0, "float32")), NamedSharding(mesh, P("data")))
     with jax.set_mesh(mesh) if in_force else contextlib.nullcontext():
         state = solver.run(start, L2, spread[:2] if in_force else spread).state
@@ -55,7 +52,7 @@ def test_lbfgs_takes_rows_that_the_user_put_on_a_mesh(kind: AxisType, in_force: 
 @pytest.mark.parametrize(("name", "kind"), [("softmax with intercept", AxisType.Auto), ("poisson", AxisType.Explicit)])
 def test_lbfgs_sums_the_gradient_and_three_scalars_a_step_over_the_devices(name: str, kind: AxisType) -> None:
     start, x, y = _data(name, 48, "float32")
-    data = jax.device_put((x, y, np.ones(48, "float32")), NamedSharding(_mesh(8, kind), P("data")))
+    data = jax.device_put((x, y, np.ones(48, "float32")), NamedSharding(mesh_of(8, "data", kind), P("data")))
     solver = px.solve.LBFGS(FUNCTIONS[name])
     state = solver.init_state(start, L2, data)
     assert_communication(jax.jit(solver.update), start, state, L2, data, all_reduce=2, all_gather=0)
@@ -80,7 +77,7 @@ def test_lbfgs_leaves_rows_that_the_user_put_on_a_mesh_where_they_are(name: str,
     x, y = draw.normal(size=(n, d)).astype(np.float32), draw.integers(0, k or 2, n).astype(np.int32)
     coef = draw.normal(size=(d, k) if k else d) / 20
     fun = px.solve.objective.glm("softmax" if k else "logistic", l2=True)
-    mesh = Mesh(jax.devices()[:devices], ("rows",), axis_types=(kind,))
+    mesh = mesh_of(devices, "rows", kind)
     data = jax.device_put((x, y), NamedSharding(mesh, P("rows")))
     given, solver = jnp.asarray(coef, jnp.float32), px.solve.LBFGS(fun, precondition=None)
     state = solver.init_state(given, 0.1, data)
