@@ -259,7 +259,7 @@ def with_constants(x: jax.Array) -> Any:
     return jnp.searchsorted(table, x), jnp.interp(x, table, table**2), jnp.histogram(x, bins=3)[0], drawn
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
 def test_constants_have_the_type_of_the_mesh_where_they_are_used(kind: str, jit: bool) -> None:
     x = np.asarray(values(16, 5))
