@@ -177,9 +177,3 @@ def _is_module(x: Any) -> bool:
 def _number(leaf: Any) -> np.ndarray:
     is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    wide = logits.astype(np.float64)
-    powers = np.exp(wide - wide.max(-1, keepdims=True))
-    return powers / powers.sum(-1, keepdims=True)

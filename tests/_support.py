@@ -3,6 +3,7 @@
 import contextlib
 import random
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -31,6 +32,15 @@ def table(every_day: Iterable[tuple[Any, ...]], others: Iterable[tuple[Any, ...]
     return [*rows, *(pytest.param(*row, marks=pytest.mark.slow) for row in others if row not in rows)]
 
 
+STRICT_MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "dtype promotion": lambda: jax.numpy_dtype_promotion("strict"),
+    "rank promotion": lambda: jax.numpy_rank_promotion("raise"),
+    "transfer guard": lambda: jax.transfer_guard("disallow"),
+    "disable_jit": jax.disable_jit,
+    "enable_checks": lambda: jax.enable_checks(True),
+    "checking_leaks": jax.checking_leaks,
+    "debug_nans": lambda: jax.debug_nans(True),
+}
 PLACEMENTS = [*EVERY_DAY, *at_night((p for p in ALL_PLACEMENTS if p not in EVERY_DAY), 5)]
 
 

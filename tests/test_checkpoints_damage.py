@@ -108,14 +108,18 @@ def test_checkpoints_names_a_directory_that_cannot_be_written_to(tmp_path: Path)
             px.Checkpoints(path).save(2, state(2))
 
 
-def test_checkpoints_lets_another_run_read_and_not_save_until_the_first_is_over(tmp_path: Path) -> None:
+def test_checkpoints_lets_another_run_read_and_not_save_until_the_first_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, mine = px.Checkpoints(tmp_path), px.Checkpoints(tmp_path)
     with first:
         first.save(1, state(1))
         first.wait()
         assert mine.restore(state(0)).step == 1
-        with pytest.raises(px.CheckpointError, match="another run"):
-            mine.save(2, state(2))
+        with monkeypatch.context() as patch:
+            patch.setattr("time.sleep", lambda _: None)  # it waits some seconds for the other
+            with pytest.raises(px.CheckpointError, match="another run"):
+                mine.save(2, state(2))
     with mine:
         mine.save(2, state(2))
     assert mine.steps == (1, 2)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import paraxis as px
-from tests._members import mesh_of, softmax
+from tests._members import mesh_of
+from tests._problems import softmax
 from tests._support import values
 
 SIZE = 7

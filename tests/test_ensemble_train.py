@@ -166,7 +166,7 @@ def test_ensemble_train_lets_go_of_a_function_and_what_it_closes_over() -> None:
         ens.members(X, apply=lambda w, _: x @ w)
         return [weakref.ref(x), weakref.ref(trainer.x)]
 
-    gone = [ref for number in range(3) for ref in use(number)]
+    gone = [ref for number in range(2) for ref in use(number)]
     gc.collect()
     assert [ref() is None for ref in gone] == [True] * len(gone)
 

@@ -151,6 +151,7 @@ def spoilt(rows: Any) -> dict[str, np.ndarray]:
     return found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", [1, 8])
 def test_fit_names_the_step_batch_and_rows_of_a_loss_that_is_not_finite(devices: int, tmp_path: Path) -> None:
     """The fourth batch has half as many rows; started again, it meets the same, and with better data it goes on."""

@@ -56,7 +56,7 @@ def assert_same(found: Fitted, directory: Path, unbroken: Unbroken) -> None:
     assert lines(directory / "log.jsonl") == log
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", range(1, 13))
 def test_fit_comes_to_the_same_bits_when_it_was_broken_off(
     number: int, tmp_path: Path, unbroken: Unbroken, capfd: pytest.CaptureFixture[str]
@@ -88,6 +88,7 @@ class SizedShuffling(Shuffling):
 EPOCHS = [batches(data(), range(4)), batches(data(), range(4, 7)), batches(data(), range(7, 12))]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "make", [lambda: lambda epoch: iter(EPOCHS[epoch % 3]), Shuffling, lambda: px.loader(SizedShuffling(), axis=ONE)]
 )

@@ -25,11 +25,11 @@ def quartic(params: jax.Array, *_: Any) -> jax.Array:
 RUNS: dict[str, Any] = {
     "LBFGS": lambda watch: px.solve.LBFGS(quartic, verbose=watch).run(jnp.zeros(3)),
     "ProximalGradient": lambda watch: px.solve.ProximalGradient(quartic, verbose=watch).run(jnp.zeros(3)),
-    "a model": lambda watch: px.solve.LogisticRegression(verbose=watch, devices=2).fit(X, Y > 0),
-    "least squares": lambda watch: px.solve.Lasso(alpha=1e-3, verbose=watch).fit(X, Y),
     "a table": lambda watch: px.solve.PoissonRegressor(verbose=watch).fit(
         px.Table.of_arrays(X, Y**2), engine=px.Stream(at_once=2)
     ),
+    "a model": lambda watch: px.solve.LogisticRegression(verbose=watch, devices=2).fit(X, Y > 0),
+    "least squares": lambda watch: px.solve.Lasso(alpha=1e-3, verbose=watch).fit(X, Y),
 }
 
 
@@ -55,6 +55,7 @@ def test_lbfgs_tells_each_iteration_in_pythons_numbers_and_raises_the_callbacks_
     assert caught.traceback[-1].name == "failing"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("by", ["a callback", "Ctrl-C"])
 def test_lbfgs_that_was_interrupted_has_what_was_found(by: str) -> None:
     def watch(one: px.solve.Iteration) -> None:

@@ -113,7 +113,7 @@ def _close(actual: Any, expected: Any) -> None:
     jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-10, atol=1e-10), actual, expected)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @_all_cases
 def test_objective_at_a_point_has_value_and_gradient(loss: LossName, case: str) -> None:
     problem, params, plain = _posed(loss, case)
@@ -128,7 +128,7 @@ def test_objective_at_a_point_has_value_and_gradient(loss: LossName, case: str) 
     _close(grad, expected[1])
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(4)
 @_all_cases
 def test_objective_along_a_line_is_the_function_there(loss: LossName, case: str) -> None:
     problem, params, plain = _posed(loss, case)

@@ -54,10 +54,15 @@ def plain_loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
 def trained_by_hand(rule: optax.GradientTransformation, steps: int) -> tuple[Any, list[float]]:
     params, losses = weights(mlp()), []
     state = rule.init(params)
-    for _ in range(steps):
+
+    @jax.jit
+    def step(params: Any, state: Any) -> Any:
         value, gradients = jax.value_and_grad(plain_loss)(params, X, Y)
         updates, state = rule.update(gradients, state, params)
-        params = optax.apply_updates(params, updates)
+        return optax.apply_updates(params, updates), state, value
+
+    for _ in range(steps):
+        params, state, value = step(params, state)
         losses.append(float(value))
     return params, losses
 

@@ -108,7 +108,7 @@ def test_program_called_in_another_has_its_own_axes():
 
 
 def test_program_does_not_mix_with_those_of_other_threads():
-    """All are inside at the same moment: each sums as many ones as it has elements."""
+    """All are inside at the same moment, and run at once: each adds up as many products as it has elements."""
     sizes = [2, 3, 5, 8]
     everyone = threading.Barrier(len(sizes), timeout=60)
 
@@ -116,14 +116,14 @@ def test_program_does_not_mix_with_those_of_other_threads():
         @px.program(clients=size)
         def total(x):
             everyone.wait()
-            y = px.reduce_sum(px.broadcast(x))
+            y = px.reduce_sum(px.map_fn(lambda x: x * px.psum(x, "clients"), px.broadcast(x)))
             everyone.wait()
             return y
 
-        return float(total(1.0))
+        return tuple(map(float, jax.value_and_grad(total)(1.0)))
 
     with ThreadPoolExecutor(len(sizes)) as pool:
-        assert list(pool.map(run, sizes)) == sizes
+        assert list(pool.map(run, sizes)) == [(size**2, 2 * size**2) for size in sizes]
 
 
 # --- arguments -------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_program_has_value_and_gradient_of_drjax(weights):
     rng = np.random.default_rng(0)
     model = {name: rng.normal(size=s).astype("f") for name, s in (("w1", (4, 8)), ("b1", (8,)), ("w2", (8, 3)))}
     data = tuple(rng.normal(size=(6, 7, width)).astype("f") for width in (4, 3))
-    assert_close(*(jax.value_and_grad(mean_loss(library, weights))(model, data) for library in (px, drjax)))
+    assert_close(*(jax.jit(jax.value_and_grad(mean_loss(library, weights)))(model, data) for library in (px, drjax)))
 
 
 @px.program(pods=2, clients=3)

@@ -34,20 +34,6 @@ def _half_mean_square(params: Any, data: Any) -> jax.Array:
     return 0.5 * jnp.mean((data[0] @ params - data[1]) ** 2)
 
 
-@pytest.mark.slow
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("fun", [objective.least_squares, _half_mean_square])
-@pytest.mark.parametrize("acceleration", [True, False])
-@in_float64
-def test_proximal_gradient_finds_the_lasso_of_scikit_learn(fun: Callable[..., Any], acceleration: bool) -> None:
-    solver = ProximalGradient(fun, prox.l1, tol=1e-10, maxiter=5000, acceleration=acceleration)
-    params, state = solver.run(jnp.asarray(START), 0.05, (X, Y))
-    assert state.status == Status.CONVERGED
-    expected = _lasso(0.05)
-    np.testing.assert_allclose(params, expected, atol=1e-8)
-    np.testing.assert_array_equal(params == 0, expected == 0)
-
-
 VALUES: dict[str, tuple[Callable[..., Any], Any, Callable[[np.ndarray], Any]]] = {
     "l1": (prox.l1, 0.05, lambda w: 0.05 * np.abs(w).sum()),
     "box": (prox.box, (-0.5, 0.5), lambda w: 0.0),
@@ -70,6 +56,7 @@ def test_proximal_gradient_tells_what_it_minimises_the_penalty_included(name: st
     assert seen[0].value > seen[-1].value
 
 
+@pytest.mark.slow
 @in_float64
 def test_proximal_gradient_finds_the_group_lasso_of_scikit_learn() -> None:
     targets = np.stack([Y, X @ TRUE[::-1] + 0.1], 1)

@@ -13,19 +13,27 @@ from paraxis.testing import simulate_devices
 OTHER_FLAG = "--xla_cpu_enable_fast_math=false"
 CODE = """
 import os
-from paraxis.testing import simulate_devices
-simulate_devices(5)
+from unittest import mock
 import jax
-print(len(jax.devices()), os.environ["XLA_FLAGS"].strip())
+from paraxis.testing import simulate_devices
+devices, seen = jax.devices, []
+with mock.patch.object(jax, "devices", lambda: seen.append(os.environ.get("PJRT_NPROC")) or devices()):
+    simulate_devices(40)
+print(len(jax.devices()), seen[0], os.environ.get("PJRT_NPROC"), os.environ["XLA_FLAGS"].strip())
 """
 
 
-def test_simulate_devices_makes_devices_and_keeps_other_flags() -> None:
-    flags = f"{OTHER_FLAG} --xla_force_host_platform_device_count=2"
-    command, environment = [sys.executable, "-c", CODE], {**os.environ, "XLA_FLAGS": flags}
+def test_simulate_devices_makes_devices_of_two_threads_and_keeps_other_flags() -> None:
+    """Two threads each while they start, so that none waits for ever; afterwards the environment is as it was."""
+    others = {name: value for name, value in os.environ.items() if name not in ("PJRT_NPROC", "NPROC")}
+    environment = others | {"XLA_FLAGS": f"{OTHER_FLAG} --xla_force_host_platform_device_count=2"}
+    command = [sys.executable, "-c", CODE]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     patience = "--xla_cpu_collective_call_terminate_timeout_seconds=86400"
-    assert done.stdout.split() == ["5", OTHER_FLAG, patience], done.stderr
+    assert done.returncode == 0, done.stderr
+    number, threads, afterwards, *left = done.stdout.split()
+    assert (number, afterwards, left) == ("40", "None", [OTHER_FLAG, patience])
+    assert int(threads) >= 80
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager as Context
 from typing import Any
 
 import jax
@@ -14,17 +13,8 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import paraxis as px
-from tests._support import assert_close
+from tests._support import STRICT_MODES, assert_close
 
-MODES: dict[str, Callable[[], Context[Any]]] = {
-    "strict promotion": lambda: jax.numpy_dtype_promotion("strict"),
-    "no rank promotion": lambda: jax.numpy_rank_promotion("raise"),
-    "no jit": jax.disable_jit,
-    "no transfers": lambda: jax.transfer_guard("disallow"),
-    "checks": lambda: jax.enable_checks(True),
-    "leaks": jax.checking_leaks,
-    "NaN": lambda: jax.debug_nans(True),
-}
 MESH = Mesh(np.array(jax.devices()), ("device",))
 WHOLE = NamedSharding(MESH, P())
 RNG = np.random.default_rng(0)
@@ -101,11 +91,13 @@ def expected(call: str) -> Any:
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("mode", [pytest.param(m, marks=[pytest.mark.slow] * (m == "no jit")) for m in MODES])
+@pytest.mark.parametrize(
+    "mode", [pytest.param(m, marks=[pytest.mark.slow] * (m == "disable_jit")) for m in STRICT_MODES]
+)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_front_end_gives_the_same_under_a_strict_mode(call: str, mode: str) -> None:
     wanted = expected(call)
     jax.clear_caches()
-    with MODES[mode]():
+    with STRICT_MODES[mode]():
         found = jax.block_until_ready(CALLS[call]())
     assert_close(found, wanted, rtol=1e-3, atol=1e-4)

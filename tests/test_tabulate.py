@@ -79,6 +79,7 @@ MODELS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", MODELS)
 def test_tabulate_counts_flops_and_parameters_as_by_hand(case: str) -> None:
     make, options, named, is_again = MODELS[case]

@@ -16,7 +16,7 @@ Y = np.random.default_rng(1).normal(size=(10, 4)).astype("float32")
 
 def test_vectorize_gives_rows_their_own_randomness_and_advances_the_stream_once() -> None:
     rngs = nnx.Rngs(0)
-    draw = px.Vectorize(lambda rngs, x: rngs.normal(), rngs)
+    draw = px.Vectorize(lambda rngs, x: rngs.uniform(), rngs)
     first, second = draw(jnp.zeros(64)), draw(jnp.zeros(64))
     assert len({*first.tolist(), *second.tolist()}) == 128
     assert int(rngs.default.count[...]) == 2
@@ -29,7 +29,7 @@ def test_vectorize_splits_streams_of_several_keys_and_lone_keys() -> None:
     def draw_both(rngs: nnx.Rngs, x: Any) -> jax.Array:
         keys = jax.vmap(jax.random.fold_in)(rngs.default.key[...], rngs.default.count[...])
         rngs.default.count[...] += 1
-        return jax.vmap(jax.random.normal)(keys)
+        return jax.vmap(jax.random.uniform)(keys)
 
     out = px.Vectorize(draw_both, rngs)(jnp.zeros(8))
     assert len(set(out.ravel().tolist())) == 16
@@ -38,7 +38,7 @@ def test_vectorize_splits_streams_of_several_keys_and_lone_keys() -> None:
 
     def draw(key: Any, x: Any) -> jax.Array:
         now, key[...] = jax.random.split(key[...])
-        return jax.random.normal(now)
+        return jax.random.uniform(now)
 
     noise = px.Vectorize(draw, key)
     assert len({*noise(jnp.zeros(8)).tolist(), *noise(jnp.zeros(8)).tolist()}) == 16

@@ -6,7 +6,6 @@
 import base64
 import importlib.util
 import json
-import types
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +58,6 @@ def test_a_stored_result_is_found() -> None:
     notebook.metadata["widgets"] = {"state": 1}
     found = ["metadata: widgets", "cell 2: execution_count", "cell 3: outputs"]
     assert stored_results(nbformat.writes(notebook)) == found
-
-
-@pytest.mark.slow  # `make docs` runs them every day; this is for `make test-all`
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(path: Path) -> None:
-    import matplotlib.pyplot as plt
-
-    namespace = types.ModuleType("notebook").__dict__
-    for cell in nbformat.read(path, as_version=4).cells:
-        if cell.cell_type == "code":
-            exec(compile(cell.source, f"{path.name}:{cell.id}", "exec"), namespace)
-    plt.close("all")
 
 
 def test_a_cell_that_fails_fails_the_build(tmp_path: Path) -> None:

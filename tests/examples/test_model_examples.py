@@ -1,7 +1,5 @@
 """What the examples of ensembles, linear models and private gradients compute, against NumPy, JAX and scikit-learn."""
 
-import csv
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -11,44 +9,10 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 
-import paraxis as px
 from tests._support import assert_close
 from tests.examples.conftest import Example, Quick
 
 pytestmark = pytest.mark.slow
-
-
-def by_hand(module: ModuleType, params: Any, batches: Any) -> Any:
-    """One member's parameters after momentum by hand on cross-entropy."""
-
-    @jax.jit
-    def gradient(params: Any, images: jax.Array, labels: jax.Array) -> Any:
-        def loss(params: Any) -> jax.Array:
-            logits = module.CNN().apply({"params": params}, images)
-            return -jnp.mean(jnp.sum(jax.nn.log_softmax(logits) * jax.nn.one_hot(labels, 10), -1))
-
-        return jax.grad(loss)(params)
-
-    velocity = jax.tree.map(jnp.zeros_like, params)
-    for images, labels in batches:
-        velocity = jax.tree.map(lambda v, g: 0.9 * v + g, velocity, gradient(params, images, labels))
-        params = jax.tree.map(lambda p, v: p - 0.1 * v, params, velocity)
-    return jax.tree.map(np.asarray, params)
-
-
-def test_members_are_the_same_whatever_their_number_and_the_devices(example: Example) -> None:
-    module = example("ensemble_mnist")
-    digits = example("_mnist").load_mnist()
-    found = module.compare(digits, 3)
-    assert sorted(found) == [(size, count) for size in (1, 2, 5, 7) for count in (2, 8)]
-    made = px.ensemble(module.create_train_state, 7, 0)
-    batches = module.batches(digits[0], jax.random.key(2), 3)
-    expected = [by_hand(module, made[index].params, batches) for index in range(7)]
-    logits = jnp.stack([module.CNN().apply({"params": own}, digits[1].images[:200]) for own in expected])
-    each = np.asarray(jax.nn.softmax(logits))
-    for (size, _), (params, probs) in found.items():
-        assert_close(params, jax.tree.map(lambda *xs: np.stack(xs), *expected[:size]), rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(probs, each[:size].mean(0), rtol=1e-3, atol=1e-5)
 
 
 def test_scores_are_those_of_disjoint_ensembles_by_numpy(quick: Quick) -> None:
@@ -101,26 +65,6 @@ def test_a_table_with_text_and_gaps_is_fitted_as_by_scikit_learn(example: Exampl
     theirs.fit(np.transpose([*columns.values()])[train], y[train])
     np.testing.assert_allclose([found["coefficients"][name] for name in columns], theirs.coef_[0], atol=1e-4)
     assert found["scores"]["the model"] > found["scores"]["no column"] + 0.2
-
-
-def test_a_large_csv_is_fitted_as_by_scikit_learn(quick: Quick) -> None:
-    found, _, _ = quick("large_csv")
-    with found["path"].open() as file:
-        values = np.array(list(csv.reader(file))[1:], float)
-    whole = LogisticRegression(C=np.inf, solver="newton-cholesky", tol=1e-10).fit(values[:, :-1], values[:, -1])
-    for model in found["fits"].values():
-        np.testing.assert_allclose(model.coef_, whole.coef_, atol=1e-4)
-        np.testing.assert_allclose(model.intercept_, whole.intercept_, atol=1e-4)
-
-
-def test_a_streamed_fit_that_was_stopped_is_scikit_learns(example: Example, quick: Quick) -> None:
-    module, (found, _, _) = example("streamed_logreg"), quick("streamed_logreg")
-    X, y = module.even_or_odd(module.load_mnist()[0].first(2000))
-    theirs = LogisticRegression(C=0.1, tol=1e-8, max_iter=1000).fit(X, y)
-    for model in found["fits"].values():
-        np.testing.assert_allclose(model.coef_, theirs.coef_, atol=1e-3)
-    assert found["fits"]["resumed"].coef_.tobytes() == found["fits"]["not stopped"].coef_.tobytes()
-    assert np.mean(found["predicted"] == theirs.predict(found["held_out"][0])) > 0.995
 
 
 @pytest.mark.parametrize("parallel", [False, True])

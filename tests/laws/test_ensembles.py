@@ -10,10 +10,9 @@ from jax.sharding import AxisType, Mesh
 
 import paraxis as px
 from paraxis.testing import communication
-from tests._members import DICT, KEY, KINDS, X, Y, alone, arrays_of, batch, make_dict, mesh_of, softmax
+from tests._members import DICT, KEY, KINDS, X, Y, alone, arrays_of, batch, make_dict, mesh_of
+from tests._problems import softmax
 from tests._support import values
-
-pytestmark = pytest.mark.floor
 
 # The first and the last of the table, which the fast lane runs, are several members to a device that do not divide, and
 # more devices than members.
@@ -108,6 +107,7 @@ def test_a_step_of_members_sends_nothing_and_an_average_is_one_all_reduce(
         assert (found.total_count, found.count["all_reduce"], found.total_bytes) == (count, count, count * 4 * 6 * 4)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("size", "devices"), [(7, 2), (8, 8)])
 def test_members_that_speak_to_each_other_are_found_to(size: int, devices: int) -> None:
     """The check can fail."""

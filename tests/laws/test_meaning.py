@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AxisType, Mesh, PartitionSpec as P
 
 import paraxis as px
 from tests._support import PLACEMENTS, assert_close, axis_on, compilations, values
@@ -44,7 +43,7 @@ def test_what_a_program_reads_may_change() -> None:
     def total(x: jax.Array) -> jax.Array:
         return px.reduce_sum(px.map_fn(holder.times, x)) + holder.scale
 
-    for scale in (1.0, 2.0, 3.0):
+    for scale in (1.0, 2.0):
         holder.scale = scale
         assert_close(total(x), x.sum() * scale + scale)
         assert_close(jax.grad(total)(x), np.full(5, scale))
@@ -73,7 +72,7 @@ def test_a_rule_of_ones_own_is_that_of_the_function_at_hand() -> None:
         fn.defjvps(lambda t, _, x: slope * t)
         return fn
 
-    for slope in (1.0, 2.0, 3.0):
+    for slope in (1.0, 2.0):
         fn = made(slope)
         assert_close(px.map_fn(fn, x, axis), np.sin(x))
         program = px.program(rows=axis)(lambda x, fn=fn: px.reduce_sum(px.map_fn(fn, x)))
@@ -124,7 +123,7 @@ def test_functions_and_what_they_hold_are_let_go() -> None:
 # --- effects --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("at_once", [None, 1])
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 def test_effects_happen_for_each_element(placement: tuple[int, int], at_once: int | None) -> None:
@@ -147,35 +146,6 @@ def test_effects_happen_for_each_element(placement: tuple[int, int], at_once: in
             assert set(seen) == set(x.tolist())
         else:
             assert sorted(seen) == x.tolist()
-
-
-# --- closures, meshes, the body's own shard_map ---------------------------------------------------------------------
-
-
-def _mesh(kind: AxisType, **axes: int) -> Mesh:
-    devices = np.array(jax.devices()[: int(np.prod(list(axes.values())))]).reshape(tuple(axes.values()))
-    return Mesh(devices, tuple(axes), axis_types=(kind,) * len(axes))
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("size", [3, 4])
-@pytest.mark.parametrize("named", [True, False], ids=["mesh=", "the mesh in force"])
-def test_a_body_may_have_a_shard_map_of_its_own(named: bool, size: int) -> None:
-    mesh, x = _mesh(AxisType.Auto, rows=2, model=4), values(size, 8)
-
-    def body(x: jax.Array) -> jax.Array:
-        given: Any = {"mesh": mesh} if named else {}
-        part = jax.shard_map(
-            lambda x: lax.psum((x**2).sum(), "model"), in_specs=P("model"), out_specs=P(), axis_names={"model"}, **given
-        )
-        return part(x)
-
-    axis = px.Axis("rows", size, mesh=mesh)
-    with jax.set_mesh(mesh):
-        found = jax.jit(lambda x: px.map_fn(body, x, axis))(x)
-        gradient = jax.jit(jax.grad(lambda x: px.map_fn(body, x, axis).sum()))(x)
-    assert_close(np.asarray(found), (x**2).sum(1))
-    assert_close(np.asarray(gradient), 2 * x)
 
 
 # --- what JAX asks of a primitive -------------------------------------------------------------------------------------

@@ -22,9 +22,9 @@ WORKERS, WIDTH, ROWS = 2, 64, 16
 INNER, OUTER = optax.adamw(1e-2), optax.sgd(0.7, momentum=0.9, nesterov=True)
 NEWER = tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 12)
 KINDS = [
-    AxisType.Auto,
     # Older JAX gathers all operands of a shard_map of which some axes stay Explicit.
     pytest.param(AxisType.Explicit, marks=pytest.mark.skipif(not NEWER, reason="jax 0.12 or later")),
+    AxisType.Auto,
 ]
 
 
@@ -62,6 +62,7 @@ def _start(mesh: Any) -> Any:
     return *shared, *each, x
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_diloco_sends_and_holds_no_more_than_drjax(kind: AxisType) -> None:
     mesh = jax.make_mesh((WORKERS, 4), ("replica", "fsdp"), axis_types=(kind,) * 2)

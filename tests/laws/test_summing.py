@@ -1,4 +1,4 @@
-"""No public face: the pass is switched off here. Sums in products equal sums of results, by plain vmap in float64."""
+"""Sums in products equal sums of results, by plain vmap in float64."""
 
 from typing import Any
 
@@ -9,7 +9,6 @@ import pytest
 from jax.sharding import Mesh
 
 import paraxis as px
-from paraxis._core import sums
 from tests._support import assert_close, axis_on, values
 
 SIZE = 10
@@ -174,22 +173,6 @@ def test_a_shared_value_beside_a_product_counts_for_each_element() -> None:
         return px.reduce_sum(px.map_fn(lambda w, x: w - x.T @ x, (px.broadcast(w, axis), x), axis), axis)
 
     assert_close(total(w, x), 10 * w - jnp.einsum("nij,nik->jk", x, x), rtol=1e-4)
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", ["gradient of an MLP", "two local steps"])
-def test_without_the_pass_the_sums_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No public face: that sums are moved into products cannot be switched off."""
-    over_elements = sums.over_elements
-
-    def without(m: Any, *args: Any, **options: Any) -> Any:
-        return over_elements(m._replace(linear=[False] * len(m.linear)), *args, **options)
-
-    monkeypatch.setattr(sums, "split", lambda *_: None)
-    monkeypatch.setattr(sums, "over_elements", without)
-    body, axis, (w, x) = BODIES[name], _axis(3), _weights()
-    total = jax.jit(lambda w, x: px.reduce_sum(px.map_fn(body, (px.broadcast(w, axis), x), axis), axis))
-    _close(total(w, x), jax.tree.map(lambda a: a.sum(0), _rows(body, w, x)))
 
 
 def test_a_sum_of_gradients_copies_no_more_than_the_gradient_of_one_flat_batch() -> None:

@@ -139,7 +139,7 @@ CASES = {
 }
 
 
-_EVERY_DAY = ("Heun", "blackjax NUTS", "density", "closure", "lineax CG")
+_EVERY_DAY = ("blackjax NUTS", "density", "closure", "lineax CG")
 DAILY = [(name, 10, None, True) for name in CASES if name.endswith(_EVERY_DAY)]
 
 

@@ -48,6 +48,7 @@ COMPILED = pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager
 EXPLICIT = pytest.mark.parametrize("explicit", [True, False], ids=["Explicit", "Auto"])
 
 
+@pytest.mark.sampled(5)
 @COMPILED
 @pytest.mark.parametrize("name", AXES)
 def test_map_fn_gives_its_inputs_the_types_of_one_device(name: str, compiled: bool) -> None:
@@ -66,6 +67,7 @@ def test_map_fn_within_a_mesh_in_force_gives_its_inputs_the_types_of_one_device(
     assert_close(np.asarray(found), np.sin(np.asarray(x)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("own", [True, False], ids=["its own mesh", "another mesh"])
 @EXPLICIT
 @COMPILED
