@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     path = chosen.folder / f"{name}.csv"
     made(path, size)
     held: list[float] = []
-    stream = px.Stream(memory=MEMORY, verbose=lambda _: held.append(megabytes()))
+    stream = px.Stream(memory=MEMORY, progress=lambda _: held.append(megabytes()))
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
         table = px.Table.csv(path, target="stops", dtype="float32")
         print(

@@ -67,7 +67,7 @@ def fit(table: px.Table, folder: Path | None, *, stop: bool = False) -> px.solve
             print(f"  {progress}", flush=True)
 
     at_once = -(-AT_ONCE // jax.device_count())
-    engine = px.Stream(at_once=at_once, verbose=show, folder=folder)
+    engine = px.Stream(at_once=at_once, progress=show, checkpoint=folder)
     return px.solve.LogisticRegression(**OPTIONS).fit(table, engine=engine)
 
 

@@ -104,7 +104,7 @@ def test_groups_take_a_memory_mapped_array_and_a_source_that_gives_many_at_once(
     for groups in (px.Groups.of_arrays(np.load(tmp_path / "x.npy", mmap_mode="r")), px.Groups(Many(x))):
         result = px.Stream(at_once=1).run(lambda x: px.reduce_sum(x, axis), groups)
         np.testing.assert_allclose(result, x.sum(0), rtol=1e-5)
-    assert asked == [8, 8, 4]
+    assert sorted(asked) == [4, 8, 8]
 
 
 def test_groups_draw_a_cohort_by_its_seed_alone():

@@ -82,11 +82,11 @@ def test_fit_takes_ipython_on_a_terminal_for_no_notebook(kernel: Kernel, capfd: 
 
 
 def test_stream_in_a_notebook_shows_one_area_that_changes(kernel: Kernel, capfd: pytest.CaptureFixture[str]) -> None:
-    total = px.Stream(at_once=1, verbose=True).run
+    total = px.Stream(at_once=1, progress=True).run
     total(lambda x: px.reduce_sum(x, px.Axis("<rows>", 40)), px.Groups.of_arrays(np.ones(40, np.float32)))
     (forms,) = kernel.areas
     assert forms[0]["text/plain"].startswith("pass 1 of 1: 8 of 40 <rows>")
-    assert forms[-1]["text/plain"] == "pass 1 of 1: 40 of 40 <rows>, 0 s left"
+    assert forms[-1]["text/plain"].startswith("pass 1 of 1: 40 of 40 <rows>, ")
     assert '<progress value="40" max="40">' in forms[-1]["text/html"]
     assert "&lt;rows&gt;" in forms[-1]["text/html"]
     captured = capfd.readouterr()

@@ -115,11 +115,11 @@ def test_stream_on_a_pool_that_lost_a_process_resumes_to_the_same_bits(tmp_path)
     expected = bits(px.Stream(at_once=3, map=map).run(FN, W, px.Groups(ROWS)))
     groups = px.Groups(Deadly(tmp_path / "mark"))
     with executor(1) as first, pytest.raises(BrokenProcessPool) as broken:
-        px.Stream(at_once=3, map=first.map, folder=tmp_path / "run").run(FN, W, groups)
+        px.Stream(at_once=3, map=first.map, checkpoint=tmp_path / "run").run(FN, W, groups)
     assert "goes on from there" in broken.value.__notes__[-1]
     seen = []
     with executor(1) as second:
-        stream = px.Stream(at_once=3, map=second.map, folder=tmp_path / "run", verbose=seen.append)
+        stream = px.Stream(at_once=3, map=second.map, checkpoint=tmp_path / "run", progress=seen.append)
         assert bits(stream.run(FN, W, groups)) == expected
     assert seen[0].done > 6  # what the first pool had done is not done again
 

@@ -95,7 +95,7 @@ def test_stream_decides_by_memory_how_many_are_run_at_once():
 def test_stream_keeps_to_memory_for_longer_elements_of_the_same_type():
     told: list[Any] = []
     total = px.program(clients=32)(lambda d: px.reduce_sum(px.map_fn(lambda d: jnp.where(d.mask, d["x"], 0).sum(), d)))
-    run = px.Stream(memory="250kB", verbose=told.append).jit(total)
+    run = px.Stream(memory="250kB", progress=told.append).jit(total)
     for rows in (10, 1000):
         assert run(px.Groups([{"x": np.ones(rows, "float32")}] * 32, lengths=[rows] * 32)) == 32 * rows
     assert (told[0].done, told[1].done) == (32, 8)

@@ -50,16 +50,16 @@ def stopped_after(chunks: int, seen: list):
 
 
 def run(folder: Path | None, x=X, w=W, at_once=1, fn=FN, **options):
-    return px.Stream(at_once=at_once, folder=folder, **options).run(fn, w, px.Groups.of_arrays(x))
+    return px.Stream(at_once=at_once, checkpoint=folder, **options).run(fn, w, px.Groups.of_arrays(x))
 
 
 @pytest.mark.parametrize("options", [{}, {"map": map, "at_once": 8}], ids=["here", "map"])
 def test_stream_goes_on_from_where_it_was_stopped(tmp_path, options):
     whole, seen, notes = [], [], []
-    expected = run(None, verbose=stopped_after(10**9, whole), **options)
+    expected = run(None, progress=stopped_after(10**9, whole), **options)
     while True:
         try:
-            result = run(tmp_path / "run", verbose=stopped_after(4, seen), **options)
+            result = run(tmp_path / "run", progress=stopped_after(4, seen), **options)
             break
         except KeyboardInterrupt as stopped:
             notes += stopped.__notes__
@@ -73,8 +73,8 @@ def test_stream_goes_on_from_where_it_was_stopped(tmp_path, options):
 
 def test_stream_refuses_another_run_and_a_damaged_file(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "run", verbose=stopped_after(2, []))
-    (path,) = (tmp_path / "run").iterdir()
+        run(tmp_path / "run", progress=stopped_after(2, []))
+    path = tmp_path / "run" / "paraxis-run.npz"
     before = path.read_bytes()
     closed = lambda w, x: loss(w * jnp.asarray(2 * W), x)  # noqa: E731
     others: list[dict[str, Any]] = [{"w": 2 * W}, {"x": 2 * X}, {"at_once": 2}, {"fn": closed}]
@@ -106,7 +106,7 @@ def total(x):
     return px.reduce_sum(jnp.sin(x)), px.reduce_sum((x - px.reduce_mean(x)) ** 2)
 
 seen = []
-found = px.Stream(at_once=2, folder=sys.argv[1], verbose=seen.append).run(total, px.Groups(Slow(range(40))))
+found = px.Stream(at_once=2, checkpoint=sys.argv[1], progress=seen.append).run(total, px.Groups(Slow(range(40))))
 print(json.dumps([[float(y).hex() for y in found], len(seen)]))
 """
 

@@ -25,7 +25,7 @@ def table(y: np.ndarray = CLASSES, x: np.ndarray = X) -> px.Table:
 
 
 def engine(folder: Path | None, at_once: int = 5, **options: Any) -> px.Stream:
-    return px.Stream(at_once=at_once, folder=folder, **options)
+    return px.Stream(at_once=at_once, checkpoint=folder, **options)
 
 
 def stopped_after(
@@ -95,7 +95,7 @@ def test_table_fit_refuses_a_folder_with_another_run_and_leaves_it(tmp_path):
 def test_table_fit_takes_each_option_of_an_engine_or_refuses_it_by_name():
     seen: list[px.streaming.Progress] = []
     rows = table(Z)
-    model = px.solve.Ridge(tol=1e-9).fit(rows, engine=engine(None, verbose=seen.append))
+    model = px.solve.Ridge(tol=1e-9).fit(rows, engine=engine(None, progress=seen.append))
     told = [(one.axis, one.pass_number, one.done, one.elements, one.passes) for one in seen]
     assert told[:6] == [("rows", 1, done, 203, None) for done in (40, 80, 120, 160, 200, 203)]
     assert len(told) == 6 * model.data_passes_

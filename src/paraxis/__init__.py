@@ -48,7 +48,7 @@ if typing.TYPE_CHECKING:
     from paraxis.ensembles import Ensemble, ensemble
     from paraxis.launch import initialize
     from paraxis.reports import compare, explain, show, tabulate
-    from paraxis.streaming import Groups, Stream, ray_map
+    from paraxis.streaming import Groups, Stream, ray_map, retrying
     from paraxis.train import (
         Checkpoints,
         Evaluate,
@@ -117,6 +117,7 @@ __all__ = [
     "reduce_min",
     "reduce_sum",
     "reduce_weighted_mean",
+    "retrying",
     "scatter",
     "show",
     "tabulate",
@@ -130,7 +131,7 @@ _ROOM_OF = {
     **dict.fromkeys(("Ensemble", "ensemble"), "ensembles"),
     "Table": "_tables",
     "initialize": "launch",
-    **dict.fromkeys(("Groups", "Stream", "ray_map"), "streaming"),
+    **dict.fromkeys(("Groups", "Stream", "ray_map", "retrying"), "streaming"),
     **dict.fromkeys(("compare", "explain", "show", "tabulate"), "reports"),
     **dict.fromkeys(("Checkpoints", "Evaluate", "Mean", "TrainState", "TrainingStopped"), "train"),
     **dict.fromkeys(("eval_step", "fit", "loader", "train_step"), "train"),

@@ -22,21 +22,21 @@ class Size(NamedTuple):
 
 
 BUDGETS = {  # lines
-    "_core": 3_690,  # what other interpreters of jaxprs need took 200
-    "_host": 600,
+    "_core": 3_740,  # 3,600 were planned: what other interpreters of jaxprs need took 200
+    "_host": 670,  # 600 were planned: a map that tries tasks again, and locks, which two rooms need
     "cli": 420,
     "ensembles": 900,
     "launch": 550,
     "reports": 2_600,
     "solve": 3_700,  # with _tables, which only it reads
-    "streaming": 2_000,
+    "streaming": 2_300,  # 2,000 were planned: elements that fail, rows as they come, and several processes took 600
     "testing": 200,
     "the root": 300,
     "train": 3_300,
     "transforms": 1_300,
 }
-ALL = Size(20_000, 11_500, 150)
-TESTS = 19_000
+ALL = Size(20_000, 11_800, 150)
+TESTS = 19_100
 
 
 def size(paths: Iterable[Path]) -> Size:

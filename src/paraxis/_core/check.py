@@ -7,6 +7,7 @@ import contextlib
 import math
 import numbers
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,15 @@ def one_of(who: str, argument: str, value: Any, choices: tuple[Any, ...], error:
     """Check that an argument is one of some choices."""
     if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
         raise error(f"{who}: {argument} must be one of {', '.join(map(repr, choices))}, got {described(value)}")
+
+
+def renamed(who: str, given: dict[str, Any], **names: str) -> dict[str, Any]:
+    """Return options that were given by their old ``names``, by the new ones, with a warning."""
+    for old in given:
+        if old not in names:
+            raise TypeError(f"{who}() got an unexpected keyword argument {old!r}")
+        warnings.warn(f"{who}: {old}= is now called {names[old]}=", DeprecationWarning, stacklevel=4)
+    return {names[old]: value for old, value in given.items()}
 
 
 def has(who: str, argument: str, value: Any, attribute: str, write: str, error: type[Exception] = DataError) -> None:
@@ -100,6 +110,22 @@ def no_sparse(who: str, argument: str, tree: Any) -> None:
                 f"lose the mapped axis; map its arrays, (m.data, m.indices), and write "
                 f"sparse.BCOO((data, indices), shape=…) where it is used. All elements may share one: px.broadcast(m)"
             )
+
+
+_OTHERWISE = {  # what has it, and what to write
+    "iloc": "goes by its labels, not by position; write .to_numpy()",
+    "tocsr": "is a sparse matrix; write .toarray()",
+    "filled": "leaves entries out, which would come back; write .filled(0), and give .mask as an array of its own",
+}
+
+
+def by_position(who: str, argument: str, tree: Any) -> None:
+    """Check that no container's ``[i]`` is something else than NumPy's row ``i``."""
+    kind = lambda x: next((name for name in _OTHERWISE if hasattr(x, name)), None)  # noqa: E731
+    for path, x in jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: kind(x) is not None):
+        if name := kind(x):
+            label = f"{argument}{jax.tree_util.keystr(path)}"
+            raise DataError(f"{who}: {label} is a {type(x).__name__}, which {_OTHERWISE[name]}")
 
 
 @contextlib.contextmanager

@@ -24,10 +24,11 @@ from paraxis._core.record import Map
 from paraxis.errors import AxisError
 
 
-def run(m: Map, operands: Sequence[jax.Array]) -> list[jax.Array]:
+def run(m: Map, operands: Sequence[jax.Array], real: jax.Array | None = None) -> list[jax.Array]:
     """Return the results, rows ``(size, ...)`` or sums over the elements ``(...)``; or blocks of both, if asked for.
 
-    Operands ``(size, ...)``, or ``(...)`` if shared.
+    Operands ``(size, ...)``, or ``(...)`` if shared. ``real``: booleans ``(size,)``, which elements are summed, of a
+    map whose elements exchange nothing; default: all.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if isinstance(m.placement.mesh, AbstractMesh) and not mesh.empty:
@@ -35,7 +36,7 @@ def run(m: Map, operands: Sequence[jax.Array]) -> list[jax.Array]:
     placement, name = m.placement, m.placement.axis.name
     is_pmap = placement.num_local == 1 and not placement.is_padded and placement.crossed_axes
     if not m.uses_axis:
-        blocks = _by_shard_map(m, operands, {})
+        blocks = _by_shard_map(m, operands, {}, real)
     elif is_pmap and not exchanges(m, "cond", "while"):  # else some could wait in vain
         blocks = _by_shard_map(m, operands, {name: placement.crossed_axes})
     else:
@@ -44,12 +45,14 @@ def run(m: Map, operands: Sequence[jax.Array]) -> list[jax.Array]:
     return blocks if m.in_blocks else arrays.from_blocks(blocks, placement, m.outs)
 
 
-def _by_shard_map(m: Map, operands: Sequence[Any], names: Mapping[str, tuple[str, ...]]) -> list[jax.Array]:
+def _by_shard_map(
+    m: Map, operands: Sequence[Any], names: Mapping[str, tuple[str, ...]], given: jax.Array | None = None
+) -> list[jax.Array]:
     """Each device runs the elements of its block; one that has none rests. ``names``: of axes, on the mesh.
 
     Operands ``(size, ...)``, or ``(...)`` if shared; results ``(num_padded, ...)``, or sums ``(num_devices, ...)``.
     """
-    placement, chunk = m.placement, _traced_chunk(m)
+    placement, chunk = m.placement, _traced_chunk(m, masked=given is not None)
     has_idle = placement.has_idle_device and placement.has_mesh_alone
     # XLA's CPU compiler rewrites only the convolutions of the main computation into a form that it runs fast (jaxlib
     # 0.12): in a branch, a gradient's take 8 times as long as on zeros, where a loop may not end, and which a callback
@@ -57,7 +60,8 @@ def _by_shard_map(m: Map, operands: Sequence[Any], names: Mapping[str, tuple[str
     is_impure = jax_api.holds(m.body.jaxpr, "while", "pure_callback") or jax_api.has_effects(m.body.jaxpr)
 
     def on_device(*blocks: jax.Array) -> list[jax.Array]:
-        real = arrays.real_rows(placement)
+        real = arrays.real_rows(placement) if given is None else blocks[-1]
+        blocks = blocks[: len(m.shared)]
         work = functools.partial(_block, m, _inside(chunk, jax.sharding.get_abstract_mesh(), names), real)
         if real is None or not has_idle:
             return work(*blocks)
@@ -70,8 +74,10 @@ def _by_shard_map(m: Map, operands: Sequence[Any], names: Mapping[str, tuple[str
     operands = [arrays.constrain(x, placement, rows=None if s else True) for x, s in zip(padded, m.shared, strict=True)]
     if placement.is_explicit and any(any([*jax.typeof(x).sharding.spec][1:]) for x in operands):
         jax_api.warn_of_gathers(placement.axis.name)
-    in_specs = tuple(P() if is_shared else placement.spec for is_shared in m.shared)
-    on_mesh = placing.shard_map(on_device, placement.mesh, placement.mesh_axes, in_specs)
+    in_specs = [P() if is_shared else placement.spec for is_shared in m.shared]
+    if given is not None:
+        operands, in_specs = [*operands, arrays.pad(given, placement, safe=False)], [*in_specs, placement.spec]
+    on_mesh = placing.shard_map(on_device, placement.mesh, placement.mesh_axes, tuple(in_specs))
     return (on_mesh if placement.mesh_axes else on_device)(*operands)
 
 
@@ -103,12 +109,12 @@ def _block(m: Map, chunk: ClosedJaxpr, real: jax.Array | None, *blocks: jax.Arra
     return interleave(m.summed, [y[None] for y in totals], results)
 
 
-def _traced_chunk(m: Map) -> ClosedJaxpr:
+def _traced_chunk(m: Map, *, masked: bool) -> ClosedJaxpr:
     """Trace what a device runs at once, outside of the mesh: rules of libraries see none."""
     placement, lead = m.placement, (m.placement.chunk,)
     env = {**jax.sharding.get_abstract_mesh().shape, **dict(m.axis_env)}
     structs = [jax_api.struct(a, lead=() if s else lead) for a, s in zip(m.body.in_avals, m.shared, strict=True)]
-    masks = [jax.ShapeDtypeStruct((placement.chunk,), bool)] if placement.is_padded else []
+    masks = [jax.ShapeDtypeStruct((placement.chunk,), bool)] if masked or placement.is_padded else []
     has_maps = jax_api.holds(m.body.jaxpr, "px_map")
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
         m = m._replace(body=_with_maps_carried_out(m.body, env, on_one_device=True)) if has_maps else m

@@ -8,8 +8,8 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -83,6 +83,18 @@ class Number:
     value: Any = None
 
 
+class Chunk(Protocol):
+    """What verbs ask for in a trace for some of the elements; it is equal to another that gives the same."""
+
+    def __call__(self, axis: Axis, tree: Any) -> tuple[Axis, Any]:
+        """Return an axis with as many elements as are traced for, and of what a verb takes as its values their rows."""
+        ...
+
+    def count(self, axis: Axis) -> Any:
+        """Return the number of all elements, by which a mean divides."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Scope:
     """The axes in force while a program or a body is traced. It is hashed at each call of ``jax.jit`` within."""
@@ -91,9 +103,7 @@ class Scope:
     mapped: tuple[Axis, ...] = ()  # outermost first
     mesh: AbstractMesh | None = None  # of the outermost one, if it has one that is known
     covered: tuple[str, ...] = ()  # the mesh axes that they lie over
-    # In a trace for some of the elements: gives for an axis and a tree of what a verb takes as its elements' values an
-    # axis with as many as are traced for, and their rows. It is equal to another that gives the same.
-    chunk: Callable[[Axis, Any], tuple[Axis, Any]] | None = None
+    chunk: "Chunk | None" = None  # in a trace for some of the elements
     numbers: tuple[Number, ...] = ()
     alone: bool = False  # every axis lies on one device, whatever it asks for
 
@@ -216,7 +226,7 @@ def place(axis: Axis) -> Placement:
     """Decide where an axis lies, here and now; an AxisError says what the mesh lacks."""
     scope, mesh = current(), jax.sharding.get_abstract_mesh()
     if scope.alone:
-        return Placement(dataclasses.replace(axis, mesh=None, over=None), None, ())
+        return Placement(axis, None, ())
     is_nested = bool(scope.mapped or mesh.manual_axes)
     if is_nested:  # inside another axis's body, or a jax.shard_map: the mesh axes still free, or none
         mesh = scope.mesh if mesh.empty and scope.mesh is not None else mesh
@@ -294,6 +304,19 @@ def shard_map(
     if not isinstance(mesh, Mesh) and not jax.sharding.get_abstract_mesh().empty:
         mesh = None  # the one in force, some of whose axes may be taken
     return jax.shard_map(fn, mesh=mesh, in_specs=in_specs, out_specs=out, axis_names=set(names), check_vma=False)
+
+
+def on_devices(
+    fn: Callable[..., Any], placement: Placement, ins: Sequence[int | None], outs: Sequence[int]
+) -> Callable[..., Any]:
+    """Return a function that each device runs on its own rows.
+
+    ``ins`` and ``outs`` say in which dimension of operands and results they are; ``None``: an operand is whole.
+    """
+    if not placement.mesh_axes:
+        return fn
+    specs = [P() if dim is None else P(*[None] * dim, placement.mesh_axes) for dim in (*ins, *outs)]
+    return shard_map(fn, placement.mesh, placement.mesh_axes, tuple(specs[: len(ins)]), specs[len(ins) :])
 
 
 def mesh_in_force() -> Mesh | None:

@@ -153,7 +153,8 @@ def _reduce(kind: str, x: Any, axis: Axis | str | None, where: Any, w: Any = Non
 
 def _reduced(kind: str, placement: Placement, leaves: Any, mask: Any, weights: Any) -> list[jax.Array]:
     """Reduce leaves ``(size, ...)``, each with a weight ``(size,)`` or ``None``."""
-    size = placement.size
+    chunk = placing.current().chunk
+    size = placement.size if chunk is None else chunk.count(placement.axis)
     counted = {id(weight): mask if weight is None else weight for weight in weights} if kind == "mean" else {}
     totals = {at: size if x is None else _folded("mean", x, placement, mask) for at, x in counted.items()}
 

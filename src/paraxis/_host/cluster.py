@@ -1,10 +1,11 @@
-"""Tasks on a cluster, by a function with the signature of ``concurrent.futures.Executor.map``."""
+"""Tasks elsewhere, by functions with the signature of ``concurrent.futures.Executor.map``."""
 
 import collections
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import BrokenExecutor, Executor, Future
 from typing import Any
 
-from paraxis._core.check import needed
+from paraxis._core.check import count, needed
 
 _QUEUED = 256  # tasks that the cluster has at once
 
@@ -12,8 +13,10 @@ _QUEUED = 256  # tasks that the cluster has at once
 def ray_map(**options: Any) -> Callable[..., Iterable[Any]]:
     """Return a ``map`` for :class:`px.Stream` that carries out chunks as plain tasks of Ray, a bounded number at once.
 
-    Ray runs a task again when its worker or node is lost. The cluster is the one that this process has joined, else the
-    one that ``RAY_ADDRESS`` names, else one that Ray starts on this machine. ``options`` are those of ``ray.remote``.
+    Ray runs a task again when its worker or node is lost, as often as ``max_retries`` says; then what it raises takes
+    the place of the result, and :class:`px.Stream` raises or masks it. The cluster is the one that this process has
+    joined, else the one that ``RAY_ADDRESS`` names, else one that Ray starts on this machine. ``options`` are those of
+    ``ray.remote``.
 
     Example:
         >>> import paraxis as px
@@ -23,6 +26,13 @@ def ray_map(**options: Any) -> Callable[..., Iterable[Any]]:
     def mapped(fn: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
         with needed("px.ray_map", "ray"):
             import ray
+            from ray.exceptions import RayError
+
+        def got(waiting: Any) -> Any:
+            try:
+                return ray.get(waiting)
+            except RayError as error:
+                return error
 
         shared, waiting = ray.put(fn), collections.deque[Any]()
         as_task: Any = ray.remote(**options) if options else ray.remote
@@ -30,7 +40,63 @@ def ray_map(**options: Any) -> Callable[..., Iterable[Any]]:
         for task in tasks:
             waiting.append(call.remote(shared, task))
             if len(waiting) == _QUEUED:
-                yield ray.get(waiting.popleft())
-        yield from map(ray.get, waiting)
+                yield got(waiting.popleft())
+        yield from map(got, waiting)
 
     return mapped
+
+
+def retrying(make_executor: Callable[[], Executor], *, attempts: int = 3) -> Callable[..., Iterable[Any]]:
+    """Return a ``map`` for :class:`px.Stream` by a pool of processes, which runs tasks again that a worker died in.
+
+    A pool that has lost a process is of no use: another one is made. Results that are there are kept; the first task
+    that has none is run again by itself, so that it is known which one ends its worker, and then the others. After so
+    many ``attempts``, the error takes the place of its result, and :class:`px.Stream` raises or masks it.
+
+    Args:
+        make_executor: gives a new :class:`concurrent.futures.Executor`. It is kept for later calls.
+        attempts: how often a task is begun.
+
+    Raises:
+        ValueError: if ``attempts`` is not positive.
+
+    Example:
+        >>> import multiprocessing, concurrent.futures, paraxis as px
+        >>> def pool():
+        ...     context = multiprocessing.get_context("spawn")
+        ...     return concurrent.futures.ProcessPoolExecutor(8, mp_context=context)
+        >>> stream = px.Stream(at_once=16, map=px.retrying(pool))
+    """
+    attempts, executors = count("retrying", "attempts", attempts), list[Executor]()
+
+    def submitted(fn: Callable[[Any], Any], task: Any) -> Future[Any]:
+        """Submit a task, to a new executor if there is none, or this one has broken."""
+        try:
+            executors[:] = executors or [make_executor()]
+            return executors[0].submit(fn, task)
+        except BrokenExecutor:
+            executors.pop().shutdown()
+            return submitted(fn, task)
+
+    def result(fn: Callable[[Any], Any], task: Any, future: Future[Any]) -> Any:
+        """Return what a task gives; where its executor breaks, it is begun again, alone."""
+        for _ in range(attempts - 1):
+            if not _has_broken(future, waits=True):
+                break
+            future = submitted(fn, task)
+        return future.exception() if _has_broken(future, waits=True) else future.result()
+
+    def mapped(fn: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
+        waiting = collections.deque((task, submitted(fn, task)) for task in tasks)
+        while waiting:
+            yield result(fn, *waiting.popleft())
+            for _ in range(len(waiting)):
+                task, future = waiting.popleft()
+                waiting.append((task, submitted(fn, task) if _has_broken(future, waits=False) else future))
+
+    return mapped
+
+
+def _has_broken(future: Future[Any], *, waits: bool) -> bool:
+    """Return whether a task has ended its executor, or another has before it was done."""
+    return (waits or future.done()) and isinstance(future.exception(), BrokenExecutor)

@@ -1,9 +1,11 @@
 """Files that are there whole or not at all: written beside the old ones, and put in their place when done."""
 
 import contextlib
+import fcntl
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -39,3 +41,31 @@ def replaced(target: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+_PATIENCE = 50  # tenths of a second
+
+
+def locked(path: Path) -> int:
+    """Return the handle of a locked file; a killed process may hold its lock for some time after it is gone.
+
+    Raises:
+        OSError: if another run holds it, or it cannot be written.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    for _ in range(_PATIENCE):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
+        except BlockingIOError:
+            time.sleep(0.1)
+        except OSError:  # a file system without locks
+            return handle
+    os.close(handle)
+    raise BlockingIOError("another run saves there")
+
+
+def remove_rests(target: Path) -> None:
+    """Remove what processes that were killed while they wrote a file have left beside it."""
+    for path in target.parent.glob(f".{target.name[:40]}-*"):
+        path.unlink(missing_ok=True)

@@ -42,7 +42,7 @@ def saved(options: str, begin: Any, arguments: Any) -> Iterator[tuple[Any, Calla
     A saved run is this one if options, arguments and ``begin`` are. When it is done, nothing is left there.
     """
     rows = next((x for x in jax.tree.leaves(arguments) if isinstance(x, TableRows)), None)
-    if rows is None or rows.engine.folder is None:
+    if rows is None or rows.engine.checkpoint is None:
         yield begin, lambda _: None
         return
     own, structure = jax.tree.flatten(begin)

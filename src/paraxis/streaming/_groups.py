@@ -48,6 +48,7 @@ class Groups:
     """
 
     def __init__(self, source: Any, *, lengths: Any = None) -> None:
+        check.by_position("Groups", "source", [source] if hasattr(source, "shape") else [])
         self._source, self.numbers = source, np.arange(len(source))
         self._all_lengths = None if lengths is None else np.asarray(lengths)
         if self._all_lengths is not None and (
@@ -294,6 +295,7 @@ class _Rows:
     """Arrays as a source of their rows."""
 
     def __init__(self, tree: Any) -> None:
+        check.by_position("Groups.of_arrays", "tree", tree)
         self.tree = jax.tree.map(np.asanyarray, tree)
         counts = {x.shape[:1] for x in jax.tree.leaves(self.tree)}
         if len(counts) != 1 or counts == {()}:

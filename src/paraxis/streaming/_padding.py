@@ -1,51 +1,59 @@
-"""A forgotten mask, found by running a chunk of each pass again, with other rows as padding.
+"""A forgotten mask, found by running a chunk of each pass again, with its elements padded to another length.
 
-What uses the mask gives the same bits, by the same compiled program: at the shared values at hand, and at others, since
-at some, such as weights of zero, all rows give the same. The very last row stays, and the others are the element's own,
-so that ``x[-1]``, a maximum, or a shift by one changes nothing.
+Padding repeats an element's last row, whatever the length, so the function sees nothing that no element has. What uses
+the mask gives the same numbers, to rounding, at the shared values at hand, and at others: at some, such as weights of
+zero, all rows give the same. ``x[-1]`` and a maximum do not depend on the length.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-_ROUNDING = 64  # units in the last place, of the largest number, that a shift which cancels out may cost
+_ROUNDING = 64  # units in the last place, of the largest number, that a sum in another order may cost
 
 
-def counted(run: Callable[..., Any], shared: list[Any], rows: list[Any], lengths: dict[int, np.ndarray]) -> int | None:
-    """Return the number of a result that depends on padding; of padded ``rows``, ``lengths`` are the elements' own."""
-    others = [_otherwise(x, lengths[n]) if n in lengths else x for n, x in enumerate(rows)]
-    random = np.random.default_rng(0)
-    for values in (shared, [_near(x, random) for x in shared]):
-        found, given = run(values, rows), run(values, others)
-        if any(np.asarray(a).tobytes() != np.asarray(b).tobytes() for a, b in zip(found, given, strict=True)):
-            for number, results in enumerate(zip(found, given, run(values, rows), strict=True)):
-                if _differ(*results):
-                    return number
+def counted(
+    run: Callable[[bool, Sequence[Any]], list[np.ndarray]], shared: list[Any], shared_longer: list[Any], *, varies: bool
+) -> int | None:
+    """Return the number of a result that depends on padding.
+
+    Args:
+        run: gives the results for elements padded to their length, or to a longer one, and these shared values.
+        shared, shared_longer: for both lengths.
+        varies: whether other shared values than these may be tried.
+    """
+    for change in (0.0, 0.1) if varies else (0.0,):
+        values = [_near(x, at, change) for at, x in enumerate(shared)]
+        found = run(False, values)
+        longer = run(True, [_near(x, at, change) for at, x in enumerate(shared_longer)])
+        pairs = [(at, a, b) for at, (a, b) in enumerate(zip(found, longer, strict=True)) if a.shape == b.shape]
+        if any(_differ(a, b, a) for _, a, b in pairs):
+            # Where large numbers cancel out, rounding is seen in what the least change of the shared values does.
+            noisy = run(False, [_near(x, at, 4 * _eps(x)) for at, x in enumerate(values)])
+            wrong = [at for at, a, b in pairs if _differ(a, b, noisy[at])]
+            if wrong:
+                return wrong[0]
     return None
 
 
-def _otherwise(rows: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return rows with others of the same element as padding, but for the very last one."""
-    at, own = np.arange(rows.shape[1]), np.maximum(lengths, 1)[:, None]
-    places = np.where((at < own) | (at == at[-1]), np.minimum(at, own - 1), at % own)
-    return np.take_along_axis(rows, places.reshape(*places.shape, *[1] * (rows.ndim - 2)), axis=1)
+def _eps(x: Any) -> float:
+    dtype = jnp.result_type(x)
+    return float(jnp.finfo(dtype).eps) if jnp.issubdtype(dtype, jnp.inexact) else 0.0
 
 
-def _near(x: Any, random: np.random.Generator) -> Any:
+def _near(x: Any, seed: int, change: float) -> Any:
     """Return other numbers near a shared value's."""
-    if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
+    if not change or not jnp.issubdtype(jnp.result_type(x), jnp.floating):
         return x
     host = np.asarray(x, np.float64)
-    return (host + 0.1 * (1 + np.abs(host)) * random.normal(size=host.shape)).astype(jnp.result_type(x))
+    return (host + change * (1 + np.abs(host)) * np.random.default_rng(seed).normal(size=host.shape)).astype(x.dtype)
 
 
-def _differ(found: Any, given: Any, again: Any) -> bool:
-    """Return whether results differ by more than rounding, and more than those of the same rows do on some devices."""
-    eps = float(jnp.finfo(found.dtype).eps) if jnp.issubdtype(found.dtype, jnp.inexact) else 0.0
-    a, b, c = (np.asarray(x).astype(complex) for x in (found, given, again))
+def _differ(found: np.ndarray, longer: np.ndarray, again: np.ndarray) -> bool:
+    """Return whether results differ by more than rounding, and more than those of nearly the same values do."""
+    a, b, c = (np.asarray(x).astype(complex) for x in (found, longer, again))
     with np.errstate(invalid="ignore"):
         size, noise = (np.nan_to_num(np.abs(x), nan=0.0, posinf=0.0).max(initial=0.0) for x in (a, a - c))
-    return not np.allclose(a, b, rtol=0.0, atol=min(_ROUNDING * eps, 0.01) * size + 100 * noise, equal_nan=True)
+    return not np.allclose(a, b, rtol=0.0, atol=min(_ROUNDING * _eps(found), 0.01) * size + 100 * noise, equal_nan=True)

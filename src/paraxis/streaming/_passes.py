@@ -13,12 +13,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from paraxis._core import jax_api, maps
+from paraxis._core import arrays, jax_api, lowerings, maps, sums
 from paraxis._core.jax_api import JaxprEqn, Literal
+from paraxis._core.record import Map
+from paraxis._core.reductions import REDUCTIONS, identity
 from paraxis.errors import AxisError
 from paraxis.streaming import _rowwise
-from paraxis.streaming._trace import Flat, Operation, refuse_mixing, rows_p, verbs_in
+from paraxis.streaming._trace import Flat, Operation, refuse_mixing, rows_p, size_p, verbs_in
 
 _FOLDS = {f"px_reduce_{kind}": kind for kind in ("sum", "max", "min", "any", "all")}
 _FOLDS |= {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_or": "any", "reduce_and": "all"}
@@ -35,6 +38,7 @@ class Pass:
         operations: by their number in the trace, in order.
         shared, rows: the values that it is given whole, and those of which it is given a chunk's rows.
         results, kinds: parts of reductions, of these kinds, and then rows that are kept or returned.
+        dims: for each value of the program, the dimension of its elements; ``None``: it is shared.
     """
 
     operations: list[int]
@@ -42,24 +46,56 @@ class Pass:
     rows: list[int]
     results: list[int]
     kinds: tuple[str, ...]
+    dims: list[int | None]
     is_once: bool = False
 
-    def program(self, flat: Flat) -> tuple[Callable[..., list[Any]], list[jax.ShapeDtypeStruct]]:
-        """Return it as a function of shared values and rows, as many as a trace is for, and their shapes."""
-        given = [*self.shared, *self.rows]
+    def program(self, flat: Flat, *, masked: bool = False) -> tuple[Callable[..., list[Any]], list[Any]]:
+        """Return it as a function of shared values and rows, as many as a trace is for, and their shapes.
+
+        If it is ``masked``, booleans come last: which rows are elements, and not stand-ins for such. A part of a
+        reduction is ``(1, ...)``, of a dtype to add parts in: on several devices, each gives its own.
+        """
+        given, folds = [*self.shared, *self.rows], dict(zip(self.results, self.kinds, strict=False))
 
         def run(*args: Any) -> list[Any]:
-            values = dict(zip(given, args, strict=True))
+            real = args[-1] if masked else None
+            values = dict(zip(given, args[: len(given)], strict=True))
             for number in self.operations:
                 eqn, inputs, outputs, _ = flat.operations[number]
-                found: Sequence[Any] = [v.val if isinstance(v, Literal) else values[v] for v in inputs]
-                if eqn.primitive is not rows_p:
-                    found = jax_api.bind(eqn, *found)
+                operands = [v.val if isinstance(v, Literal) else values[v] for v in inputs]
+                dims = [None if isinstance(v, Literal) else self.dims[v] for v in inputs]
+                if self.is_once and eqn.primitive is not rows_p:
+                    found: Sequence[Any] = jax_api.bind(eqn, *operands)
+                elif eqn.primitive is rows_p or eqn.primitive.name in _rowwise.PLACES:
+                    found = operands
+                elif eqn.primitive is maps.map_p:
+                    found = _mapped(Map.of(eqn.params), operands, real)
+                elif (kind := folds.get(outputs[0])) is None:
+                    found = jax_api.bind(eqn, *operands)
+                else:
+                    operands = [_masked(kind, x, dim, real) for x, dim in zip(operands, dims, strict=True)]
+                    found = [y[None].astype(sums.wide(y.dtype)) for y in jax_api.bind(eqn, *operands)]
                 for v, y in zip(outputs, found, strict=True):
                     values.setdefault(v, y)  # what the pass is given is as an earlier one has computed it
             return [values[v] for v in self.results]
 
-        return run, [jax_api.struct(flat.avals[v]) for v in given]
+        structs = [jax_api.struct(flat.avals[v]) for v in given]
+        size = next((flat.avals[v].shape[self.dims[v] or 0] for v in self.rows), 0)
+        return run, [*structs, *[jax.ShapeDtypeStruct((size,), bool)] * masked]
+
+
+def _mapped(m: Map, operands: Sequence[Any], real: jax.Array | None) -> list[jax.Array]:
+    """Return rows, and sums ``(1, ...)`` over those that are real."""
+    results = zip(lowerings.run(m._replace(in_blocks=True), operands, real), m.summed, strict=True)
+    return [y if is_summed else arrays.unpad(y, m.placement) for y, is_summed in results]
+
+
+def _masked(kind: str, x: Any, dim: int | None, real: jax.Array | None) -> Any:
+    """Return an operand of a reduction in which rows that are not real go unnoticed."""
+    if dim is None or real is None:
+        return x
+    unnoticed = np.invert(np.zeros((), x.dtype)) if kind == "all" else identity(kind, x.dtype)
+    return jnp.where(jnp.expand_dims(real, [d for d in range(x.ndim) if d != dim]), x, unnoticed)
 
 
 class Plan:
@@ -68,6 +104,7 @@ class Plan:
     Attributes:
         dims: for each value, the dimension of its elements; ``None``: it is shared.
         kept: values of elements that a later pass is given.
+        counts: values that are the number of all elements, by which a mean divides.
         steps: the passes, and what is computed once before each.
 
     Raises:
@@ -75,7 +112,7 @@ class Plan:
     """
 
     def __init__(self, whole: Flat, part: Flat, axis: str, dims: list[int | None]) -> None:
-        self._flat, self._axis, self.dims, self.kept = whole, axis, dims, set[int]()
+        self._flat, self._axis, self.dims, self.kept, self.counts = whole, axis, dims, set[int](), set[int]()
         known = [*range(len(whole.closed.jaxpr.invars)), *whole.constants]
         self._sources = {v for v in known if dims[v] is not None}  # read from an array or from groups
         self._made: dict[int, int] = {}
@@ -83,6 +120,10 @@ class Plan:
         self._folds: dict[int, str] = {}
         self._once: set[int] = set()  # operations that are done between passes
         for number, operation in enumerate(whole.operations):
+            if operation.eqn.primitive is size_p and operation.eqn.params["axis"] == axis:
+                self.counts.update(operation.outputs)
+                self._level.update(dict.fromkeys(operation.outputs, 0))
+                continue
             self._place(number, operation, part.operations[number].eqn)
             self._made.update(dict.fromkeys(operation.outputs, number))
             level = self._level_of(operation)
@@ -92,6 +133,15 @@ class Plan:
     @property
     def passes(self) -> list[Pass]:
         return [one for one in self.steps if not one.is_once]
+
+    @property
+    def counts_at_once(self) -> bool:
+        """Whether the first pass depends on the number of all elements, as a mean's gradient does."""
+        depends = {*self.counts}
+        for operation in self._flat.operations:
+            if not depends.isdisjoint(operation.values):
+                depends.update(operation.outputs)
+        return any(not depends.isdisjoint(one.shared) for one in self.passes[:1])
 
     def line(self, value: int) -> str:
         return self._flat.operations[self._made[value]].line
@@ -117,7 +167,12 @@ class Plan:
             if outs == [None] or name not in ("px_broadcast", "broadcast_in_dim"):  # these give each element one row
                 self._once.add(number)  # for all elements, if they have rows: a range, random keys
                 self._sources.update(v for v in operation.outputs if self.dims[v] is not None)
-        elif name == "px_broadcast" or (eqn.primitive is rows_p and dims != outs):
+        elif eqn.primitive is rows_p and dims != outs:
+            raise AxisError(
+                f"Stream: each element's part of an array, at {operation.line}, is wanted as an array again, as in a "
+                f"gradient by it; give the array as px.Groups.of_arrays(x), and the gradient has a row for each element"
+            )
+        elif name == "px_broadcast":
             refuse_mixing(operation, "all elements are needed as one array")
         elif all(dim is None for dim in outs):
             if name not in _FOLDS or (is_reduction and axis != self._axis):
@@ -193,7 +248,7 @@ class Plan:
                 wanted += operations[self._made[v]].values
         rows = [] if folds is None else sorted(v for v in given if self.dims[v] is not None)
         kinds = tuple(self._folds[v] for v in folds or ())
-        return Pass(sorted(done), sorted(given.difference(rows)), rows, results, kinds, folds is None)
+        return Pass(sorted(done), sorted(given.difference(rows)), rows, results, kinds, self.dims, folds is None)
 
 
 _MERGE = {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum, "any": jnp.bitwise_or, "all": jnp.bitwise_and}
@@ -211,10 +266,23 @@ def add(held: list[Any], part: list[Any], kinds: tuple[str, ...]) -> None:
 
 
 def total(held: Sequence[Any], kinds: tuple[str, ...]) -> list[Any]:
-    """Return all parts together."""
+    """Return all parts together, those of each device for itself."""
     return functools.reduce(lambda part, other: _merged(kinds, other, part), [part for _, part in held[::-1]])
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _merged(kinds: tuple[str, ...], left: list[Any], right: list[Any]) -> list[Any]:
     return [_MERGE[kind](a, b) for kind, a, b in zip(kinds, left, right, strict=True)]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def met(kinds: tuple[str, ...], dtypes: tuple[Any, ...], where: Any, parts: list[Any]) -> list[Any]:
+    """Return what the devices' parts ``(num_devices, ...)`` come to, on all of them: only here something is sent."""
+
+    def one(kind: str, x: jax.Array) -> jax.Array:
+        if kind in ("any", "all"):
+            return _MERGE[kind].reduce(x, axis=0)
+        return REDUCTIONS[kind].bind(x, axis="", size=len(x), padded=None)
+
+    totals = [one(kind, x).astype(dtype) for kind, x, dtype in zip(kinds, parts, dtypes, strict=True)]
+    return totals if where is None else jax.lax.with_sharding_constraint(totals, where)

@@ -1,6 +1,7 @@
 """A call and its program: the function traced, its passes decided and compiled."""
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -9,11 +10,11 @@ import jax
 import numpy as np
 
 from paraxis._core import arrays, check, jax_api, placing, pytrees
-from paraxis._core.program import runner
 from paraxis.errors import AxisError, DataError, axis_advice
 from paraxis.streaming import _trace
 from paraxis.streaming._groups import Form, Groups
 from paraxis.streaming._passes import Pass, Plan
+from paraxis.streaming._resume import is_key, plain
 from paraxis.streaming._trace import Flat
 
 READERS = 2  # threads that read elements ahead
@@ -35,12 +36,17 @@ class Chunk(NamedTuple):
     numbers: np.ndarray
     lengths: Lengths
 
-    def read(self, groups: Sequence[Groups | None], rows: Sequence[Any]) -> list[Any]:
-        """Return rows with those of the groups in place of their leaves."""
+    def part(self, places: np.ndarray) -> "Chunk":
+        """Return the elements in these places of the chunk, each once; beyond its end, the last."""
+        return self._replace(numbers=self.numbers[np.unique(np.minimum(places, len(self.numbers) - 1))])
+
+    def read(self, groups: Sequence[Groups | None], rows: Sequence[Any], count: int) -> list[Any]:
+        """Return rows with those of the groups, ``count`` of them, the last one repeated, in place of their leaves."""
         read = dict[int, list[Any]]()
         for place in {x.place for x in rows if isinstance(x, Leaf)}:
             if (own := groups[place]) is not None:
-                read[place] = jax.tree.leaves(own._read(self.numbers, self.lengths[place]))
+                leaves = jax.tree.leaves(own._read(self.numbers, self.lengths[place]))
+                read[place] = [arrays.repeat_last(x, count) for x in leaves]
         return [read[x.place][x.number] if isinstance(x, Leaf) and x.place in read else x for x in rows]
 
 
@@ -102,7 +108,7 @@ class Program:
     """A function for arguments of one type, of which ``call`` is an example.
 
     Attributes:
-        axis, size, placement: the axis that is streamed, its number of elements, and where they lie.
+        axis, size, placement: the axis that is streamed, its number of elements, and the devices that share a chunk.
         plan: its passes.
         checked: the passes that are known to use masks.
         fits: how many elements of some lengths fit into memory.
@@ -113,31 +119,36 @@ class Program:
     """
 
     def __init__(self, call: Call, *, alone: bool, options: dict[str, Any] | None) -> None:
-        self._placing = placing.alone if alone else contextlib.nullcontext
         self._trace, self._options, self.size = call.trace, options, call.size or 0
         self._wholes: dict[Lengths, Flat] = {}
         self._parts: dict[tuple[int, Lengths], Flat] = {}
-        self._compiled: dict[Any, Callable[..., Any]] = {}
-        self.checked: set[Pass] = set()
+        self._compiled = dict[Any, Any]()
+        self.checked = set[Pass]()
         self.fits: dict[Lengths, int] = {}
         lengths = call.chunks(self.size, self.size)[0].lengths if self.size else ()
         whole = self.whole(lengths)
-        self.axis, placement = _trace.axis_of(whole.closed, call.size)
+        self.axis = _trace.axis_of(whole.closed, call.size)
         self.size = self.axis.size
-        with self._placing():
-            self.placement = placement or placing.place(self.axis)
+        with placing.alone() if alone else contextlib.nullcontext():
+            placement = placing.place(self.axis)
+            self.placement = dataclasses.replace(placement, mesh=placement.devices if placement.mesh_axes else None)
         if self.placement.is_explicit:
             raise AxisError(
                 f"Stream: axis {self.axis.name!r} lies on a mesh with Explicit axes, where sizes are part of types; "
                 f"leave out its mesh, or make it with axis_types=(jax.sharding.AxisType.Auto, …)"
             )
-        part, dims = self._some(5 + (self.size == 5), lengths)
-        self.plan = Plan(whole, part, self.axis.name, dims)
+        if alone and jax_api.calls_back(whole.closed.jaxpr):
+            raise AxisError(
+                "Stream: fn calls Python while it runs (jax.pure_callback, eqx.error_if and the like), and map= sends "
+                "compiled programs without any code; leave out map, or the checks: diffrax has throw=False"
+            )
+        self._few, dims = self._some(5 + (self.size == 5), lengths)
+        self.plan = Plan(whole, self._few, self.axis.name, dims)
 
     def whole(self, lengths: Lengths) -> Flat:
         """Return the function traced for all elements."""
         if lengths not in self._wholes:
-            with self._placing(), placing.entered(chunk=_trace.Sized(None, 0, 0)):
+            with placing.alone(), placing.entered(chunk=_trace.Sized(None, 0, 0)):
                 flat = self._trace(self.size, lengths)
             first = self._wholes.setdefault(next(iter(self._wholes), lengths), flat)
             _trace.require_same(first, flat, "elements of another length")
@@ -160,10 +171,19 @@ class Program:
             part.operations = _trace.with_literals(self.whole(lengths), part)
         return self._parts[count, lengths]
 
+    def traceable(self, count: int) -> int:
+        """Return the same count, but two in place of one for which JAX does other operations than for more."""
+        if count == 1 < self.size:
+            try:
+                self.part(count, next(iter(self._wholes)))
+            except AxisError:
+                return 2
+        return count
+
     def _some(self, count: int, lengths: Lengths) -> tuple[Flat, list[int | None]]:
         """Return the function traced for some elements, and the dimension of the elements in each of its values."""
         try:
-            with self._placing(), placing.entered(chunk=_trace.Sized(self.axis.name, self.size, count)):
+            with placing.alone(), placing.entered(chunk=_trace.Sized(self.axis.name, self.size, count)):
                 part = self._trace(count, lengths)
         except AxisError:
             raise
@@ -177,32 +197,73 @@ class Program:
         _trace.require_same(self.whole(lengths), part, f"{count} of its {self.size} elements{one}")
         return part, _trace.dims_of(self.whole(lengths), part, self.size, count)
 
-    def compiled(self, one: Pass, count: int, lengths: Lengths) -> Callable[..., list[Any]]:
-        """Return a pass on so many elements: ``(*shared, *rows)`` → parts of sums, rows."""
-        key = one, count, lengths
+    def require_uncounted(self) -> None:
+        """Refuse to leave elements out of a function that has the number of all as a number of its own."""
+        _trace.require_uncounted(next(iter(self._wholes.values())), self._few, self.size)
+
+    def compiled(self, one: Pass, count: int, lengths: Lengths, *, masked: bool = False) -> Callable[..., list[Any]]:
+        """Return a pass on so many elements of each device: ``(*shared, *rows)`` → parts of reductions, rows.
+
+        If it is ``masked``, booleans ``(num_devices * count,)`` come last, which rows are elements. Nothing is sent.
+        """
+        key = one, count, lengths, masked
         if key not in self._compiled:
-            fn, structs = one.program(self.part(count, lengths))
-            if self._options is None:
-                closed = jax_api.trace(fn, structs, {})[0]
-                self._compiled[key] = runner(jax_api.dce(closed)[0], self.placement)
-            else:
-                self._compiled[key] = jax.jit(fn, compiler_options=self._options)
+            flat = self.whole(lengths) if one.is_once else self.part(count, lengths)
+            fn = one.program(flat, masked=masked)[0]
+            if not one.is_once:
+                ins = [*(self.plan.dims[v] for v in (*one.shared, *one.rows)), *[0] * masked]
+                fn = placing.on_devices(fn, self.placement, ins, self.dims_of(one))
+            self._compiled[key] = jax.jit(fn, compiler_options=self._options)
         return self._compiled[key]
 
-    @functools.cache  # noqa: B019  a program is kept by the function that is run
-    def sharding(self, count: int | None) -> Any:
-        """Return how so many rows lie on the devices, or what is shared; ``None``: there is one."""
-        placement = self.placement.holding(count or self.size)
-        return arrays.sharding(placement, None if count is not None and placement.divides else ())
+    def dims_of(self, one: Pass) -> list[int]:
+        """Return the dimension of the devices in each part of a reduction, and of the elements in rows."""
+        return [*[0] * len(one.kinds), *(self.plan.dims[v] or 0 for v in one.results[len(one.kinds) :])]
+
+    def laid(self, rows: Any, dim: int, count: int) -> Any:
+        """Lay the rows of this process's devices, ``count`` on each, over them, as part of those of all devices."""
+        target = arrays.sharding(self.placement, dim)
+        if target is None:
+            return rows
+        if is_key(rows):
+            return jax.random.wrap_key_data(self.laid(plain(rows), dim, count), impl=jax.random.key_impl(rows))
+        shape = (*rows.shape[:dim], count * self.placement.num_devices, *rows.shape[dim + 1 :])
+        return jax.make_array_from_process_local_data(target, rows, shape)
+
+    def own(self, x: Any, dim: int) -> np.ndarray:
+        """Return the rows, in this dimension, that lie on this process's devices, in the host's memory."""
+        if not isinstance(x, jax.Array) or x.is_fully_addressable:
+            return np.asarray(x)
+        parts = {shard.index[dim].start or 0: shard.data for shard in x.addressable_shards}
+        return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)], dim)
+
+    def exported(self, one: Pass, count: int, lengths: Lengths, *, masked: bool) -> bytes:
+        """Return a pass on so many elements as bytes, which any process with CPU devices can run."""
+        key = one, count, lengths, masked, "exported"
+        if key not in self._compiled:
+            fn, structs = one.program(self.part(count, lengths), masked=masked)
+            with check.needed("px.Stream(map=…)", "pool"):
+                exported = jax.export.export(jax.jit(fn), platforms=["cpu"])(*structs)
+                self._compiled[key] = bytes(exported.serialize())
+        return self._compiled[key]
+
+    def places(self, count: int) -> np.ndarray:
+        """Return which rows of a chunk of ``count`` on each device lie on this process's devices."""
+        whole = np.arange(count * self.placement.num_devices)
+        if not self.placement.spans_processes:
+            return whole
+        target: Any = arrays.sharding(self.placement)
+        own = target.addressable_devices_indices_map(whole.shape)
+        return np.unique(np.concatenate([whole[at] for at in own.values()]))
 
     def bytes_of(self, count: int, lengths: Lengths) -> int:
-        """Return the bytes that a pass on so many elements takes on all devices, and those of rows read ahead."""
-        found = []
+        """Return the bytes that a pass on so many elements of each device takes, and those of rows read ahead."""
+        found, devices = [], self.placement.num_devices
         for one in self.plan.passes:
             fn, structs = one.program(self.part(count, lengths))
             used = jax.jit(fn, compiler_options=self._options).lower(*structs).compile().memory_analysis()
             assert used is not None
             each = used.temp_size_in_bytes + used.output_size_in_bytes + used.argument_size_in_bytes
             ahead = sum(x.size * x.dtype.itemsize for x in structs[len(one.shared) :])
-            found.append(self.placement.num_devices * each + READERS * ahead)
+            found.append(devices * (each + READERS * ahead))
         return max(found)

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import os
 import time
 import zipfile
 from collections.abc import Callable, Iterable
@@ -19,9 +20,17 @@ from paraxis.errors import CheckpointError
 _EVERY = 10.0  # seconds between two savings; more where saving takes long
 
 
-def saved(folder: str | Path | None, depends: Callable[[], Any]) -> contextlib.AbstractContextManager["Saved | None"]:
-    """Give the file of a run, which depends on a tree of texts, numbers and arrays, if there is a folder for it."""
-    return contextlib.nullcontext() if folder is None else Saved(Path(folder) / "paraxis-run.npz", depends())
+def saved(
+    folder: str | Path | None, depends: Callable[[], Any], *, process: int = 0
+) -> contextlib.AbstractContextManager["Saved | None"]:
+    """Give the file of a run, which depends on a tree of texts, numbers and arrays, if there is a folder for it.
+
+    Each ``process`` of a run has a file of its own.
+    """
+    if folder is None:
+        return contextlib.nullcontext()
+    name = f"paraxis-run-{process}.npz" if process else "paraxis-run.npz"
+    return Saved(Path(folder) / name, depends())
 
 
 class Saved:
@@ -36,9 +45,19 @@ class Saved:
         self._due, self._make, self.found = time.monotonic() + _EVERY, None, None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = files.locked(path.with_suffix(".lock"))
+        except OSError as error:
+            raise CheckpointError(
+                f"Stream: {str(path.parent)!r} cannot be used: {error}; give this run another folder: checkpoint=…"
+            ) from error
+        try:
+            files.remove_rests(path)
             if path.exists():
                 self.found = self._read()
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        except BaseException as error:
+            os.close(self._lock)
+            if not isinstance(error, (OSError, ValueError, KeyError, zipfile.BadZipFile)):
+                raise
             raise CheckpointError(
                 f"Stream: {str(path)!r} cannot be read: {type(error).__name__}: {error}; remove it to begin anew"
             ) from error
@@ -48,8 +67,8 @@ class Saved:
             about = json.loads(bytes(file["about"]))
             if about["digest"] != self._digest:
                 raise CheckpointError(
-                    f"Stream: folder {str(self._path.parent)!r} holds another run, of other arguments, data, chunks or "
-                    f"code; give this one another folder, or remove {str(self._path)!r}"
+                    f"Stream: checkpoint {str(self._path.parent)!r} holds another run, of other arguments, data, "
+                    f"chunks or code; give this one another folder, or remove {str(self._path)!r}"
                 )
             kinds = map(jnp.dtype, about["dtypes"])
             leaves = [file[f"arr_{at}"].view(kind) for at, kind in enumerate(kinds)]
@@ -58,10 +77,10 @@ class Saved:
     def __enter__(self) -> Self:
         return self
 
-    def keep(self, make: Callable[[], Any]) -> None:
+    def keep(self, make: Callable[[], Any] | None) -> None:
         """Note how to make the state, numbers and arrays in lists and dicts; save it if it is time, or at an error."""
         self._make, began = make, time.monotonic()
-        if began >= self._due:
+        if make is not None and began >= self._due:
             self._write(make())
             self._due = time.monotonic() + max(_EVERY, 20 * (time.monotonic() - began))
 
@@ -76,13 +95,17 @@ class Saved:
             raise CheckpointError(f"Stream: {str(self._path)!r} cannot be written: {error}") from error
 
     def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        if error is None:
-            self._path.unlink(missing_ok=True)
-            if not any(self._path.parent.iterdir()):
-                self._path.parent.rmdir()
-        elif self._make is not None:
-            self._write(self._make())
-            error.add_note("Stream: saved; the same call goes on from there")
+        try:
+            if error is None:
+                for path in (self._path, self._path.with_suffix(".lock")):
+                    path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # something else is in it
+                    self._path.parent.rmdir()
+            elif self._make is not None:
+                self._write(self._make())
+                error.add_note("Stream: saved; the same call goes on from there")
+        finally:
+            os.close(self._lock)
 
 
 def is_key(x: Any) -> bool:

@@ -11,8 +11,8 @@ from paraxis._core import jax_api
 from paraxis._core.jax_api import JaxprEqn, Literal
 from paraxis.streaming._resume import is_key, plain
 
-_COPIES = frozenset(("sharding_constraint", "reshard", "device_put", "optimization_barrier"))
-"""Operations whose results are their operands."""
+PLACES = frozenset(("sharding_constraint", "reshard", "device_put"))
+"""Operations that only say where their operands, which are their results, lie."""
 _UNKNOWN = ("while", "cond", "pure_callback", "io_callback", "debug_callback", "debug_print")
 """Operations that are not run to see what they do: which branch they take, and when they end, depends on values."""
 
@@ -28,7 +28,7 @@ def reason_rows_mix(
     name = eqn.primitive.name
     if name in _UNKNOWN or any(jax_api.holds(body, *_UNKNOWN) for body in jax_api.jaxprs_in_params(eqn.params)):
         return "it is not known to keep them apart; write it in a mapped function, px.map_fn"
-    if name in _COPIES:
+    if name in PLACES or name == "optimization_barrier":
         return None
     shapes: list[Any] = [getattr(v.aval, "shape", ()) for v in eqn.invars]
     count = next(shape[dim] for shape, dim in zip(shapes, dims, strict=True) if dim is not None)

@@ -1,26 +1,34 @@
-"""One call of a stream: pass after pass, and in each, chunk after chunk: read, compute, add."""
+"""One call of a stream: pass after pass, and in each, chunk after chunk: read, compute, add.
+
+A chunk's program sends nothing: each device has the sums of its own elements, which meet when the pass is over. So an
+element that raises is an exception, in this process or in a worker; it is sought by running parts of its chunk.
+"""
 
 import contextlib
 import functools
+import json
 import re
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import BrokenExecutor
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import jax_api, pytrees
-from paraxis._core.jax_api import Literal
+from paraxis._core import arrays, jax_api
 from paraxis._host import reading
 from paraxis._host.progress import Display
-from paraxis.errors import AxisError
+from paraxis.errors import AxisError, DataError
 from paraxis.streaming import _padding, _tasks
-from paraxis.streaming._passes import Pass, add, total
+from paraxis.streaming._passes import Pass, add, met, total
 from paraxis.streaming._program import READERS, Call, Chunk, Leaf, Lengths, Program
+from paraxis.streaming._results import Results
 from paraxis.streaming._resume import Saved, is_key
 from paraxis.streaming._tasks import Map
+
+_MORE = 4  # a check for padding gives elements a quarter more of it
 
 
 class Progress(NamedTuple):
@@ -31,6 +39,8 @@ class Progress(NamedTuple):
         done, elements: elements of this pass that are done, and of all.
         pass_number, passes: the pass under way, from 1, and how many there are; ``None``: that depends on values.
         seconds_left: in all passes; ``None``: it is not known.
+        per_second: elements; ``None``: it is not known.
+        lost: how many elements were left out, as they raised.
     """
 
     axis: str
@@ -39,55 +49,114 @@ class Progress(NamedTuple):
     pass_number: int
     passes: int | None
     seconds_left: float | None
+    per_second: float | None = None
+    lost: int = 0
 
     def __str__(self) -> str:
         of = "" if self.passes is None else f" of {self.passes}"
+        rate = "" if self.per_second is None else f", {self.per_second:,.3g} a second"
         left = "" if self.seconds_left is None else f", {self.seconds_left:,.0f} s left"
-        return f"pass {self.pass_number}{of}: {self.done:,} of {self.elements:,} {self.axis}{left}"
+        lost = f", {self.lost:,} lost" if self.lost else ""
+        return f"pass {self.pass_number}{of}: {self.done:,} of {self.elements:,} {self.axis}{rate}{left}{lost}"
 
 
 Show = Callable[[Progress], Any]
 
 
 @contextlib.contextmanager
-def shown(verbose: bool | Show) -> Iterator[Show | None]:
+def shown(progress: bool | Show) -> Iterator[Show | None]:
     """Give what to call with each progress, if anything."""
-    if not verbose or callable(verbose):
-        yield verbose or None
+    if not progress or callable(progress):
+        yield progress or None
     else:
         with contextlib.closing(Display()) as display:
             yield lambda progress: display.show(progress.__str__, progress.done, progress.elements)
 
 
-class Run:
-    """One call of a stream, in chunks of ``count`` elements, which ``mapped`` may carry out elsewhere."""
+def _caught(fn: Callable[..., Any], *args: Any) -> Any:
+    """Return what a function returns, or the exception that an element has raised in it."""
+    try:
+        return fn(*args)
+    except AxisError:  # it is the program's, and not an element's
+        raise
+    except Exception as error:
+        return error
 
-    def __init__(self, call: Call, program: Program, count: int, mapped: Map | None, show: Show | None) -> None:
-        self._call, self._program, self._plan, self._map, self._show = call, program, program.plan, mapped, show
-        self._chunks = call.chunks(program.size, count)
+
+class Run:
+    """One call of a stream, in chunks of ``count`` elements on each device, which ``mapped`` may carry out elsewhere.
+
+    Attributes:
+        lost: what was said of elements that are left out, by number.
+    """
+
+    def __init__(
+        self, call: Call, program: Program, count: int, mapped: Map | None, results: Results, *, masks: bool
+    ) -> None:
+        self._call, self._program, self._plan, self._map = call, program, program.plan, mapped
+        self._count, self._places, self._results, self._masks = count, program.places(count), results, masks
+        self._chunks = call.chunks(program.size, count * program.placement.num_devices)
+        self.lost, self._is_stale = dict[int, str](), False
         self._values: dict[Lengths, dict[int, Any]] = {}  # known values, and leaves of groups
         for lengths in dict.fromkeys(chunk.lengths for chunk in self._chunks):
-            self._values[lengths] = self._laid(dict(enumerate(call.values)) | program.whole(lengths).constants)
+            self._add(lengths)
+        self._padded = self._padded_chunk()
+        if self._padded is not None:
+            self._add(self._padded[1])
         self._began, self._ran = time.monotonic(), 0
+
+    def _add(self, lengths: Lengths) -> None:
+        """Have the values that a program for these lengths needs."""
+        known = dict(enumerate(self._call.values)) | self._program.whole(lengths).constants
+        self._values[lengths] = self._laid(known | dict.fromkeys(self._plan.counts, np.int32(self._num_present)))
+
+    @property
+    def _num_present(self) -> int:
+        return self._program.size - len(self.lost)
 
     def _laid(self, values: dict[int, Any]) -> dict[int, Any]:
         """Lay shared values over all devices, once: JAX would, at each chunk."""
-        target, dims = None if self._map else self._program.sharding(None), self._plan.dims
-        return values | jax.device_put({v: x for v, x in values.items() if target and dims[v] is None}, target)
+        target = None if self._map else arrays.sharding(self._program.placement, ())
+        shared = {v: x for v, x in values.items() if target is not None and self._plan.dims[v] is None}
+        return values | arrays.device_put(shared, target)
 
     def depends(self) -> Any:
         """Return what the numbers of a run depend on."""
         groups = [(x[0], x.numbers, x.lengths) for x in self._call.groups]
         given = [x for x in self._call.values if not isinstance(x, Leaf)]
         chunks = [(chunk.numbers, chunk.lengths) for chunk in self._chunks]
-        flats = [self._program.whole(lengths) for lengths in self._values]
+        flats = [self._program.whole(lengths) for lengths in dict.fromkeys(chunk.lengths for chunk in self._chunks)]
         traced = [(re.sub(r" at 0x[0-9a-f]+", "", str(flat.closed.jaxpr)), flat.constants) for flat in flats]
-        return self._program.placement.num_devices, jax_api.is_wide(), groups, given, chunks, traced
+        return self._program.placement.num_devices, jax_api.is_wide(), self._masks, groups, given, chunks, traced
 
-    def result(self, saved: Saved | None) -> Any:
+    # --- passes ---------------------------------------------------------------------------------------------------
+
+    def result(self, saved: Saved | None, show: Show | None) -> Any:
         """Run all passes; return the function's result."""
-        self._totals, *begun, kept = (saved and saved.found) or ([], {})
-        self._kept, number = {int(v): rows for v, rows in kept.items()}, 0  # rows of chunks, by value
+        self._parts, begun = list[Any](), list[Any]()  # of each pass, what this process's devices have come to
+        if saved and saved.found:
+            self._parts, *begun, kept, texts = saved.found
+            self._results.kept = {int(v): rows for v, rows in kept.items()}
+            self._leave_out({int(n): text for n, text in json.loads(bytes(texts)).items()})
+        while not self._run_passes(saved, show, begun):
+            self._parts, begun, self._is_stale = [], [], False
+            self._results.kept.clear()
+            if saved:
+                saved.keep(None)  # what is on the disk is right, up to the loss
+        lengths = self._chunks[0].lengths
+        found = self._results.returned(self._values[lengths], self._chunks, sorted(self.lost), self._gathered)
+        if self.lost:
+            first = min(self.lost)
+            warnings.warn(
+                f"Stream: {len(self.lost)} of {self._program.size} {self._program.axis.name} are left out, as they "
+                f"raised; stream.lost says what. Element {first}: {self.lost[first].splitlines()[0]}",
+                stacklevel=4,
+            )
+        return found
+
+    def _run_passes(self, saved: Saved | None, show: Show | None, begun: Sequence[Any]) -> bool:
+        """Run the passes; return whether their numbers are right: no element was lost that they have counted."""
+        number = 0
         for one in self._plan.steps:
             if one.is_once:
                 for lengths, values in self._values.items():
@@ -95,133 +164,272 @@ class Run:
                     found = run(*[values[v] for v in one.shared])
                     values.update(self._laid(dict(zip(one.results, found, strict=True))))
                 continue
-            if number == len(self._totals):
-                self._totals.append(self._pass(number, one, saved, *begun))
+            if number == len(self._parts):
+                self._parts.append(self._pass(number, one, saved, show, *begun))
                 begun = []
+            if self._is_stale:
+                return False
+            totals = self._met(one, self._parts[number])
             for values in self._values.values():
-                values.update(zip(one.results, self._totals[number], strict=False))
+                values.update(zip(one.results, totals, strict=False))
             number += 1
-        lengths, dims = self._chunks[0].lengths, self._plan.dims
-        flat, values = self._program.whole(lengths), self._values[lengths]
-        returned = {v for v in flat.results if isinstance(v, int)}
-        found = {v: jnp.asarray(values[v]) if dims[v] is None else self._rows_of(v) for v in returned}
-        leaves = [jnp.asarray(v.val) if isinstance(v, Literal) else found[v] for v in flat.results]
-        return pytrees.combine(jax.tree.unflatten(flat.out_tree, leaves))
+        return True
 
-    def _pass(self, number: int, one: Pass, saved: Saved | None, at: int = 0, held: Sequence[Any] = ()) -> list[Any]:
-        """Return the totals of a pass, of which ``at`` chunks are done; its rows are kept."""
-        held, count, at = [*held], len(one.kinds), int(at)
-        if not at:
-            self._kept.update((v, []) for v in one.results[count:])
-        if one not in self._program.checked and self._check(one):
+    def _met(self, one: Pass, parts: Sequence[Any]) -> list[Any]:
+        avals, where = self._program.whole(self._chunks[0].lengths).avals, arrays.sharding(self._program.placement, ())
+        dtypes = tuple(avals[v].dtype for v in one.results[: len(one.kinds)])
+        return met(one.kinds, dtypes, where, self._parts_laid(parts))
+
+    def _parts_laid(self, parts: Sequence[Any]) -> list[Any]:
+        return [self._program.laid(x, 0, 1) for x in parts]
+
+    def _pass(
+        self, number: int, one: Pass, saved: Saved | None, show: Show | None, done: Any = 0, held: Sequence[Any] = ()
+    ) -> list[Any]:
+        """Return what the parts of a pass come to, of which some chunks are ``done``; its rows go to the results."""
+        if one not in self._program.checked and _caught(self._check, one) is True:  # what raises does so again, below
             self._program.checked.add(one)
-        with contextlib.closing(self._elsewhere(one, at) if self._map else self._here(one, at)) as chunks:
-            for found in chunks:
-                at += 1
-                add(held, found[:count], one.kinds)
-                for v, y in zip(one.results[count:], found[count:], strict=True):
-                    self._kept[v].append(np.asarray(y))
-                if saved:
-                    saved.keep(functools.partial(self._state, number, one, at, [*held]))
-                if self._show:
-                    self._show(self._progress(number, at))
-        return total(held, one.kinds)
+        sums = [[int(rank), self._parts_laid(parts)] for rank, parts in held]
+        with contextlib.closing(self._outcomes(one, int(done))) as outcomes:
+            for at, found in enumerate(outcomes, int(done)):
+                self._take(number, one, at, found, sums)
+                if saved and not self._is_stale:
+                    saved.keep(functools.partial(self._state, number, one, at + 1, [*sums], dict(self.lost)))
+                if show:
+                    show(self._progress(number, at + 1))
+        return [self._program.own(x, 0) for x in total(sums, one.kinds)] if sums else []
 
-    def _state(self, number: int, one: Pass, at: int, held: Any) -> Any:
+    def _take(self, number: int, one: Pass, at: int, found: Any, sums: list[Any]) -> None:
+        """Take what a chunk has come to, or what it has raised; ``None``: all its elements are left out."""
+        if isinstance(found, Exception):
+            found = self._without_failing(number, one, at, found)
+        count, numbers = len(one.kinds), self._chunks[at].numbers
+        rows = dict[int, Any].fromkeys(one.results[count:])
+        if found is not None:
+            add(sums, found[:count], one.kinds)
+            rows = {v: self._own(v, y) for v, y in zip(rows, found[count:], strict=True)}
+        if not self._is_stale:
+            self._results.take(one, at, numbers[self._places[self._places < len(numbers)]], rows)
+
+    def _own(self, v: int, rows: Any) -> np.ndarray:
+        """Return the rows of a value that lie on this process's devices, in the host's memory."""
+        return self._program.own(rows, self._plan.dims[v] or 0)
+
+    def _state(self, number: int, one: Pass, at: int, sums: Sequence[Any], lost: dict[int, str]) -> Any:
         """Return what passes gave, and what the one under way has come to with its first ``at`` chunks."""
-        kept = self._kept | {v: self._kept[v][:at] for v in one.results[len(one.kinds) :]}
-        return [self._totals[:number], at, held, kept]
+        for file in self._results.files.values():
+            file.flush()
+        held = [[rank, [self._program.own(x, 0) for x in parts]] for rank, parts in sums]
+        kept = self._results.kept | {v: x[:at] for v, x in self._results.kept.items() if v in one.results}
+        return [self._parts[:number], at, held, kept, np.frombuffer(json.dumps(lost).encode(), np.uint8)]
 
     def _progress(self, number: int, at: int) -> Progress:
-        size, passes = self._program.size, len(self._plan.passes)
+        size, passes = self._num_present, len(self._plan.passes)
         done = sum(len(chunk.numbers) for chunk in self._chunks[:at])
         self._ran += len(self._chunks[at - 1].numbers)
-        left = (time.monotonic() - self._began) / self._ran * ((passes - number) * size - done)
-        return Progress(self._program.axis.name, done, size, number + 1, passes, left)
+        rate = self._ran / max(time.monotonic() - self._began, 1e-9)
+        left = ((passes - number) * size - done) / rate if rate else None
+        return Progress(self._program.axis.name, done, size, number + 1, passes, left, rate, len(self.lost))
 
-    def _rows(self, one: Pass, at: int) -> list[Any]:
-        """Return the rows of a chunk in the host's memory, random keys as they are; of groups, their leaves."""
-        chunk, found = self._chunks[at], []
+    # --- chunks ---------------------------------------------------------------------------------------------------
+
+    def _rows(self, one: Pass, at: int, where: np.ndarray) -> list[Any]:
+        """Return the rows in these places of a chunk in the host's memory, random keys as they are; of groups, leaves.
+
+        They are as many as this process's devices have; the last one is repeated.
+        """
+        chunk, found, count = self._chunks[at], [], len(self._places)
         for v in one.rows:
-            x, cut = self._values[chunk.lengths].get(v), (*[slice(None)] * (self._plan.dims[v] or 0), chunk.numbers)
-            if x is None or isinstance(x, Leaf):
-                found.append(self._kept[v][at] if x is None else x)
-            else:
-                found.append((x if is_key(x) else np.asarray(x))[cut])
+            x, ahead = self._values[chunk.lengths].get(v), [slice(None)] * (self._plan.dims[v] or 0)
+            if not isinstance(x, Leaf):
+                own = np.minimum(np.searchsorted(self._places, where), count - 1) if x is None else chunk.numbers[where]
+                x = self._results.kept[v][at] if x is None else x if is_key(x) else np.asarray(x)
+                is_full = len(own) == count
+                x = x[(*ahead, own if is_full else own[np.minimum(np.arange(count), len(own) - 1)])]
+            found.append(x)
         return found
 
-    def _laid_rows(self, one: Pass, rows: Sequence[Any]) -> list[Any]:
-        """Lay rows over the devices, if they are in the first dimension and divide; else JAX does it."""
+    def _mine(self, chunk: Chunk) -> np.ndarray:
+        """Return the places of a chunk that this process reads; past the end, the last one stands in."""
+        return np.unique(np.minimum(self._places, len(chunk.numbers) - 1))
 
-        def laid(v: int, x: Any) -> Any:
-            target = None if self._plan.dims[v] or is_key(x) else self._program.sharding(len(x))
-            return x if target is None else jax.device_put(x, target)
+    def _read(self, one: Pass, at: int, where: np.ndarray, lengths: Lengths) -> list[Any]:
+        """Return the rows in these places of a chunk, and which are elements if not all are, laid over the devices."""
+        rows, numbers = self._rows(one, at, where), self._chunks[at].numbers
+        read = Chunk(numbers[where], lengths).read(self._call.groups, rows, len(self._places))
+        dims = [self._plan.dims[v] or 0 for v in one.rows]
+        laid = [self._program.laid(x, dim, self._count) for x, dim in zip(read, dims, strict=True)]
+        real = self._places < len(numbers)
+        return [*laid, self._program.laid(real, 0, self._count)] if self._is_short(at) else laid
 
-        return [*map(laid, one.rows, rows)]
+    def _is_short(self, at: int) -> bool:
+        return len(self._chunks[at].numbers) < self._count * self._program.placement.num_devices
 
-    def _rows_of(self, v: int) -> np.ndarray:
-        """Put the rows of a result together, in the order of the elements; those of chunks are let go on the way."""
-        parts, dim = self._kept[v], self._plan.dims[v] or 0
-        shape = (*parts[0].shape[:dim], self._program.size, *parts[0].shape[dim + 1 :])
-        whole = np.empty(shape, parts[0].dtype)
-        for at, chunk in enumerate(self._chunks):
-            whole[(*[slice(None)] * dim, chunk.numbers)], parts[at] = parts[at], None
-        return whole
+    def _computed(self, one: Pass, at: int, lengths: Lengths, shared: Sequence[Any], rows: Sequence[Any]) -> list[Any]:
+        run = self._program.compiled(one, self._count, lengths, masked=self._is_short(at))
+        return jax.block_until_ready(run(*shared, *rows))  # another one beside it would take as much memory
 
-    def _here(self, one: Pass, begin: int) -> Generator[list[Any], None, None]:
+    def _shared(self, one: Pass, lengths: Lengths) -> list[Any]:
+        return [self._values[lengths][v] for v in one.shared]
+
+    def _gathered(self, rows: np.ndarray, dim: int) -> np.ndarray:
+        """Return the rows of a chunk on all devices, from those on this process's."""
+        if not self._program.placement.spans_processes:
+            return rows
+        return np.asarray(arrays.local_copy(self._program.laid(rows, dim, self._count)))
+
+    def _outcomes(self, one: Pass, begin: int) -> Generator[Any, None, None]:
+        """Yield the results of chunks, in order; an exception, where one has raised; ``None``, where none is left."""
+        return self._elsewhere(one, begin) if self._map else self._here(one, begin)
+
+    def _here(self, one: Pass, begin: int) -> Generator[Any, None, None]:
         wide = jax_api.is_wide()
 
         def read(at: int) -> list[Any]:
+            chunk = self._chunks[at]
             with jax.enable_x64(wide):  # a thread does not see the width that is in force where it is started
-                return self._laid_rows(one, self._chunks[at].read(self._call.groups, self._rows(one, at)))
+                return self._read(one, at, self._mine(chunk), chunk.lengths) if len(chunk.numbers) else []
 
-        calls = (functools.partial(read, at) for at in range(begin, len(self._chunks)))
+        calls = (functools.partial(_caught, read, at) for at in range(begin, len(self._chunks)))
         with contextlib.closing(reading.ahead(calls, READERS, READERS)) as ahead:
-            for chunk, rows in zip(self._chunks[begin:], ahead, strict=True):
-                yield self._compute(one, chunk, [self._values[chunk.lengths][v] for v in one.shared], rows)
+            for at, rows in enumerate(ahead, begin):
+                lengths = self._chunks[at].lengths
+                if isinstance(rows, Exception) or not len(self._chunks[at].numbers):
+                    yield rows or None
+                else:
+                    yield _caught(self._computed, one, at, lengths, self._shared(one, lengths), rows)
 
-    def _compute(self, one: Pass, chunk: Chunk, shared: Sequence[Any], rows: Sequence[Any]) -> list[Any]:
-        run = self._program.compiled(one, len(chunk.numbers), chunk.lengths)
-        return jax.block_until_ready(run(*shared, *rows))  # another one beside it would take as much memory
+    def _elsewhere(self, one: Pass, begin: int) -> Generator[Any, None, None]:
+        at, end = begin, len(self._chunks)
+        while at < end:
+            outcomes = self._carried_out(one, [n for n in range(at, end) if len(self._chunks[n].numbers)])
+            try:
+                for at in range(at, end):  # noqa: B020  it goes on after an error
+                    yield next(outcomes) if len(self._chunks[at].numbers) else None
+                return
+            except BrokenExecutor as error:
+                error.add_note("Stream: the pool has lost a process; map=px.retrying(make_executor) makes another one")
+                raise
+            except Exception as error:  # of the engine's, which gives none of the chunks after this one
+                yield error
+                at += 1
 
-    def _elsewhere(self, one: Pass, begin: int) -> Generator[list[Any], None, None]:
-        programs = dict[Any, bytes]()
-        for key in dict.fromkeys((len(chunk.numbers), chunk.lengths) for chunk in self._chunks):
-            programs[key] = _tasks.exported(*one.program(self._program.part(*key)))
+    def _carried_out(self, one: Pass, ats: Sequence[int], where: np.ndarray | None = None) -> Iterator[Any]:
+        """Yield what chunks come to, carried out elsewhere; of one, only the elements in these places."""
+        assert self._map is not None
         there = [groups if _tasks.can_be_sent(groups) else None for groups in self._call.groups]
         here = [groups if sent is None else None for groups, sent in zip(self._call.groups, there, strict=True)]
-        tasks = ((x, x.read(here, self._rows(one, at))) for at, x in enumerate(self._chunks[begin:], begin))
-        shared = {lengths: [values[v] for v in one.shared] for lengths, values in self._values.items()}
-        work = _tasks.Work(programs, shared, there, jax_api.is_wide())
-        assert self._map is not None
-        yield from _tasks.carried_out(self._map, work, tasks)
+        programs = dict[tuple[Lengths, bool], bytes]()
+        for at in ats:
+            key = lengths, masked = self._chunks[at].lengths, self._is_short(at)
+            if key not in programs:
+                programs[key] = self._program.exported(one, self._count, lengths, masked=masked)
+        shared = {lengths: self._shared(one, lengths) for lengths, _ in programs}
+
+        def task(at: int) -> _tasks.Task:
+            places = self._mine(self._chunks[at]) if where is None else where
+            chunk = self._chunks[at].part(places)
+            rows = _caught(lambda: chunk.read(here, self._rows(one, at, places), self._count))
+            return _tasks.Task(chunk, self._is_short(at), rows)
+
+        work = _tasks.Work(programs, shared, there, self._count, jax_api.is_wide())
+        yield from _tasks.carried_out(self._map, work, map(task, ats))
+
+    def _attempt(self, one: Pass, at: int, where: np.ndarray) -> Any:
+        """Return what a chunk comes to if only the elements in these places are run; or what they have raised."""
+        chunk = self._chunks[at]
+        if self._map:
+            return next(iter(self._carried_out(one, [at], where)))
+        rows = _caught(self._read, one, at, where, chunk.lengths)
+        if isinstance(rows, Exception):
+            return rows
+        return _caught(self._computed, one, at, chunk.lengths, self._shared(one, chunk.lengths), rows)
+
+    # --- elements that fail ---------------------------------------------------------------------------------------
+
+    def _without_failing(self, number: int, one: Pass, at: int, error: Exception) -> Any:
+        """Return what a chunk comes to without the elements that raise; ``None``: all do. Or raise, and name one."""
+        chunk, axis = self._chunks[at], self._program.axis.name
+        numbers = chunk.numbers[self._mine(chunk)]
+        among = f"elements {min(numbers)} to {max(numbers)} of {axis}" if len(numbers) > 1 else f"of {axis}"
+        error.add_note(f"Stream: raised by {among}, in pass {number + 1}")
+        if self._program.placement.spans_processes or (isinstance(error, DataError) and not self._masks):
+            raise error
+        failing = self._failing(one, at, np.arange(len(chunk.numbers)), error)
+        if not self._masks:
+            place, own = next(failing, (0, error))
+            if own is not error:
+                own.add_note(f"Stream: raised by element {chunk.numbers[place]} alone; {among} were run together")
+            raise own
+        if found := dict(failing):
+            self._leave_out({int(chunk.numbers[place]): f"{type(e).__name__}: {e}" for place, e in found.items()})
+            self._is_stale = self._is_stale or number > 0 or self._plan.counts_at_once
+        if not self._num_present:
+            raise error
+        chunk = self._chunks[at]
+        outcome = self._attempt(one, at, np.arange(len(chunk.numbers))) if len(chunk.numbers) else None
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def _failing(self, one: Pass, at: int, where: np.ndarray, error: Exception) -> Iterator[tuple[int, Exception]]:
+        """Yield which elements in these places of a chunk, which have raised together, raise by themselves."""
+        if len(where) == 1:
+            yield int(where[0]), error
+            return
+        for half in np.array_split(where, 2):
+            found = self._attempt(one, at, half)
+            if isinstance(found, Exception):
+                yield from self._failing(one, at, half, found)
+
+    def _leave_out(self, said: dict[int, str]) -> None:
+        self.lost |= said
+        for at, chunk in enumerate(self._chunks):
+            self._chunks[at] = chunk._replace(numbers=chunk.numbers[~np.isin(chunk.numbers, [*said])])
+        for values in self._values.values():
+            values.update(self._laid(dict.fromkeys(self._plan.counts, np.int32(self._num_present))))
+
+    # --- padding --------------------------------------------------------------------------------------------------
+
+    def _padded_chunk(self) -> tuple[int, Lengths] | None:
+        """Return a chunk in which an element is padded, the last, and lengths beyond its own; ``None``: there is none.
+
+        They are those of the first chunk, or a quarter more.
+        """
+        lengths = [groups.lengths for groups in self._call.groups]
+        if self._program.checked.issuperset(self._plan.passes):
+            return None
+        for at, chunk in reversed([*enumerate(self._chunks)]):
+            pairs = [*zip(lengths, chunk.lengths, strict=True)]
+            if any(own is not None and (own[chunk.numbers] < padded).any() for own, padded in pairs):
+                both = zip(self._chunks[0].lengths, chunk.lengths, strict=True)
+                return at, tuple(None if n is None else m if m and m > n else n + n // _MORE + 1 for m, n in both)
+        return None
 
     def _check(self, one: Pass) -> bool:
         """Refuse a pass whose results depend on padding; return whether there was some that could tell."""
-        groups, whole, own = self._call.groups, self._program.whole(self._chunks[0].lengths), dict[int, Any]()
-        operations = [whole.operations[n].eqn for n in one.operations]
+        groups, (at, longer) = self._call.groups, self._padded or (0, None)
+        lengths = self._chunks[at].lengths
+        wholes = [self._program.whole(n) for n in (lengths, longer or lengths)]
+        operations = [wholes[0].operations[n].eqn for n in one.operations]
         bodies = [body for eqn in operations for body in jax_api.jaxprs_in_params(eqn.params)]
-        if any(map(jax_api.has_effects, operations)) or any(map(jax_api.calls_back, bodies)):
-            return True  # rows in an order that no element has may be an error to who is called
-        for n, x in enumerate(self._rows(one, 0)):
-            if isinstance(x, Leaf) and groups[x.place]._form.padded[x.number]:
-                own[n] = x.place, groups[x.place].lengths
-        telling = [  # how many elements have two rows, and two of padding
-            sum(((x[c.numbers] > 1) & (x[c.numbers] < c.lengths[place] - 1)).sum() for place, x in own.values())
-            for c in self._chunks
-        ]
-        at = int(np.argmax(telling))
-        if not telling[at]:
-            return not own
-        chunk = self._chunks[at]
-        wrong = _padding.counted(
-            lambda values, rows: self._compute(one, chunk, values, self._laid_rows(one, rows)),
-            [self._values[chunk.lengths][v] for v in one.shared],
-            chunk.read(groups, self._rows(one, at)),
-            {n: x[chunk.numbers] for n, (_, x) in own.items()},
-        )
+        sources = {v: self._values[lengths].get(v) for v in one.rows}
+        ragged = [v for v, x in sources.items() if isinstance(x, Leaf) and groups[x.place]._form.padded[x.number]]
+        kept = [[flat.avals[v].shape for v, x in sources.items() if x is None] for flat in wholes]
+        if not ragged or kept[0] != kept[1] or any(map(jax_api.has_effects, operations)):
+            return True  # nothing is padded, or it was kept, or it would act once more
+        if longer is None or not len(self._chunks[at].numbers):
+            return False
+        rows = {n: self._read(one, at, self._mine(self._chunks[at]), n) for n in (lengths, longer)}
+
+        def run(is_longer: bool, shared: Sequence[Any]) -> list[np.ndarray]:
+            n = longer if is_longer else lengths
+            return [*map(self._program.own, self._computed(one, at, n, shared, rows[n]), self._program.dims_of(one))]
+
+        shared = [self._shared(one, n) for n in (lengths, longer)]
+        wrong = _padding.counted(run, *shared, varies=not any(map(jax_api.calls_back, bodies)))
         if wrong is not None:
-            name = re.split(r"\W", whole.closed.jaxpr.debug_info.arg_names[one.rows[min(own)]] or "data")[0]
+            name = re.split(r"\W", wholes[0].closed.jaxpr.debug_info.arg_names[min(ragged)] or "data")[0]
             raise AxisError(
                 f"Stream: {self._plan.line(one.results[wrong])}: the result depends on rows that only pad the elements "
                 f"of {name}. Use the mask for all that is computed over an element's rows: jnp.mean(x, "

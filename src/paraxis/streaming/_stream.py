@@ -1,18 +1,21 @@
 """The elements of an axis streamed through one machine, in bounded memory."""
 
 import contextlib
-import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
 import jax
 
 from paraxis._core import check
+from paraxis._core.placing import Axis
+from paraxis._core.verbs import map_fn
 from paraxis.errors import DataError
+from paraxis.streaming._groups import Groups
 from paraxis.streaming._program import Call, Program
+from paraxis.streaming._results import Each, Results
 from paraxis.streaming._resume import Saved, saved
 from paraxis.streaming._run import Progress, Run, shown
 from paraxis.streaming._tasks import Map
@@ -38,14 +41,14 @@ class Schedule(NamedTuple):
     kept: list[tuple[int, ...]]
 
 
-@dataclasses.dataclass(frozen=True)
 class Stream(contextlib.AbstractContextManager["Stream"]):
-    """Runs a program over more elements than memory holds: chunk by chunk, on all devices of this machine.
+    """Runs a program over more elements than memory holds: chunk by chunk, on all devices of all processes.
 
     ``Stream(at_once=64).run(fn, *args)`` gives what ``fn(*args)`` gives, to rounding, where ``fn`` is a program, its
     gradient, or any other function built from the verbs. It is cut at its reductions; then the elements are read chunk
     by chunk, as often as reductions depend on each other (:meth:`passes` tells): a loss and its gradient take one pass.
-    Sums are taken in a fixed tree: the same chunks give the same bits, whoever computes them.
+    Sums are taken in a fixed tree: the same chunks give the same bits, whoever computes them. In several processes,
+    each reads the elements of its own devices, and all have the result.
 
     Args:
         at_once: elements in flight per device; with ``map``, in each task at once. Give this or ``memory``.
@@ -54,11 +57,26 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
             sizes more. Values kept between passes, results with a row for each element, and what the process needs
             anyway are not counted.
         map: carries out the chunks elsewhere, on a CPU device each: a function with the signature of
-            ``concurrent.futures.Executor.map``, such as that of a process pool. It gets compiled programs, and no code.
-        folder: where a run saves what it has done, so that the same call goes on after it was stopped, to the same
-            bits. It is made if it is not there, and goes when the run is done.
-        verbose: whether to show how far it is: below a notebook's cell, on a terminal's line, elsewhere a line every
+            ``concurrent.futures.Executor.map``, such as that of a process pool, ``px.retrying(…)`` or
+            ``px.ray_map()``. It gets compiled programs, and no code.
+        checkpoint: the folder where a run saves what it has done, so that the same call goes on after it was stopped,
+            to the same bits. It is made if it is not there, and goes when the run is done.
+        progress: whether to show how far it is: below a notebook's cell, on a terminal's line, elsewhere a line every
             half minute; or a function to call with the :class:`px.streaming.Progress` of each chunk.
+        lost: what to do with an element that raises, that cannot be read, or whose worker dies: ``"raise"`` its
+            exception, which names it; or ``"mask"`` it, as ``where=`` does in every reduction of the program. Then its
+            rows are masked in NumPy's masked arrays, :attr:`lost` says what it raised, and a warning tells of it. For a
+            gradient of a mean, the run begins again without it.
+        each: called with the numbers ``(n,)`` of elements and the rows ``(n, ...)`` of the result, as a pytree with
+            ``None`` for what is no row, when a chunk is done. Then these are not kept, and ``None`` in the result. Each
+            element comes once; after a run was killed, those come again that were done since it last saved; all do, if
+            an element is lost in a later pass than the first, or of a mean's gradient.
+        out: a folder of ``.npy`` files, into which rows of the result are written as they come, and which the result
+            maps into memory: for results larger than that. Files are called by the result's keys, ``rows.npy`` if it
+            has none. Not in several processes.
+
+    Attributes:
+        lost: after a run with ``lost="mask"``: a dict from the numbers of the elements left out to what each raised.
 
     Raises:
         ValueError: if ``at_once`` or ``memory`` is no number of elements or bytes, or not one of them is given.
@@ -73,26 +91,31 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
         Array([-2., -2., -2.], dtype=float32)
     """
 
-    at_once: int | None = None
-    _: dataclasses.KW_ONLY
-    memory: int | str | None = None
-    map: Map | None = None
-    folder: str | Path | None = None
-    verbose: bool | Callable[[Progress], Any] = False
-
-    def __post_init__(self) -> None:
-        if (self.at_once is None) == (self.memory is None) or (self.map and self.memory):
+    def __init__(
+        self,
+        at_once: int | None = None,
+        *,
+        memory: int | str | None = None,
+        map: Map | None = None,  # noqa: A002  the name that engines give it
+        checkpoint: str | Path | None = None,
+        progress: bool | Callable[[Progress], Any] = False,
+        lost: Literal["raise", "mask"] = "raise",
+        each: Each | None = None,
+        out: str | Path | None = None,
+        **old: Any,
+    ) -> None:
+        if (at_once is None) == (memory is None) or (map and memory):
             raise ValueError(
-                f"Stream: give at_once or memory, and not both, with map at_once, got at_once={self.at_once!r}, "
-                f"memory={self.memory!r}; write px.Stream(at_once=64) or px.Stream(memory='2GB')"
+                f"Stream: give at_once or memory, and not both, with map at_once, got {at_once=!r}, {memory=!r}; write "
+                f"px.Stream(at_once=64) or px.Stream(memory='2GB')"
             )
-        if self.at_once is not None:
-            object.__setattr__(self, "at_once", check.count("Stream", "at_once", self.at_once))
-        elif (found := re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)(i?)b?", str(self.memory).strip().lower())) is None:
-            raise ValueError(f"Stream: memory must be bytes, or text such as '2GB', got {self.memory!r}")
-        else:
-            unit = (1024 if found[3] else 1000) ** " kmgt".index(found[2] or " ")
-            object.__setattr__(self, "memory", int(float(found[1]) * unit))
+        check.one_of("Stream", "lost", lost, ("raise", "mask"))
+        self.at_once = None if at_once is None else check.count("Stream", "at_once", at_once)
+        self.memory = None if memory is None else _bytes(memory)
+        renamed = check.renamed("Stream", old, folder="checkpoint", verbose="progress")
+        self._map, self._each, self._out = map, each, None if out is None else Path(out)
+        self.checkpoint, self._progress = renamed.get("checkpoint", checkpoint), renamed.get("progress", progress)
+        self._masks, self.lost = lost == "mask", dict[int, str]()
 
     def __exit__(self, *_: object) -> None:
         pass
@@ -112,9 +135,29 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
             AxisError: if elements meet elsewhere than in a reduction, or a result depends on rows that only pad
                 elements of different length, with the line; or if the elements are along none or several axes.
             DataError: if an element cannot be read, or does not look like the others; they name it.
-            CheckpointError: if ``folder`` holds another run, or cannot be written.
+            CheckpointError: if ``checkpoint`` holds another run, one that is under way, or cannot be written.
+            Exception: what an element raises, which a note names, with ``lost="raise"``.
+
+        Communicates: in each pass one all-reduce the size of what is reduced, when its last chunk is done.
         """
         return self.jit(fn)(*args)
+
+    def map(self, fn: Callable[..., Any], *groups: Any) -> Any:
+        """Return the results of a function for each of many elements, such as chains or solves: arrays ``(size, ...)``.
+
+        ``groups`` are :class:`px.Groups`, or pytrees of arrays ``(size, ...)``: the function is given one element of
+        each. ``lost``, ``each``, ``out``, ``checkpoint`` and ``progress`` are those of the stream.
+
+        Example:
+            >>> import numpy as np, paraxis as px
+            >>> px.Stream(at_once=2).map(lambda x: x**2, np.arange(5.0)).tolist()
+            [0.0, 1.0, 4.0, 9.0, 16.0]
+        """
+        found = [x if isinstance(x, Groups) else Groups.of_arrays(x) for x in groups]
+        if not found:
+            raise DataError("Stream.map: give what fn is to be called with: px.Stream(at_once=64).map(fn, xs)")
+        axis = Axis("elements", len(found[0]))
+        return self.run(lambda *xs: map_fn(fn, xs, axis), *found)
 
     def jit(self, fn: Callable[_P, _R]) -> Callable[_P, _R]:
         """Return :meth:`run` of a function that is traced once for each type of arguments, as under ``jax.jit``.
@@ -134,10 +177,16 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
         def run(*args: Any) -> _R:
             call = Call(fn, args)
             program = known.get(call.key) or known.setdefault(call.key, self._program(call))
-            with shown(self.verbose) as show:
-                one = Run(call, program, self._count(call, program), self.map, show)
-                with saved(self.folder, one.depends) as file:
-                    return one.result(file)
+            count, process = self._count(call, program), 0
+            if program.placement.spans_processes:
+                self._require_one_process()
+                process = jax.process_index()
+            flat = program.whole(call.chunks(program.size, program.size)[0].lengths)
+            results = Results(program.plan, flat, program.size, self._each, self._out)
+            one = Run(call, program, count, self._map, results, masks=self._masks)
+            with shown(self._progress) as show, saved(self.checkpoint, one.depends, process=process) as file:
+                self.lost = one.lost
+                return one.result(file, show)
 
         return cast("Callable[_P, _R]", run)
 
@@ -154,32 +203,41 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
         """
         call = Call(fn, args)
         program = self._program(call)
-        chunks, plan = call.chunks(program.size, self._count(call, program)), program.plan
+        count, plan = self._count(call, program) * program.placement.num_devices, program.plan
+        chunks = call.chunks(program.size, count)
         avals = program.whole(chunks[0].lengths).avals
         kept = [tuple(n for d, n in enumerate(avals[v].shape) if d != plan.dims[v]) for v in plan.kept]
         return Schedule(len(plan.passes), [(len(chunk.numbers), chunk.lengths) for chunk in chunks], kept)
 
+    def _require_one_process(self) -> None:
+        for name, value in {"lost='mask'": self._masks, "out": self._out, "map": self._map}.items():
+            if value:
+                raise ValueError(f"Stream: {name} is for one process, and elements lie on {jax.process_count()}")
+
     def _program(self, call: Call) -> Program:
         # On CPU, XLA puts matrix products and what is between them into a library's calls, of unknown memory.
         without_calls = {"xla_cpu_experimental_ynn_fusion_type": ""} if jax.default_backend() == "cpu" else {}
-        return Program(call, alone=self.map is not None, options=None if self.memory is None else without_calls)
+        program = Program(call, alone=self._map is not None, options=None if self.memory is None else without_calls)
+        if self._masks:
+            program.require_uncounted()
+        return program
 
     def _count(self, call: Call, program: Program) -> int:
-        """Return the number of elements in a chunk. What a pass needs grows linearly with it."""
+        """Return the number of elements of a chunk on each device. What a pass needs grows linearly with it."""
         devices = program.placement.num_devices
         if self.at_once is not None:
-            return min(self.at_once * devices, program.size)
+            return program.traceable(_balanced(self.at_once, devices, program.size))
         lengths = call.chunks(program.size, program.size)[0].lengths
         if lengths not in program.fits:
-            assert isinstance(self.memory, int)
-            two, four = (program.bytes_of(count * devices, lengths) for count in (2, 4))
+            assert self.memory is not None
+            two, four = (program.bytes_of(count, lengths) for count in (2, 4))
             each = max(1, (four - two) // 2)  # one element more on each device
             if self.memory < two - each:
                 raise ValueError(
                     f"Stream: memory must be at least {two - each:,} bytes, which one element on each of {devices} "
                     f"devices takes, got {self.memory:,}; write px.Stream(memory={2 * (two - each)})"
                 )
-            program.fits[lengths] = min((2 + (self.memory - two) // each) * devices, program.size)
+            program.fits[lengths] = _balanced(2 + (self.memory - two) // each, devices, program.size)
         return program.fits[lengths]
 
     def rows_at_once(self, *, row_bytes: int, kept_bytes: int, num_devices: int) -> int:
@@ -189,11 +247,11 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
             DataError: if ``memory`` is too little.
             ValueError: if ``map`` is given: a solver reads its table in this process.
         """
-        if self.map is not None:
+        if self._map is not None:
             raise ValueError("Stream: map is not for a px.Table, whose rows this process reads; leave it out")
         if self.at_once is not None:
             return self.at_once * num_devices
-        assert isinstance(self.memory, int)
+        assert self.memory is not None
         found = (self.memory - kept_bytes) // (_COPIES * row_bytes)
         if found < num_devices:
             least = kept_bytes + _COPIES * row_bytes * num_devices
@@ -206,9 +264,23 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
     @contextlib.contextmanager
     def rows_shown(self) -> Iterator[Callable[[int, int, int], None]]:
         """Give what a solver calls with the rows that are done, the number of all, and that of the pass."""
-        with shown(self.verbose) as show:
+        with shown(self._progress) as show:
             yield lambda done, rows, number: show and show(Progress("rows", done, rows, number, None, None))
 
     def rows_saved(self, described: Mapping[str, Any]) -> contextlib.AbstractContextManager[Saved | None]:
         """Give where a solver's run, which depends on these texts and arrays, is saved, if there is a folder."""
-        return saved(self.folder, lambda: described)
+        return saved(self.checkpoint, lambda: described)
+
+
+def _balanced(most: int, devices: int, size: int) -> int:
+    """Return how many elements each device takes at once, at most so many, in chunks of nearly equal size."""
+    chunks = -(-size // (most * devices))
+    return -(-size // (chunks * devices))
+
+
+def _bytes(memory: int | str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)(i?)b?", str(memory).strip().lower())
+    if found is None:
+        raise ValueError(f"Stream: memory must be bytes, or text such as '2GB', got {memory!r}")
+    unit = (1024 if found[3] else 1000) ** " kmgt".index(found[2] or " ")
+    return int(float(found[1]) * unit)

@@ -3,13 +3,12 @@
 import functools
 import itertools
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from paraxis._core.check import needed
 from paraxis.streaming._groups import Groups
 from paraxis.streaming._program import Chunk, Lengths
 
@@ -20,18 +19,24 @@ _MOST_SENT = 16 * 2**20  # bytes of a source that is sent with each task; of lar
 
 
 class Work(NamedTuple):
-    """What all tasks of a pass need; ``groups`` are those that are read where a task is carried out, else ``None``."""
+    """What all tasks of a pass need: programs of chunks of so many ``rows``, by lengths and whether they have a mask.
 
-    programs: dict[tuple[int, Lengths], bytes]
+    ``groups`` are those that are read where a task is carried out, else ``None``.
+    """
+
+    programs: dict[tuple[Lengths, bool], bytes]
     shared: dict[Lengths, list[Any]]
     groups: list[Groups | None]
+    rows: int
     wide: bool
 
 
-def exported(fn: Callable[..., Any], structs: Sequence[Any]) -> bytes:
-    """Return a pass as bytes, which any process with CPU devices can run."""
-    with needed("px.Stream(map=…)", "pool"):
-        return bytes(jax.export.export(jax.jit(fn), platforms=["cpu"])(*structs).serialize())
+class Task(NamedTuple):
+    """A chunk, with the rows that are read here, or what was raised then."""
+
+    chunk: Chunk
+    masked: bool
+    rows: list[Any] | Exception
 
 
 def can_be_sent(groups: Groups) -> bool:
@@ -43,8 +48,8 @@ def can_be_sent(groups: Groups) -> bool:
     return len(sent) <= _MOST_SENT and b"__main__" not in sent
 
 
-def carried_out(mapped: Map, work: Work, tasks: Iterator[tuple[Chunk, list[Any]]]) -> Iterator[list[np.ndarray]]:
-    """Yield the results of chunks, in order. An executor takes all at once: tasks with rows come in portions."""
+def carried_out(mapped: Map, work: Work, tasks: Iterator[Task]) -> Iterator[list[np.ndarray] | Exception]:
+    """Yield what chunks come to, in order. An executor takes all at once: tasks with rows come in portions."""
     portion = 64 if None in work.groups else None
     while some := [*itertools.islice(tasks, portion)]:
         yield from mapped(functools.partial(perform, work), some)
@@ -55,9 +60,25 @@ def _imported(program: bytes) -> Callable[..., Any]:
     return jax.jit(jax.export.deserialize(bytearray(program)).call)
 
 
-def perform(work: Work, task: tuple[Chunk, list[Any]]) -> list[np.ndarray]:
-    """Carry out a chunk, of which the task has the rows that are not read here, on the first CPU device."""
-    chunk, rows = task
-    with jax.enable_x64(work.wide), jax.default_device(jax.local_devices(backend="cpu")[0]):
-        run = _imported(work.programs[len(chunk.numbers), chunk.lengths])
-        return [*map(np.asarray, run(*work.shared[chunk.lengths], *chunk.read(work.groups, rows)))]
+def perform(work: Work, task: Task) -> list[np.ndarray] | Exception:
+    """Carry out a chunk on the first CPU device; return what it comes to, or what an element has raised."""
+    chunk, masked, rows = task
+    if isinstance(rows, Exception):
+        return rows
+    try:
+        with jax.enable_x64(work.wide), jax.default_device(jax.local_devices(backend="cpu")[0]):
+            run = _imported(work.programs[chunk.lengths, masked])
+            read = chunk.read(work.groups, rows, work.rows)
+            real = [np.arange(work.rows) < len(chunk.numbers)] * masked
+            return [*map(np.asarray, run(*work.shared[chunk.lengths], *read, *real))]
+    except Exception as error:
+        return _sendable(error)
+
+
+def _sendable(error: Exception) -> Exception:
+    """Return an exception, or one that says the same if a process cannot send it to another."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

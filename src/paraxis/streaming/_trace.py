@@ -87,6 +87,12 @@ jax_api.ad.deflinear2(rows_p, lambda ct, x, *, size: [rows_p.bind(ct, size=x.ava
 jax_api.batching.primitive_batchers[rows_p] = lambda x, at, **to: (rows_p.bind(jnp.moveaxis(x[0], at[0], 1), **to), 1)
 
 
+size_p = jax_api.Primitive("px_size")
+"""The number of elements of an axis by which a mean divides: fewer than all, if some are lost."""
+size_p.def_abstract_eval(lambda *, axis, size: jax_api.ShapedArray((), np.dtype(np.int32)))
+jax_api.define_lowering(size_p, lambda *, axis, size: jnp.int32(size))
+
+
 @dataclasses.dataclass(frozen=True)
 class Sized:
     """Verbs take the axis of this name, and of ``whole`` elements, to have ``size``; no name: as they are.
@@ -110,21 +116,26 @@ class Sized:
 
         return axis, jax.tree.map(rows, tree)
 
+    def count(self, axis: Axis) -> Any:
+        """Return the number of elements by which a mean along an axis divides."""
+        return size_p.bind(axis=axis.name, size=axis.size)
+
 
 def verbs_in(jaxpr: Jaxpr) -> list[JaxprEqn]:
     """Return the operations that map or reduce along an axis, in bodies as well."""
     return [eqn for eqn in jax_api.equations(jaxpr) if eqn.primitive.name.startswith("px_") and "axis" in eqn.params]
 
 
-def axis_of(closed: ClosedJaxpr, count: int | None) -> tuple[Axis, Any]:
-    """Return the axis that is streamed, the only one of as many elements as groups have; and where it lies."""
-    found = dict[tuple[str, int], Any]()
+def axis_of(closed: ClosedJaxpr, count: int | None) -> Axis:
+    """Return the axis that is streamed, the only one of as many elements as groups have."""
+    found = dict[tuple[str, int], Axis]()
     for eqn in verbs_in(closed.jaxpr):
         key = eqn.params["axis"], eqn.params["size"]
-        found[key] = found.get(key) or (eqn.params["placement"] if eqn.primitive is maps.map_p else None)
-    fits = [key for key in found if count in (None, key[1])]
+        if key not in found or eqn.primitive is maps.map_p:  # which knows where the axis is to lie
+            found[key] = eqn.params["placement"].axis if eqn.primitive is maps.map_p else Axis(*key)
+    fits = [axis for key, axis in found.items() if count in (None, key[1])]
     if len(fits) == 1:
-        return Axis(*fits[0]), found[fits[0]]
+        return fits[0]
     if not found:
         raise AxisError(
             "Stream: fn has no verb, by which elements are told from other dimensions; for x.T @ x write "
@@ -173,6 +184,22 @@ def with_literals(whole: Flat, part: Flat) -> list[Operation]:
         inputs = [*map(_literal, a.inputs, b.inputs)]
         found.append(Operation(_equation(a, a.eqn, b.eqn), inputs, b.outputs, a.line))
     return found
+
+
+def require_uncounted(whole: Flat, part: Flat, size: int) -> None:
+    """Refuse a function that has the number of all elements as a number of its own, of which some may be lost."""
+    lines = [
+        x.line for x in whole.operations if x.name == "div" and any(getattr(v, "val", None) == size for v in x.inputs)
+    ]
+    for a, b in zip(*(jax_api.equations(flat.closed.jaxpr) for flat in (whole, part)), strict=True):
+        pairs = zip(a.invars, b.invars, strict=True)
+        if not all(np.array_equal(getattr(x, "val", 0), getattr(y, "val", 0)) for x, y in pairs):
+            lines.append(jax_api.line_of(a) or "an unknown line")
+    if lines:
+        raise AxisError(
+            f"Stream: lost='mask', but at {lines[0]} there is the number of all {size} elements, of which some may be "
+            f"lost; divide by those that are there: px.reduce_mean(x), or px.reduce_sum(jnp.ones(len(x)))"
+        )
 
 
 def _literal(whole: Any, part: Any) -> Any:

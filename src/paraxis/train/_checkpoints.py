@@ -2,13 +2,11 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import itertools
 import json
 import math
 import os
 import shutil
-import time
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
@@ -18,7 +16,7 @@ from typing import Any, Generic, Literal, Self, TypeVar
 import jax
 
 from paraxis._core import check
-from paraxis._host import processes
+from paraxis._host import files, processes
 from paraxis.errors import CheckpointError, DataError, StateError
 from paraxis.train import _leaves, _manifest
 from paraxis.train._manifest import Writing
@@ -27,7 +25,6 @@ _Tree = TypeVar("_Tree")
 _RECORD, _LOCK = "paraxis", "paraxis.lock"
 _COMPLETE = "_CHECKPOINT_METADATA"  # Orbax's, in each checkpoint
 _OWN = ("state", "metrics", "commit_success.txt", _manifest.NAME)  # what else is in one
-_PATIENCE = 50  # tenths of a second to wait for the lock
 _MOST_LISTED = 20  # differences
 
 
@@ -242,7 +239,7 @@ class Checkpoints:
                 if not all(entry.name.lstrip(".").startswith(_OWN) for entry in path.iterdir()):
                     raise CheckpointError(f"Checkpoints: {path} is no checkpoint; give a directory of its own")
             self.path.mkdir(parents=True, exist_ok=True)
-            self._unlock = weakref.finalize(self, os.close, _locked(self.path / _LOCK))
+            self._unlock = weakref.finalize(self, os.close, files.locked(self.path / _LOCK))
             for path in rests:
                 shutil.rmtree(path)
         except OSError as error:
@@ -322,18 +319,3 @@ class Checkpoints:
 
 def _numbered(path: Path) -> list[Path]:
     return [entry for entry in path.iterdir() if entry.name.isdecimal()] if path.is_dir() else []
-
-
-def _locked(path: Path) -> int:
-    """Return the handle of a locked file; a killed process may hold its lock for some time after it is gone."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    for _ in range(_PATIENCE):
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return handle
-        except BlockingIOError:
-            time.sleep(0.1)
-        except OSError:  # a file system without locks
-            return handle
-    os.close(handle)
-    raise BlockingIOError("another run, or another px.Checkpoints, saves there")

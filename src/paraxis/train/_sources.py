@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from paraxis._core import pytrees
+from paraxis._core import check, pytrees
 from paraxis.errors import DataError
 from paraxis.train._batches import num_rows
 
@@ -200,7 +200,9 @@ def _length(source: Any) -> int | None:
 
 def source_of(source: Any) -> Batches | tuple[int, _Read, dict[str, Any]]:
     """Return what a user's source is: batches, or the number of its rows, their reader, and arrays by name."""
-    if isinstance(source, (str, bytes, os.PathLike)) or hasattr(source, "iloc"):
+    if not isinstance(source, Iterator):
+        check.by_position("px.loader", "source", source)
+    if isinstance(source, (str, bytes, os.PathLike)):
         raise DataError(
             f"px.loader: source is a {type(source).__name__}; pass arrays of its rows: "
             "px.loader(np.load('rows.npy', mmap_mode='r'), 32), or px.loader({'x': frame[['a', 'b']].to_numpy()}, 32)"
