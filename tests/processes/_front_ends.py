@@ -54,6 +54,37 @@ def verbs() -> Results:
     return {"mapped": px.gather(mapped, rows), "reduced": reduced, "eager": px.gather(eager, rows)}
 
 
+class Rows:
+    """Rows of ``X``, of which it knows the numbers that were read."""
+
+    def __init__(self) -> None:
+        self.read = set[int]()
+
+    def __len__(self) -> int:
+        return 13
+
+    def __getitem__(self, number: int) -> Any:
+        self.read.add(number)
+        return X[number]
+
+
+def streams() -> Results:
+    @px.program(clients=13)
+    def spread(w: Any, key: Any, x: Any) -> Any:
+        keys = px.keys(key, "clients")
+        each = px.map_fn(lambda w, k, x: jnp.tanh(x @ w + jax.random.normal(k)), (px.broadcast(w), keys, x))
+        return px.reduce_mean((each - px.reduce_mean(each)) ** 2) + px.reduce_max(each), each
+
+    rows = Rows()
+    groups = px.Groups(rows)
+    rows.read.clear()
+    fn = jax.value_and_grad(spread, has_aux=True)
+    found = px.Stream(at_once=2).run(fn, jnp.ones(7), jax.random.key(1), groups)
+    if RANK:  # each process reads what its own devices run, and a last one in place of what there is not
+        assert rows.read < {*range(13)}
+    return {"spread": found}
+
+
 def solvers() -> Results:
     data, regression = px.solve.rows(X, Y), px.solve.rows(X, Z)
     options: dict[str, Any] = {"tol": 1e-6, "maxiter": 1000}
@@ -150,7 +181,7 @@ def refusals() -> Results:
     return {"w": fitted.state.params["w"], "rows": jnp.sum(px.solve.rows(X, Y).weight)}
 
 
-_PARTS = verbs, ensembles, solvers, estimators, transforms, refusals
+_PARTS = verbs, streams, ensembles, solvers, estimators, transforms, refusals
 PARTS = {part.__name__: part for part in _PARTS}
 
 

@@ -22,3 +22,9 @@ def test_front_ends_give_on_two_processes_what_they_give_on_one(launched: Launch
             assert sorted(found) == sorted(expected)
             for what, value in expected.items():
                 np.testing.assert_allclose(found[what], value, rtol=1e-3, atol=2e-4, err_msg=what)
+
+
+@pytest.mark.slow
+def test_processes_may_have_different_numbers_of_devices(launched: Launch) -> None:
+    status, out, error = launched(str(Path(__file__).with_name("_uneven.py")))
+    assert (status, out.count("right")) == (0, 2), error

@@ -194,7 +194,8 @@ def to_mesh(x: Any, placement: Placement, *, rows: bool) -> Any:
     value: Any = x.to_concrete_value() if is_tracer else x
     is_bound = isinstance(value, jax.Array) and value.committed
     mesh = getattr(value.sharding, "mesh", None) if is_bound else None
-    if mesh == everywhere.mesh:
+    # Bound to none, a traced value may stay; to put it onto devices of other processes, JAX would compare all copies.
+    if mesh == everywhere.mesh or (is_tracer and not is_bound and placement.spans_processes):
         return x
     if not is_tracer:
         return device_put(x, sharding(placement) if rows and placement.divides else everywhere)
@@ -230,6 +231,8 @@ def device_put(tree: Any, target: Sharding | None) -> Any:
         if x.sharding == target or not (_is_local(x) or x.is_fully_replicated):
             return jax.device_put(x, target)
         mine = local_copy(x)
+        if not jnp.issubdtype(x.dtype, jax.dtypes.extended):
+            mine = np.asarray(mine)  # which is sliced on the host, whatever mesh is in force
         return jax.make_array_from_callback(x.shape, target, lambda index: mine[index])
 
     return jax.tree.map(one, tree)

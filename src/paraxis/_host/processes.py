@@ -18,7 +18,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from paraxis._core import jax_api
+from paraxis._core import arrays, jax_api, placing
 from paraxis._host import digests
 from paraxis.errors import DataError, DeviceError, StateError
 
@@ -52,15 +52,20 @@ _LONGEST = 400
 def reports(text: str) -> dict[int, str]:
     """Return what processes report, by their numbers: each text that is not empty. All processes must call it.
 
-    Communicates: one all-gather of 400 bytes per process, the first of a long text.
+    Communicates: one all-gather of 400 bytes per device, the first of a long text.
     """
     if jax.process_count() == 1:
         return {0: text} if text else {}
     padded = np.zeros(_LONGEST, np.uint8)
     said = np.frombuffer(text.encode(errors="replace")[:_LONGEST], np.uint8)
     padded[: said.size] = said
-    gathered = enumerate(np.asarray(jax_api.multihost_utils.process_allgather(padded)))
-    return {number: bytes(row).rstrip(b"\0").decode(errors="ignore") for number, row in gathered if row.any()}
+    devices = jax.devices()  # a row for each, as processes may have different numbers of them
+    with placing.without_context():
+        target: Any = arrays.sharding(placing.place(placing.Axis("devices", len(devices))))
+    mine = np.tile(padded, (jax.local_device_count(), 1))
+    rows = jax.make_array_from_process_local_data(target, mine, (len(devices), _LONGEST))
+    gathered = {device.process_index: row for device, row in zip(devices, arrays.on_host(rows), strict=True)}
+    return {number: bytes(row).rstrip(b"\0").decode(errors="ignore") for number, row in gathered.items() if row.any()}
 
 
 _MOST_COMPARED = 40
