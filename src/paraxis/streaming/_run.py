@@ -392,19 +392,19 @@ class Run:
     # --- padding --------------------------------------------------------------------------------------------------
 
     def _padded_chunk(self) -> tuple[int, Lengths] | None:
-        """Return a chunk in which an element is padded, the last, and lengths beyond its own; ``None``: there is none.
+        """Return the chunk that tells most of padding, and lengths beyond its own; ``None``: no element is padded.
 
-        They are those of the first chunk, or a quarter more.
+        It has the most elements with several rows. The lengths are those of the first chunk, or a quarter more.
         """
-        lengths = [groups.lengths for groups in self._call.groups]
         if self._program.checked.issuperset(self._plan.passes):
             return None
-        for at, chunk in reversed([*enumerate(self._chunks)]):
-            pairs = [*zip(lengths, chunk.lengths, strict=True)]
-            if any(own is not None and (own[chunk.numbers] < padded).any() for own, padded in pairs):
-                both = zip(self._chunks[0].lengths, chunk.lengths, strict=True)
-                return at, tuple(None if n is None else m if m and m > n else n + n // _MORE + 1 for m, n in both)
-        return None
+        ragged = [(at, groups.lengths) for at, groups in enumerate(self._call.groups) if groups.lengths is not None]
+        if not any((own[chunk.numbers] < chunk.lengths[at]).any() for chunk in self._chunks for at, own in ragged):
+            return None
+        telling = [sum((own[chunk.numbers] > 1).sum() for _, own in ragged) for chunk in self._chunks]
+        at = len(telling) - 1 - int(np.argmax(telling[::-1]))
+        both = zip(self._chunks[0].lengths, self._chunks[at].lengths, strict=True)
+        return at, tuple(None if n is None else m if m and m > n else n + n // _MORE + 1 for m, n in both)
 
     def _check(self, one: Pass) -> bool:
         """Refuse a pass whose results depend on padding; return whether there was some that could tell."""
