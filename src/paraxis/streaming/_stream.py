@@ -83,10 +83,10 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np, paraxis as px
-        >>> @px.program(clients=1000)
+        >>> @px.program(clients=1024)
         ... def loss(w, x):
         ...     return px.reduce_mean(px.map_fn(lambda w, x: jnp.sum((w - x) ** 2), (px.broadcast(w), x)))
-        >>> clients = px.Groups.of_arrays(np.ones((1000, 3), np.float32))
+        >>> clients = px.Groups.of_arrays(np.ones((1024, 3), np.float32))
         >>> px.Stream(at_once=16).run(jax.grad(loss), jnp.zeros(3), clients)
         Array([-2., -2., -2.], dtype=float32)
     """
