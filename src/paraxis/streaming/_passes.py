@@ -277,12 +277,15 @@ def _merged(kinds: tuple[str, ...], left: list[Any], right: list[Any]) -> list[A
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def met(kinds: tuple[str, ...], dtypes: tuple[Any, ...], where: Any, parts: list[Any]) -> list[Any]:
-    """Return what the devices' parts ``(num_devices, ...)`` come to, on all of them: only here something is sent."""
+    """Return what the devices' parts ``(num_devices, ...)`` come to, on all of them: only here something is sent.
+
+    Each device adds all parts: an all-reduce would add them in another order in several processes than in one.
+    """
+    parts = parts if where is None else jax.lax.with_sharding_constraint(parts, where)
 
     def one(kind: str, x: jax.Array) -> jax.Array:
         if kind in ("any", "all"):
             return _MERGE[kind].reduce(x, axis=0)
         return REDUCTIONS[kind].bind(x, axis="", size=len(x), padded=None)
 
-    totals = [one(kind, x).astype(dtype) for kind, x, dtype in zip(kinds, parts, dtypes, strict=True)]
-    return totals if where is None else jax.lax.with_sharding_constraint(totals, where)
+    return [one(kind, x).astype(dtype) for kind, x, dtype in zip(kinds, parts, dtypes, strict=True)]

@@ -28,8 +28,6 @@ from paraxis.streaming._results import Results
 from paraxis.streaming._resume import Saved, is_key
 from paraxis.streaming._tasks import Map
 
-_MORE = 4  # a check for padding gives elements a quarter more of it
-
 
 class Progress(NamedTuple):
     """The progress of a run.
@@ -100,9 +98,9 @@ class Run:
         self._values: dict[Lengths, dict[int, Any]] = {}  # known values, and leaves of groups
         for lengths in dict.fromkeys(chunk.lengths for chunk in self._chunks):
             self._add(lengths)
-        self._padded = self._padded_chunk()
-        if self._padded is not None:
-            self._add(self._padded[1])
+        self._padded = self._padded_elements()
+        for lengths in self._padded[2:] if self._padded else ():
+            self._add(lengths)
         self._began, self._ran = time.monotonic(), 0
 
     def _add(self, lengths: Lengths) -> None:
@@ -127,7 +125,9 @@ class Run:
         chunks = [(chunk.numbers, chunk.lengths) for chunk in self._chunks]
         flats = [self._program.whole(lengths) for lengths in dict.fromkeys(chunk.lengths for chunk in self._chunks)]
         traced = [(re.sub(r" at 0x[0-9a-f]+", "", str(flat.closed.jaxpr)), flat.constants) for flat in flats]
-        return self._program.placement.num_devices, jax_api.is_wide(), self._masks, groups, given, chunks, traced
+        placement = self._program.placement
+        processes = jax.process_count() if placement.spans_processes else 1
+        return placement.num_devices, processes, jax_api.is_wide(), self._masks, groups, given, chunks, traced
 
     # --- passes ---------------------------------------------------------------------------------------------------
 
@@ -146,10 +146,11 @@ class Run:
         lengths = self._chunks[0].lengths
         found = self._results.returned(self._values[lengths], self._chunks, sorted(self.lost), self._gathered)
         if self.lost:
-            first = min(self.lost)
+            first, said = min(self.lost), self.lost[min(self.lost)].splitlines()
+            why = next((line for line in reversed(said) if "Error: " in line), said[0])
             warnings.warn(
                 f"Stream: {len(self.lost)} of {self._program.size} {self._program.axis.name} are left out, as they "
-                f"raised; stream.lost says what. Element {first}: {self.lost[first].splitlines()[0]}",
+                f"raised; stream.lost says what. Element {first}: {why}",
                 stacklevel=4,
             )
         return found
@@ -391,26 +392,37 @@ class Run:
 
     # --- padding --------------------------------------------------------------------------------------------------
 
-    def _padded_chunk(self) -> tuple[int, Lengths] | None:
-        """Return the chunk that tells most of padding, and lengths beyond its own; ``None``: no element is padded.
+    def _padded_elements(self) -> tuple[int, np.ndarray, Lengths, Lengths] | None:
+        """Return places of a chunk, and two lengths to pad the elements there to; ``None``: no element is padded.
 
-        It has the most elements with several rows. The lengths are those of the first chunk, or a quarter more.
+        No length is beyond the longest there is. Of a shorter chunk, and of those in the first one that are not its
+        longest, these are the more elements with several rows, which tell of padding; of the first, a program more
+        has to be compiled.
         """
-        if self._program.checked.issuperset(self._plan.passes):
+        ragged = [(n, groups.lengths) for n, groups in enumerate(self._call.groups) if groups.lengths is not None]
+        is_padded = any((own[x.numbers] < x.lengths[n]).any() for x in self._chunks for n, own in ragged)
+        if not is_padded or self._program.checked.issuperset(self._plan.passes):
             return None
-        ragged = [(at, groups.lengths) for at, groups in enumerate(self._call.groups) if groups.lengths is not None]
-        if not any((own[chunk.numbers] < chunk.lengths[at]).any() for chunk in self._chunks for at, own in ragged):
-            return None
-        telling = [sum((own[chunk.numbers] > 1).sum() for _, own in ragged) for chunk in self._chunks]
-        at = len(telling) - 1 - int(np.argmax(telling[::-1]))
-        both = zip(self._chunks[0].lengths, self._chunks[at].lengths, strict=True)
-        return at, tuple(None if n is None else m if m and m > n else n + n // _MORE + 1 for m, n in both)
+        longest, numbers = self._chunks[0].lengths, self._chunks[0].numbers
+        found = list[tuple[int, np.ndarray, Lengths, Lengths]]()
+        for at, x in enumerate(self._chunks):
+            pairs = zip(x.lengths, longest, strict=True)
+            if x.lengths != longest:
+                longer = tuple(None if n is None or m is None else max(n, m) for n, m in pairs)
+                found.append((at, np.arange(len(x.numbers)), x.lengths, longer))
+        for n, own in ragged:
+            where = np.flatnonzero(own[numbers] < longest[n])
+            shorter = max(1, *own[numbers[where]], 0)
+            if len(where) and shorter != longest[n]:
+                found.append((0, where, (*longest[:n], shorter, *longest[n + 1 :]), longest))
+        counts = [sum((own[self._chunks[at].numbers[x]] > 1).sum() for _, own in ragged) for at, x, *_ in found]
+        return found[int(np.argmax(counts))] if found else None
 
     def _check(self, one: Pass) -> bool:
         """Refuse a pass whose results depend on padding; return whether there was some that could tell."""
-        groups, (at, longer) = self._call.groups, self._padded or (0, None)
-        lengths = self._chunks[at].lengths
-        wholes = [self._program.whole(n) for n in (lengths, longer or lengths)]
+        first = self._chunks[0]
+        at, where, lengths, longer = self._padded or (0, np.arange(0), first.lengths, first.lengths)
+        groups, wholes = self._call.groups, [self._program.whole(n) for n in (lengths, longer)]
         operations = [wholes[0].operations[n].eqn for n in one.operations]
         bodies = [body for eqn in operations for body in jax_api.jaxprs_in_params(eqn.params)]
         sources = {v: self._values[lengths].get(v) for v in one.rows}
@@ -418,9 +430,9 @@ class Run:
         kept = [[flat.avals[v].shape for v, x in sources.items() if x is None] for flat in wholes]
         if not ragged or kept[0] != kept[1] or any(map(jax_api.has_effects, operations)):
             return True  # nothing is padded, or it was kept, or it would act once more
-        if longer is None or not len(self._chunks[at].numbers):
+        if self._padded is None or not len(self._chunks[at].numbers):
             return False
-        rows = {n: self._read(one, at, self._mine(self._chunks[at]), n) for n in (lengths, longer)}
+        rows = {n: self._read(one, at, where, n) for n in (lengths, longer)}
 
         def run(is_longer: bool, shared: Sequence[Any]) -> list[np.ndarray]:
             n = longer if is_longer else lengths

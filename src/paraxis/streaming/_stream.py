@@ -16,7 +16,7 @@ from paraxis.errors import DataError
 from paraxis.streaming._groups import Groups
 from paraxis.streaming._program import Call, Program
 from paraxis.streaming._results import Each, Results
-from paraxis.streaming._resume import Saved, saved
+from paraxis.streaming._resume import Saved, is_key, saved
 from paraxis.streaming._run import Progress, Run, shown
 from paraxis.streaming._tasks import Map
 
@@ -153,10 +153,12 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
             >>> px.Stream(at_once=2).map(lambda x: x**2, np.arange(5.0)).tolist()
             [0.0, 1.0, 4.0, 9.0, 16.0]
         """
-        found = [x if isinstance(x, Groups) else Groups.of_arrays(x) for x in groups]
-        if not found:
+        if not groups:
             raise DataError("Stream.map: give what fn is to be called with: px.Stream(at_once=64).map(fn, xs)")
-        axis = Axis("elements", len(found[0]))
+        has_keys = [any(map(is_key, jax.tree.leaves(x))) for x in groups]  # which are cut, and not read
+        pairs = zip(groups, has_keys, strict=True)
+        found = [x if keys or isinstance(x, Groups) else Groups.of_arrays(x) for x, keys in pairs]
+        axis = Axis("elements", len(found[0]) if isinstance(found[0], Groups) else len(jax.tree.leaves(found[0])[0]))
         return self.run(lambda *xs: map_fn(fn, xs, axis), *found)
 
     def jit(self, fn: Callable[_P, _R]) -> Callable[_P, _R]:
