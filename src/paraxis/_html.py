@@ -16,7 +16,6 @@ _MOST_ROWS = 40
 
 
 def escaped(value: Any) -> str:
-    """Return the text of a value, to stand in HTML."""
     return html.escape(str(value))
 
 

@@ -30,5 +30,4 @@ def of_array(x: Any) -> str:
 
 
 def of_bytes(content: bytes) -> str:
-    """Return twelve digits."""
     return hashlib.sha256(content).hexdigest()[:12]

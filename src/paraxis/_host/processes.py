@@ -129,7 +129,6 @@ def watch(stuck_after: float) -> None:
 
 
 def begin_progress() -> None:
-    """Tell the watchdog that a loop begins."""
     _expect_step(max(_stuck_after, _FIRST_STEP))
 
 
@@ -140,7 +139,6 @@ def note_progress() -> None:
 
 
 def end_progress() -> None:
-    """Tell the watchdog not to wait for another step."""
     if _stuck_after:
         faulthandler.cancel_dump_traceback_later()
 
@@ -184,7 +182,6 @@ class StopSignal:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        """Take over the signals."""
         if threading.current_thread() is threading.main_thread():
             self._take(signal.SIGINT, self._interrupted)
             if not jax.distributed.is_initialized():
@@ -192,7 +189,6 @@ class StopSignal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give them back."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

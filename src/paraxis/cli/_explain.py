@@ -128,7 +128,6 @@ def _structs(text: str) -> Sequence[jax.ShapeDtypeStruct]:
 
 
 def _module(place: str) -> ModuleType:
-    """Return the user's module, imported."""
     path = Path(place).resolve()
     if not place.endswith(".py"):
         sys.path.insert(0, str(Path.cwd()))

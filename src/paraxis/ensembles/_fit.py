@@ -73,7 +73,6 @@ class History:
 
     @property
     def is_over(self) -> bool:
-        """Return whether all epochs are done, or every member has stopped."""
         return len(self.epochs) >= self._total or bool((self.stopped >= 0).all())
 
     def add(self, metrics: Metrics) -> np.ndarray:
@@ -105,7 +104,6 @@ class History:
 
 
 def num_rows(data: Any, rows: np.ndarray | None) -> int:
-    """Return how many rows each member sees."""
     counts = {np.shape(x)[:1] for x in jax.tree.leaves(data)}
     if not isinstance(data, tuple) or len(counts) != 1 or () in counts:
         shapes = jax.tree.map(np.shape, data)
@@ -150,7 +148,6 @@ def pays_to_scan(program: Any, *args: Any) -> bool:
 
 
 def mean(outs: list[dict[str, jax.Array]], size: int) -> Metrics:
-    """Return the average metrics of some programs, on the host."""
     out = outs[0] if len(outs) == 1 else jax.tree.map(lambda *y: jnp.mean(jnp.stack(y), 0), *outs)
     return {name: arrays.on_host(x)[:size] for name, x in out.items()}
 

@@ -43,7 +43,6 @@ class Form:
         return parts if self.is_tuple else parts[0]
 
     def step(self, step: Callable[..., Any], state: State, args: Sequence[Any]) -> tuple[State, Any]:
-        """Return the state after a step, and what else the step returned."""
         parts = self.parts(state)
         out = step(*parts, *args)
         if self.graphdef is None:
@@ -92,7 +91,6 @@ def called(model: Any, *inputs: Any) -> Any:
 
 
 def split(made: Any) -> tuple[Form, State]:
-    """Return the form of what ``make`` returned, and its arrays."""
     is_tuple = type(made) is tuple
     parts = made if is_tuple else (made,)
     modules = [pytrees.is_nnx(part) for part in parts]

@@ -97,7 +97,6 @@ def _join() -> Processes:
 
 
 def _join_launched() -> Processes:
-    """Join the processes that the environment variables name."""
     try:
         coordinator, grace = os.environ[COORDINATOR], float(os.environ.get(GRACE, 300))
         host, _ = coordinator.rsplit(":", 1)

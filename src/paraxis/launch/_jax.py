@@ -13,7 +13,6 @@ def detects_cluster() -> bool:
 
 
 def backends_are_initialized() -> bool:
-    """Return whether devices were started."""
     from jax._src import xla_bridge
 
     return xla_bridge.backends_are_initialized()

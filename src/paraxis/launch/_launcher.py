@@ -93,7 +93,6 @@ def launch(
 
 
 def _variables(rank: int, num_processes: int, devices: int | None, gpus: int) -> dict[str, str]:
-    """Return the environment variables of a rank."""
     found = {NUM_PROCESSES: f"{num_processes}", PROCESS: f"{rank}", LAUNCHER: f"{os.getpid()}"}
     found |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     if devices is not None:

@@ -38,7 +38,6 @@ def main(kind: str, target: str, *arguments: str) -> None:
 
 
 def end_after(hook: Callable[..., Any], *error: Any) -> None:
-    """Call an excepthook, then end the process."""
     try:
         hook(*error)
     finally:
@@ -46,7 +45,6 @@ def end_after(hook: Callable[..., Any], *error: Any) -> None:
 
 
 def end(status: int) -> None:
-    """End the process at once."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()

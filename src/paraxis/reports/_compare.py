@@ -66,7 +66,6 @@ class Comparison(Page):
     baseline: str
 
     def __getitem__(self, name: str) -> Timing:
-        """Return what was measured of one function."""
         return {timing.name: timing for timing in self.timings}[name]
 
     @property

@@ -153,7 +153,6 @@ def partition(tree: Any, is_first: Callable[[Any], bool]) -> tuple[Any, Any]:
 
 
 def combine(*trees: Any) -> Any:
-    """Return the tree whose parts these are."""
     return jax.tree.map(lambda *xs: next((x for x in xs if x is not None), None), *trees, is_leaf=lambda x: x is None)
 
 

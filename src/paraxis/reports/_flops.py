@@ -108,7 +108,6 @@ def of_jaxpr(jaxpr: jax_api.Jaxpr, *, padded: bool = False) -> tuple[Lines, bool
 
 
 def calls_python(jaxpr: jax_api.Jaxpr) -> Iterator[_lines.Line | None]:
-    """Yield the line of each call of Python while the program runs."""
     for eqn, *_ in walk(jaxpr):
         if "callback" in eqn.primitive.name or eqn.primitive.name == "debug_print":
             yield _lines.behind(jax_api.frames_of(eqn))[0]

@@ -35,8 +35,6 @@ class Computation:
 
 @dataclasses.dataclass
 class Operation:
-    """An operation of a program."""
-
     name: str
     shape: str  # of an asynchronous pair, what the one that ends it gives
     opcode: str  # such as "dot"; of an asynchronous pair, the one that starts it, without "-start"
@@ -46,7 +44,6 @@ class Operation:
 
     @property
     def kind(self) -> str | None:
-        """The kind of collective that it is, one of :data:`KINDS`."""
         name = self.opcode.replace("-", "_").removeprefix("ragged_")
         return name if name in KINDS else None
 
@@ -58,12 +55,10 @@ class Operation:
 
     @property
     def is_product(self) -> bool:
-        """Return whether JAX's name of it is that of a matrix product."""
         return self.path.partition(";")[0].endswith("/dot_general")
 
     @property
     def operands(self) -> list[str]:
-        """The names of its operands."""
         return _NAME.findall(self.text[self.begin : self.text.find(")", self.begin)])
 
 
@@ -91,11 +86,9 @@ class Program:
         return [*found.values()]
 
     def group_size(self, operation: Operation) -> int:
-        """Return the number of devices that take part together."""
         return max(map(len, self.groups(operation)))
 
     def groups(self, operation: Operation) -> _meshes.Groups:
-        """Return the numbers of the devices that take part together."""
         return _meshes.groups(operation.text) or (tuple(range(self.num_devices)),)
 
     def sent_bytes(self, operation: Operation) -> int:
@@ -135,7 +128,6 @@ class Program:
         return operation.opcode in _MOVES
 
     def _count(self) -> None:
-        """Note how often each computation runs."""
         for caller in reversed(self._computations.values()):
             caller.times += caller.is_entry
             for operation in caller.operations:
@@ -152,7 +144,6 @@ class Program:
     # loop's tuple that begins with a number, has another added in each iteration, and is compared with a third.
 
     def _trips(self, loop: Operation) -> int | None:
-        """Return how often a loop runs; ``None``: unknown."""
         said = _TRIPS.search(loop.text)
         with contextlib.suppress(LookupError, ValueError):
             return int(said[1]) if said else self._counted(loop)
@@ -240,7 +231,6 @@ def _computations(text: str) -> list[Computation]:
 
 
 def _callees(text: str) -> Iterator[str]:
-    """Yield the names of the computations that an operation runs."""
     if "=%" in text or "={%" in text:
         for called in _CALLED.findall(text):
             yield from (name.lstrip("%") for name in called.strip("{}").split(", "))
@@ -252,7 +242,6 @@ _ARRAY = re.compile(r"(?P<dtype>[a-z]+\d*\w*)\[(?P<dims>[\d,]*)\]")
 
 
 def num_bytes(shape: str) -> int:
-    """Return the bytes of an array, or of all arrays of a tuple."""
     arrays = ((math.prod(int(dim) for dim in m["dims"].split(",") if dim), m["dtype"]) for m in _ARRAY.finditer(shape))
     return sum(elements * _bits(dtype) // 8 for elements, dtype in arrays)
 

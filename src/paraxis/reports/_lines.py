@@ -59,7 +59,6 @@ def behind(frames: Sequence[tuple[str, int, str]]) -> tuple[Line | None, str | N
 
 @functools.lru_cache(maxsize=4096)
 def _side(file: str) -> str:
-    """Return whose a file is."""
     if not file or file.startswith((_JAX, "<frozen")):
         return "jax"
     if file.startswith(_OURS):

@@ -25,7 +25,6 @@ def used(jaxpr: jax_api.Jaxpr | None, shardings: Iterable[Any], num_devices: int
 
 
 def named(jaxpr: jax_api.Jaxpr) -> Iterator[Shape]:
-    """Yield the meshes that each operation of a program names."""
     for eqn in jaxpr.eqns:
         place = placement(eqn)
         if place is not None and place.mesh is not None:
@@ -85,7 +84,6 @@ def _ints(text: str) -> list[int]:
 
 
 def _arranged(sizes: str, order: str | None) -> np.ndarray:
-    """Return the numbers from 0 on, reshaped and transposed."""
     shape = _ints(sizes)
     return np.arange(math.prod(shape)).reshape(shape).transpose(_ints(order) if order else None)
 

@@ -53,7 +53,6 @@ class Section:
         yield from (f"  {line}" for note in self.notes for line in note.splitlines())
 
     def html(self) -> str:
-        """Return it as HTML."""
         parts = [f"<h2>{html.escaped(self.title)}</h2>"] if self.title else []
         parts += [html.table((kept := self._kept())[0], kept[1:])] if self.rows else []
         parts += [f'<div style="white-space: pre-wrap">{html.escaped(note)}</div>' for note in self.notes]
@@ -61,8 +60,6 @@ class Section:
 
 
 class Page(abc.ABC):
-    """A value that is read as text or as HTML."""
-
     @property
     @abc.abstractmethod
     def _title(self) -> str:

@@ -182,7 +182,6 @@ def _taken(model: Any, calls: _Calls, given: Any, static: Any) -> tuple[Any, Any
 
 
 def _scope(path: _Path) -> str:
-    """Return the name of the scope around the calls of a module."""
     return f"<{'.'.join(path)}>"
 
 
@@ -264,7 +263,6 @@ def _of_tree(model: Any, calls: _Calls) -> tuple[Any, Any, Callable[..., Any]]:
 
 
 def _equinox_modules(module: Any, path: _Path) -> Iterator[tuple[_Path, Any]]:
-    """Yield Equinox modules, and in them others."""
     equinox = sys.modules.get("equinox")
     if equinox is None or not isinstance(module, equinox.Module):
         return

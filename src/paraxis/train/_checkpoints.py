@@ -251,7 +251,6 @@ class Checkpoints:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wait, and let other runs save here."""
         try:
             self.wait()
         finally:

@@ -76,7 +76,6 @@ class Evaluate:
 
 
 def evaluations_of(evaluate: Any) -> dict[str, Evaluate]:
-    """Return one evaluation, several, or none, by their names."""
     found = () if evaluate is None else tuple(evaluate) if isinstance(evaluate, (list, tuple)) else (evaluate,)
     if wrong := [one for one in found if not isinstance(one, Evaluate)]:
         raise DataError(f"px.fit: evaluate is a {type(wrong[0]).__name__}; write px.Evaluate(px.eval_step(loss), data)")

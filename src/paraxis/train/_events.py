@@ -81,8 +81,6 @@ class Reporter(abc.ABC):
 
 
 class RunDisplay(Reporter):
-    """Shows the steps of a run as they are done, and each evaluation in a line that stays."""
-
     def __init__(self, total: int | None, epochs: int | None) -> None:
         self._display = progress.Display()
         self.say, self.close = self._display.say, self._display.close
@@ -102,7 +100,6 @@ class RunDisplay(Reporter):
         return "  ".join(filter(None, [f"{step}, {epoch}", _numbers(self._metrics), rest]))
 
     def _rate(self, step: int) -> str:
-        """Return steps in a second, and the time that is left."""
         began, first = self._first or (0.0, step)
         seconds, steps = time.monotonic() - began, step - first
         if not steps or not seconds:
@@ -120,8 +117,6 @@ _MARK = b'{"event": "start"'  # the beginning of each log
 
 
 class Log(Reporter):
-    """A file of JSON lines: one at the start, one for each step, epoch and evaluation."""
-
     def __init__(self, path: str | os.PathLike[str], start: int, facts: dict[str, Any]) -> None:
         path = Path(path).expanduser()
         super().__init__("log", path)

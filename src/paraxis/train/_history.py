@@ -102,7 +102,6 @@ class History:
             figure.savefig(file, format=Path(path).suffix[1:] or "png", dpi=120)
 
     def __repr__(self) -> str:
-        """Say how much there is."""
         num_steps = max((r.step for r in (*self.steps, *self.epochs, *self.evaluations)), default=0)
         return f"History({num_steps} steps, {len(self.epochs)} epochs, {len(self.evaluations)} evaluations)"
 
@@ -116,7 +115,6 @@ class History:
         return "\n".join(map("  ".join, zip(*padded, strict=True)))
 
     def _repr_html_(self) -> str:
-        """Return the same table for notebooks."""
         header, *rows = self._cells()
         return html.card(self, html.table(header, rows))
 
@@ -178,12 +176,10 @@ def _number(value: Any) -> float:
 
 
 def means_of(sums: Sums) -> dict[str, float]:
-    """Return the averages; NaN of what has no weight."""
     return {name: total / weight if weight else math.nan for name, (total, weight) in sums.items()}
 
 
 def add(before: Sums, more: Sums) -> Sums:
-    """Add both."""
     added = {name: (x + before[name][0], w + before[name][1]) for name, (x, w) in more.items() if name in before}
     return before | more | added
 
@@ -212,13 +208,11 @@ class Recorder:
         return cls(**{**saved, **records})
 
     def history(self) -> History:
-        """Return the history so far."""
         whole = self.points[: self.count // self.stride]
         points = tuple(Record(step, epoch, means_of(sums)) for step, epoch, sums in whole)
         return History(points, self.stride, tuple(self.epochs), tuple(self.evaluations))
 
     def add_step(self, step: int, epoch: int, sums: Sums) -> None:
-        """Add a step that was done."""
         self.sums = add(self.sums, sums)
         before = self.points.pop()[2] if self.count % self.stride else {}
         self.points.append((step, epoch, add(before, sums)))
@@ -229,12 +223,10 @@ class Recorder:
             self.stride *= 2
 
     def end_epoch(self, step: int, epoch: int) -> None:
-        """Add the averages of the epoch, which is over."""
         self.epochs.append(Record(step, epoch, means_of(self.sums)))
         self.sums = {}
 
     def evaluated(self, step: int) -> dict[str, float]:
-        """Return the metrics of the evaluations after a step."""
         return {k: v for record in self.evaluations if record.step == step for k, v in record.metrics.items()}
 
     def latest(self, step: int) -> dict[str, float]:

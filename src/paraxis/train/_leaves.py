@@ -24,7 +24,6 @@ def orbax() -> Any:
 
 
 def by_path(tree: Any) -> dict[str, Any]:
-    """Return the leaves of a tree by their paths, in order."""
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 

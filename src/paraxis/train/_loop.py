@@ -71,19 +71,16 @@ class Loop:
 
     @property
     def num_steps(self) -> int:
-        """Return the number of steps done."""
         return self.run.next.number
 
     @property
     def is_over(self) -> bool:
-        """Return whether there are no steps left to do."""
         following = self.run.next
         is_done = following.number >= self.steps if self.steps is not None else following.epoch >= (self.epochs or 0)
         return self.reason is not None or is_done
 
     @property
     def is_saved(self) -> bool:
-        """Return whether the current state has been saved."""
         return self._saved == self.num_steps
 
     @property
@@ -100,7 +97,6 @@ class Loop:
 
     @property
     def _epoch(self) -> int:
-        """Return the epoch of the last step."""
         return self.run.next.epoch - (self.run.next.within == 0 and self.num_steps > 0)
 
     def until(self, stop: processes.StopSignal) -> str | None:
@@ -198,7 +194,6 @@ class Loop:
                 )
 
     def _judge(self) -> None:
-        """Look at whether the metric of the rule still becomes better."""
         if self.rule is not None:
             self.best, self.reason = self.rule.judge((*self.run.recorder.epochs, *self.run.recorder.evaluations))
 
@@ -207,7 +202,6 @@ class Loop:
             self._take()
 
     def _take(self) -> None:
-        """Fetch the metrics of the step that was done longest ago."""
         position, batch, waiting = self._pending.popleft()
         rows = rows_of(batch)
         sums = fetch(waiting, rows)
@@ -255,7 +249,6 @@ class Loop:
         return error
 
     def _save(self) -> None:
-        """Save the run as it is, once."""
         checkpoints = self.checkpoints
         if checkpoints is None or self.is_saved:
             return
@@ -268,7 +261,6 @@ class Loop:
             self._tell("checkpoint")
 
     def _wait_for_checkpoint(self) -> None:
-        """Wait for the checkpoint that is being written."""
         if self.checkpoints is not None:
             with self._going_on():
                 self.checkpoints.wait()

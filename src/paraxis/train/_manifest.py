@@ -67,7 +67,6 @@ def damage(directory: Path) -> str | None:
 
 
 def _sums(directory: Path) -> dict[str, list[int]]:
-    """Return size and CRC-32 of each file but the manifest."""
     found = {}
     for path in sorted(path for path in directory.rglob("*") if path.is_file() and path.name != NAME):
         crc = 0

@@ -41,7 +41,6 @@ class Form:
 
 
 def split(model: Any, key: Any, sample: Any) -> _Parts:
-    """Return what a state is made from as a form, parameters, and what else changes."""
     if isinstance(model, _class_of("nnx", "Module")):
         parts = _nnx(model)
     elif isinstance(model, _class_of("linen", "Module")):
@@ -77,7 +76,6 @@ def _pytree(model: Any) -> _Parts:
 
 
 def _nnx(module: Any) -> _Parts:
-    """Split an NNX module: parameters are its ``nnx.Param`` variables, all other variables are mutable."""
     from flax import nnx
 
     graph, params, rest = nnx.split(module, nnx.Param, ...)
@@ -105,7 +103,6 @@ def _nnx(module: Any) -> _Parts:
 
 
 def _linen(module: Any, key: Any, sample: Any) -> _Parts:
-    """Initialise a Linen module; it is bound to its variables."""
     if key is None or sample is None:
         raise StateError(
             "TrainState.create: a Linen module is initialised with a key and a sample of its arguments; write "

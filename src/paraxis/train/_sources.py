@@ -34,7 +34,6 @@ class Position(NamedTuple):
     is_last: bool = False
 
     def __str__(self) -> str:
-        """Return a text for people: both counted from 1, as steps are."""
         return f"number {self.within + 1} of epoch {self.epoch + 1}"
 
 
@@ -266,7 +265,6 @@ def _by_name(of: str, values: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def noted(note: str) -> Iterator[None]:
-    """Add a note to errors from within."""
     try:
         yield
     except Exception as error:

@@ -143,7 +143,6 @@ class TrainState:
         return dataclasses.replace(self, **changes)
 
     def __repr__(self) -> str:
-        """Show how many numbers are trained: ``TrainState(plain, 97 parameters)``."""
         return f"TrainState({self.form.kind}, {sum(x.size for x in jax.tree.leaves(self.params)):,} parameters)"
 
 

@@ -17,7 +17,6 @@ from paraxis.train._state import TrainState
 def updated(
     state: TrainState, gradient: Any, found: Outcome, clip: float | None, *, guard: bool
 ) -> tuple[TrainState, Metrics]:
-    """Return the state after a step, and its metrics."""
     with needed("px.train_step", "train"):
         import optax
     if taken := sorted({"loss", "grad_norm"} & set(found.metrics)):

@@ -19,8 +19,6 @@ Axes = int | None | Sequence[Any]
 
 
 class Batch(NamedTuple):
-    """Arguments, and how they are split."""
-
     leaves: list[Any]
     axes: list[int | None]  # None: it is given whole
     size: int | None  # number of rows; None if nothing is split

@@ -59,7 +59,6 @@ class GradValues(Wrapped[_R], Generic[_R]):
         self._body.options = chosen, argnums
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, _R]:
-        """Return gradients and values of ``f(*modules, *args, **kwargs)``."""
         args, kwargs = pytrees.arguments("GradValues", args, kwargs)
         graph, (wrt, argnums) = self.binding().graph, self._body.options
         values = graph.values()

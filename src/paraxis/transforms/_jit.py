@@ -69,7 +69,6 @@ class Jit(Wrapped[_R], Generic[_R]):
     _run: Any = staticmethod(_wrapped.run)
 
     def __call__(self, *args: Any, **kwargs: Any) -> _R:
-        """Call the function; write back what it wrote."""
         binding, program, values, args, kwargs = self._ready(args, kwargs)
         new, result = program(values, binding.graph.arrays, *args, **kwargs)
         return self._finished(binding, values, new, result)
@@ -89,7 +88,6 @@ class Jit(Wrapped[_R], Generic[_R]):
         return binding, binding.program or self._compile(binding), binding.graph.values(), args, kwargs
 
     def _finished(self, binding: Binding, values: Sequence[Any], new: dict[int, Any], result: Any) -> Any:
-        """Write the new values, and return what the caller gets."""
         if new:
             binding.graph.write(new)
         return pytrees.combine(result)

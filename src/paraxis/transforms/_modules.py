@@ -29,7 +29,6 @@ class Graph:
     names: tuple[str, ...]
 
     def merged(self, values: Sequence[Any], arrays: Sequence[Any]) -> Any:
-        """Return new modules of the same structure that hold these values."""
         made = [v.copy(value) for v, value in zip(self.variables, values, strict=True)]
         leaves = [*zip(self.paths, made, strict=True), *zip(self.array_paths, arrays, strict=True)]
         return nnx.merge(self.definition, nnx.from_flat_state(leaves))
@@ -38,7 +37,6 @@ class Graph:
         return dataclasses.replace(self, variables=tuple(v.copy(None) for v in self.variables), arrays=())
 
     def values(self) -> list[Any]:
-        """Return what the variables hold."""
         return [*map(_raw_value, self.variables)]
 
     def write(self, new: Mapping[int, Any]) -> None:
@@ -60,7 +58,6 @@ _raw_value = operator.attrgetter("_raw_value")  # in C: hundreds of variables ar
 
 
 def split(modules: tuple[Any, ...]) -> Graph:
-    """Split several modules, or trees of them."""
     definition, state = nnx.split(modules, graph=True)
     ours = [(path, x) for path, x in nnx.to_flat_state(state) if isinstance(x, Variable)]
     rest = [(path, x) for path, x in nnx.to_flat_state(state) if not isinstance(x, Variable)]

@@ -49,7 +49,6 @@ class Vectorize(Wrapped[_R], Generic[_R]):
         self._body.options = batch_axis, dict(sync or {})
 
     def __call__(self, *args: Any, **kwargs: Any) -> _R:
-        """Return ``f(*modules, *row, **kwargs)`` for every row."""
         args, kwargs = pytrees.arguments("Vectorize", args, kwargs)
         batch_axis, sync = self._body.options
         batch = _batches.split("Vectorize", batch_axis, args, kwargs)

@@ -235,5 +235,4 @@ def refuse_modules(transform: str, args: Any) -> None:
 
 
 def same(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Return whether two sequences hold the very same objects."""
     return len(a) == len(b) and all(map(operator.is_, a, b))
