@@ -115,8 +115,7 @@ def together(what: str) -> Iterator[None]:
         raise DeviceError(f"{what}: process {number} cannot continue: {report}")
 
 
-_FIRST_STEP = 600.0
-"""Seconds, at least, for a loop's first step: its first batch is read, and it is compiled."""
+_FIRST_STEP = 600.0  # seconds, at least, for a loop's first step: its first batch is read, and it is compiled
 
 _stuck_after = 0.0
 _renewed = 0.0

@@ -5,16 +5,15 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
-VARIABLE = "PJRT_NPROC"
-"""Environment variable that XLA takes the number from; ``NPROC`` if there is none."""
+VARIABLE = "PJRT_NPROC"  # XLA takes the number from it; from NPROC if there is none
 
+# Threads for each simulated device. Programs are started without waiting for those before, and a device holds a thread
+# where it waits for others: some may be in the next program already. With fewer threads than this, jax 0.10 may have
+# none left for the device that all wait for, where cores are few and busy; it then ends the process after a minute.
 PER_DEVICE = 2
-"""Threads for each simulated device. Programs are started without waiting for those before, and a device holds a thread
-where it waits for others: some may be in the next program already. With fewer threads than this, jax 0.10 may have none
-left for the device that all wait for, where cores are few and busy; it then ends the process after a minute."""
 
+# The least number, so that one process with eight devices has as many as eight with one, on small machines too.
 FLOOR = 16
-"""The least number, so that one process with eight devices has as many as eight with one, on small machines too."""
 
 _SIMULATED = re.compile(r"--xla_force_host_platform_device_count=(\S*)\s*")
 

@@ -14,8 +14,7 @@ import numpy as np
 from paraxis._core import check, pytrees
 from paraxis.errors import DataError, StateError
 
-State = dict[str, jax.Array]
-"""A member's arrays by name; of random keys, their numbers, which can be padded and saved."""
+State = dict[str, jax.Array]  # a member's arrays by name; of random keys, their numbers, which can be padded and saved
 
 _nnx: Any = functools.partial(importlib.import_module, "flax.nnx")
 

@@ -16,11 +16,11 @@ from paraxis.reports._layout import Layout, is_array, layout_of
 from paraxis.reports._report import Report
 from paraxis.reports._values import Collective, LineWork, Memory, Work
 
+# JAX's names of collectives that a program asks for itself begin so, perhaps after a word.
 _WRITTEN = ("psum", "pmax", "pmin", "pbroadcast", "ppermute", "all_gather", "all_to_all", "reduce_scatter")
-"""JAX's names of collectives that a program asks for itself begin so, perhaps after a word."""
 
+# XLA's CPU compiler calls a library for attention and the like, and leaves its memory out of the account.
 _WHOLE_MEMORY = {"xla_cpu_experimental_ynn_fusion_type": ""}
-"""XLA's CPU compiler calls a library for attention and the like, and leaves its memory out of the account."""
 
 
 def explain(fn: Callable[..., Any], *, on: str | None = None) -> Callable[..., Report]:

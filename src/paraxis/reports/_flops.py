@@ -23,11 +23,11 @@ _PRODUCTS = ("dot", "convolution", "custom-call")
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}|\"lhs_contracting_dimensions\":\[([\d,\"]*)\]")
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _WINDOW = re.compile(r" window=\{([^}]*)\}")
+# Words of a window for each dimension, in the order of `_met`, and their defaults.
 _WAYS = {"stride": "1", "pad": "0_0", "lhs_dilate": "1", "rhs_dilate": "1"}
-"""Words of a window for each dimension, in the order of ``_met``, and their defaults."""
 _TARGET = re.compile(r'custom_call_target="([^"]+)"')
+# Derivatives with the window and the labels of the convolution itself.
 _BY_CUDNN = re.compile(r'custom_call_target="__cudnn\$convBackward(Filter|Input)"')
-"""Derivatives with the window and the labels of the convolution itself."""
 _OPAQUE = ("cholesky", "fft", "ragged-dot", "triangular-solve")
 _FREE = (
     *("Sharding", "SPMD", "callback", "annotate", "Topk", "SliceTo", "PadTo", "xla.sdy"),

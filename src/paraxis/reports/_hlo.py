@@ -15,8 +15,7 @@ from paraxis.reports import _meshes
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute", "collective_broadcast")
 
-Frame = tuple[str, int, str]
-"""A file, the number of a line in it, and the name of the function."""
+Frame = tuple[str, int, str]  # a file, the number of a line in it, and the name of the function
 
 
 @dataclasses.dataclass

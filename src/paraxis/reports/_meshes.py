@@ -11,10 +11,8 @@ import numpy as np
 
 from paraxis._core import jax_api, placing
 
-Groups = tuple[tuple[int, ...], ...]
-"""The numbers of the devices that take part together."""
-Shape = tuple[tuple[str, int], ...]
-"""A mesh's axes and their sizes, in order."""
+Groups = tuple[tuple[int, ...], ...]  # the numbers of the devices that take part together
+Shape = tuple[tuple[str, int], ...]  # a mesh's axes and their sizes, in order
 
 
 def used(jaxpr: jax_api.Jaxpr | None, shardings: Iterable[Any], num_devices: int) -> list[Shape]:

@@ -8,8 +8,7 @@ from pathlib import Path
 from paraxis import _html as html
 from paraxis._host import files
 
-MOST_ROWS = 12
-"""The most lines of a list; of longer ones, how many are left out."""
+MOST_ROWS = 12  # of a list; of a longer one, how many are left out
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1f24; --paper: #ffffff; --faint: #8884; }

@@ -77,8 +77,8 @@ class ModuleTable(Page):
 
 
 _Path = tuple[str, ...]
+# Path of a module → its class, and the arguments and results of its first call; in the order of calls.
 _Calls = dict[_Path, tuple[str, tuple[str, ...], tuple[str, ...]]]
-"""Path of a module → its class, and the arguments and results of its first call; in the order of calls."""
 
 
 def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTable:

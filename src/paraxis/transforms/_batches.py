@@ -66,10 +66,9 @@ def _is_key(x: Any) -> bool:
 
 # --- results and variables of all elements --------------------------------------------------------------------------
 
+# "mean", "sum", "max", "min", "first", "stack", or a function of all values stacked
 Rule = str | Callable[[jax.Array], Any]
-"""``"mean"``, ``"sum"``, ``"max"``, ``"min"``, ``"first"``, ``"stack"``, or a function of all values stacked."""
-Sync = Mapping[type, Rule | None]
-"""Rules by a variable's type."""
+Sync = Mapping[type, Rule | None]  # rules by a variable's type
 
 
 def combined(rule: Rule, x: jax.Array, axis: Axis | None = None, *, differs: bool = True) -> Any:

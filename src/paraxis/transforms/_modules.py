@@ -13,8 +13,7 @@ from flax.nnx import Variable
 from paraxis._core import jax_api
 from paraxis.errors import StateError
 
-Path = tuple[Any, ...]
-"""Attribute names and positions that lead to a variable, as NNX gives them."""
+Path = tuple[Any, ...]  # attribute names and positions that lead to a variable, as NNX gives them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +108,8 @@ def _place_and_name(nodes: Sequence[Any], path: Path) -> tuple[str, str]:
 # --- random streams --------------------------------------------------------------------------------------------------
 
 
+# The numbers of the variables with a stream's key and with its count of draws; a key alone is split by who draws.
 Stream = tuple[int, int | None]
-"""The numbers of the variables with a stream's key and with its count of draws; a key alone is split by who draws."""
 
 
 def streams(graph: Graph, values: Sequence[Any]) -> list[Stream]:

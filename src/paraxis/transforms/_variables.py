@@ -79,8 +79,8 @@ class Variables(_Collection):
         return Variables(self._items | new)
 
 
+# A choice of variables: those of a type or types, those for which a test holds, or those of a collection.
 Choice = type | tuple[type, ...] | Callable[[str, Variable[Any]], bool] | Variables
-"""A choice of variables: those of a type or types, those for which a test holds, or those of a collection."""
 
 
 @jax.tree_util.register_pytree_with_keys_class

@@ -19,8 +19,7 @@ from paraxis.transforms._modules import Graph
 
 _JITTED = type(jax.jit(lambda: None))
 _WHOLE = (nnx.Pytree, nnx.Variable, nnx.State)
-_NOTES = {"_pytree__state", "_pytree__nodes"}
-"""Attributes that NNX keeps for itself."""
+_NOTES = {"_pytree__state", "_pytree__nodes"}  # attributes that NNX keeps for itself
 
 _R = TypeVar("_R", covariant=True)
 
