@@ -76,9 +76,9 @@ def explain(fn: Callable[..., Any], *, on: str | None = None) -> Callable[..., R
 
 def _report(name: str, closed: Any, lowered: Any, compiled: Any, seconds: tuple[float, float]) -> Report:
     program = _hlo.Program(compiled.as_text() or "")
-    jaxpr = jax_api.dce(closed)[0].jaxpr if closed is not None else None
-    names = closed.jaxpr.debug_info.arg_names if closed is not None else ()
-    path = jax.tree_util.keystr
+    jaxpr, names, consts, path = None, (), (), jax.tree_util.keystr
+    if closed is not None:
+        jaxpr, names, consts = jax_api.dce(closed)[0].jaxpr, closed.jaxpr.debug_info.arg_names, closed.consts
     of_call = lambda at: f"{'kwargs' if at[0].idx else 'args'}{path(at[1:])}"  # noqa: E731
     read = _layouts(lowered.args_info, compiled.input_shardings, of_call, names)
     places = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
@@ -95,7 +95,7 @@ def _report(name: str, closed: Any, lowered: Any, compiled: Any, seconds: tuple[
         callbacks=tuple(_flops.calls_python(jaxpr)) if jaxpr is not None else (),
         seconds=seconds,
     )
-    found = _findings.findings(report, jaxpr, closed.consts if closed is not None else ())
+    found = _findings.findings(report, jaxpr, consts)
     return dataclasses.replace(report, findings=found, unchecked=tuple(_findings.unchecked(report, jaxpr)))
 
 

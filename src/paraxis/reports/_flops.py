@@ -19,13 +19,9 @@ from paraxis.reports import _hlo, _lines, _meshes
 
 Lines = collections.Counter[_lines.Line | None]
 
-_PRODUCTS = ("dot", "convolution", "custom-call")
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}|\"lhs_contracting_dimensions\":\[([\d,\"]*)\]")
-_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
-_WINDOW = re.compile(r" window=\{([^}]*)\}")
 # Words of a window for each dimension, in the order of `_met`, and their defaults.
 _WAYS = {"stride": "1", "pad": "0_0", "lhs_dilate": "1", "rhs_dilate": "1"}
-_TARGET = re.compile(r'custom_call_target="([^"]+)"')
 # Derivatives with the window and the labels of the convolution itself.
 _BY_CUDNN = re.compile(r'custom_call_target="__cudnn\$convBackward(Filter|Input)"')
 _OPAQUE = ("cholesky", "fft", "ragged-dot", "triangular-solve")
@@ -37,14 +33,13 @@ _FREE = (
 
 def of_program(program: _hlo.Program) -> tuple[Lines, bool, tuple[str, ...]]:
     """Return what one device computes, by line, whether each loop's end is known, and the names of what is unknown."""
-    found: Lines = collections.Counter()
-    is_certain, unknown = True, set[str]()
+    found, is_certain, unknown = Lines(), True, set[str]()
     for operation in program.operations:
         if amount := flops(program, operation) * operation.within.times:
             found[_lines.behind(program.frames(operation))[0]] += amount
             is_certain &= operation.within.is_certain
         elif operation.within.times and operation.opcode in (*_OPAQUE, "custom-call"):
-            target = _TARGET.search(operation.text) if operation.opcode == "custom-call" else None
+            target = re.search(r'custom_call_target="([^"]+)"', operation.text)  # of a custom call alone
             name = target[1] if target else operation.opcode
             unknown |= set() if any(word in name for word in _FREE) else {name}
     return found, is_certain, tuple(sorted(unknown))
@@ -59,11 +54,11 @@ def flops(program: _hlo.Program, operation: _hlo.Operation) -> int:
         factors = program.by_name.get(operation.operands[0])
         is_left = factors is not None and factors.opcode == "multiply" and not factors.is_product
         return 2 * math.prod(_hlo.dims(factors.shape)) if factors is not None and is_left else 0
-    if operation.opcode not in _PRODUCTS:
+    if operation.opcode not in ("dot", "convolution", "custom-call"):
         return 0
     operands = [program.by_name.get(name) for name in operation.operands[:2]]
     shapes = [_hlo.dims(x.shape) if x is not None else () for x in operands]
-    if (labels := _LABELS.search(operation.text)) and len(shapes) == 2:
+    if (labels := re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", operation.text)) and len(shapes) == 2:
         given, kernel, results = *shapes, _hlo.dims(operation.shape)
         if by_cudnn := _BY_CUDNN.search(operation.text):
             of_kernel = by_cudnn[1] == "Filter"
@@ -79,7 +74,7 @@ def flops(program: _hlo.Program, operation: _hlo.Operation) -> int:
 
 def _convolution_of(operation: _hlo.Operation, shapes: list[tuple[int, ...]], labels: Sequence[str]) -> int:
     """Return the same of a convolution; each label names the dimensions of a shape: input, kernel, result."""
-    window = _WINDOW.search(operation.text)
+    window = re.search(r" window=\{([^}]*)\}", operation.text)
     says = dict(part.split("=") for part in window[1].split()) if window else {}
     spatial = [letter for letter in labels[0] if letter.isdigit()]
 
@@ -98,8 +93,7 @@ def of_jaxpr(jaxpr: jax_api.Jaxpr, *, padded: bool = False) -> tuple[Lines, bool
 
     ``padded``: maps count with the elements that fill up the last device's block.
     """
-    found: Lines = collections.Counter()
-    is_certain = True
+    found, is_certain = Lines(), True
     for eqn, times, is_bounded, _ in walk(jaxpr, padded=padded):
         if amount := of_product(eqn) * groups(eqn):
             found[_lines.behind(jax_api.frames_of(eqn))[0]] += amount * times

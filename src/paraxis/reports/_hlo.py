@@ -49,7 +49,7 @@ class Operation:
     @property
     def path(self) -> str:
         """JAX's name of it, such as ``jit(f)/transpose(jvp())/reduce_sum``."""
-        found = _PATH.search(self.text)
+        found = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.text)
         return found[1] if found else ""
 
     @property
@@ -65,7 +65,7 @@ class Program:
     """A compiled program's operations, in the order of its text."""
 
     def __init__(self, text: str) -> None:
-        devices = _DEVICES.search(text)
+        devices = re.search(r"(?:num_partitions|replica_count)=(\d+)", text)
         self.num_devices = int(devices[1]) if devices else 1
         self._places, self._callers = _stacks(text)
         self._computations = {computation.name: computation for computation in _computations(text)}
@@ -80,7 +80,7 @@ class Program:
         found: dict[str, Operation] = {}
         for operation in self.operations:
             if operation.kind is not None and operation.within.times and self.group_size(operation) > 1:
-                channel = _CHANNEL.search(operation.text) if operation.within.is_fused else None
+                channel = re.search(r"channel_id=(\d+)", operation.text) if operation.within.is_fused else None
                 found.setdefault(channel[1] if channel else operation.name, operation)
         return [*found.values()]
 
@@ -98,19 +98,19 @@ class Program:
     def frames(self, operation: Operation) -> list[Frame]:
         """Return the calls that an operation comes from, the innermost first; none if a pass has not kept them."""
         found: list[Frame] = []
-        if numbered := _FRAME_ID.search(operation.text):
+        if numbered := re.search(r"stack_frame_id=(\d+)", operation.text):
             number = numbered[1]
             while number in self._places:
                 found.append(self._places[number])
                 number = self._callers[number]
-        elif alone := _SOURCE.search(operation.text):
+        elif alone := re.search(r'source_file="([^"]*)" source_line=(\d+)', operation.text):
             found.append((alone[1], int(alone[2]), ""))
         return found
 
     def argument(self, operation: Operation) -> int | None:
         """Return the number of the program's argument that an operation takes first, perhaps only moved before."""
         found = self._source(operation.operands[0]) if operation.operands else operation
-        number = _PARAMETER.search(found.text) if found.within.is_entry else None
+        number = re.search(r" parameter\((\d+)\)", found.text) if found.within.is_entry else None
         return int(number[1]) if number else None
 
     def _source(self, name: str) -> Operation:
@@ -143,7 +143,7 @@ class Program:
     # loop's tuple that begins with a number, has another added in each iteration, and is compared with a third.
 
     def _trips(self, loop: Operation) -> int | None:
-        said = _TRIPS.search(loop.text)
+        said = re.search(r'known_trip_count"?:\{"n":"(\d+)"', loop.text)
         with contextlib.suppress(LookupError, ValueError):
             return int(said[1]) if said else self._counted(loop)
         return None
@@ -163,7 +163,7 @@ class Program:
 
     def _number(self, operation: Operation) -> int:
         """Return an operation's value, if it is an integer that stands in the program, perhaps outside of the loop."""
-        if written := _CONSTANT.search(operation.text):
+        if written := re.search(r" constant\((-?\d+)\)", operation.text):
             return int(written[1])
         place, loop = self._place(operation), self._loops[operation.within.name]
         if self._place(self._source(self._root(loop, "body").operands[place])) != place:
@@ -202,14 +202,8 @@ _CALLED = re.compile(
     r"(\{[^}]*\}|%?[\w.\-]+)"
 )
 _NAME = re.compile(r"%([\w.\-]+)")
-_TRIPS = re.compile(r'known_trip_count"?:\{"n":"(\d+)"')
-_PATH = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
-_PARAMETER = re.compile(r" parameter\((\d+)\)")
-_CONSTANT = re.compile(r" constant\((-?\d+)\)")
 _INDEX = re.compile(r" get-tuple-element\(.*\bindex=(\d+)")
 _MOVES = ("bitcast", "convert", "copy", "copy-done", "reshape", "transpose")
-_CHANNEL = re.compile(r"channel_id=(\d+)")
-_DEVICES = re.compile(r"(?:num_partitions|replica_count)=(\d+)")
 
 
 def _computations(text: str) -> list[Computation]:
@@ -265,10 +259,7 @@ def _bits(dtype: str) -> int:
 
 # --- whence ------------------------------------------------------------------------------------------------------
 
-_FRAME_ID = re.compile(r"stack_frame_id=(\d+)")
-_SOURCE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
 _SECTION = re.compile(r"^(FileNames|FunctionNames|FileLocations|StackFrames)\n((?:\d+ .*\n)+)", re.MULTILINE)
-_LOCATION = re.compile(r"file_name_id=(\d+) function_name_id=(\d+) line=(\d+)")
 _PARENT = re.compile(r"file_location_id=(\d+)(?: parent_frame_id=(\d+))?")
 
 
@@ -281,7 +272,7 @@ def _stacks(text: str) -> tuple[dict[str, Frame], dict[str, str]]:
     locations: dict[str, Frame] = {
         number: (files.get(found[1], ""), int(found[3]), functions.get(found[2], ""))
         for number, location in sections.get("FileLocations", {}).items()
-        if (found := _LOCATION.search(location))
+        if (found := re.search(r"file_name_id=(\d+) function_name_id=(\d+) line=(\d+)", location))
     }
     frames = sections.get("StackFrames", {}).items()
     pairs = {number: found for number, frame in frames if (found := _PARENT.search(frame))}

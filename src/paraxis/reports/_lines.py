@@ -15,10 +15,8 @@ from pathlib import Path
 
 import jax
 
-_OURS = f"{Path(__file__).parent.parent}{os.sep}"
-_JAX = f"{Path(jax.__file__).parent}{os.sep}"
-_REPORTS = f"{Path(__file__).parent}{os.sep}"
-_STANDARD = f"{sysconfig.get_path('stdlib')}{os.sep}"
+_FOLDERS = (*Path(__file__).parents[:2], Path(jax.__file__).parent, sysconfig.get_path("stdlib"))
+_REPORTS, _OURS, _JAX, _STANDARD = (f"{folder}{os.sep}" for folder in _FOLDERS)
 
 
 @dataclasses.dataclass(frozen=True)

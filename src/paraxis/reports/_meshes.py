@@ -61,10 +61,9 @@ def axes(groups: Groups, meshes: tuple[Shape, ...]) -> tuple[str, ...]:
 
 # Written in one of four ways: every group in full, {{0,1},{2,3}}; as rows of a range that is reshaped and transposed,
 # [2,2]<=[2,2]T(1,0); by axes of a mesh, mesh['d'=4,'m'=2] {'m'}, where 'd':(1)2 is a part of an axis; or as pairs.
-_LISTED = re.compile(r"replica_groups=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)\}")
+_LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)\}")
 _RESHAPED = re.compile(r"replica_groups=\[(\d+),(\d+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?)?")
 _BY_AXES = re.compile(r"replica_groups=mesh(?P<mesh>[^{]*)\{(?P<axes>[^}]*)\}")
-_PAIRS = re.compile(r"source_target_pairs=\{(\{\d+,\d+\}(?:,\{\d+,\d+\})*)\}")
 
 
 def groups(text: str) -> Groups:
@@ -73,7 +72,7 @@ def groups(text: str) -> Groups:
         return _rows(_arranged(reshaped[3] or str(int(reshaped[1]) * int(reshaped[2])), reshaped[4]), int(reshaped[2]))
     if by_axes := _BY_AXES.search(text):
         return _along(by_axes["mesh"], by_axes["axes"])
-    listed = _LISTED.search(text) or _PAIRS.search(text)
+    listed = _LISTED.search(text)
     return tuple(tuple(_ints(group)) for group in listed[1].strip("{}").split("},{")) if listed else ()
 
 

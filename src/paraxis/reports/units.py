@@ -1,5 +1,6 @@
 """Sizes and amounts as people read them."""
 
+import itertools
 from collections.abc import Sequence
 
 _MOST_RUNS = 4
@@ -33,11 +34,7 @@ def of(number: int, thing: str) -> str:
 
 def runs(numbers: Sequence[int]) -> str:
     """Return sorted numbers with those in a row joined, such as ``0–3, 8``; of many, the first ones."""
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and number == found[-1][-1] + 1:
-            found[-1].append(number)
-        else:
-            found.append([number])
+    by_shift = itertools.groupby(enumerate(numbers), lambda at: at[1] - at[0])
+    found = [[number for _, number in run] for _, run in by_shift]
     texts = [", ".join(map(str, run)) if len(run) < 3 else f"{run[0]}–{run[-1]}" for run in found[:_MOST_RUNS]]
     return ", ".join(texts) + (" …" if len(found) > _MOST_RUNS else "")
