@@ -6,7 +6,6 @@ from typing import Any
 import jax
 
 from paraxis._core import arrays, placing, verbs
-from paraxis._core.placing import Axis
 from paraxis._core.record import Lowering
 from paraxis.ensembles import _members
 from paraxis.ensembles._ensemble import Ensemble, padded
@@ -58,7 +57,7 @@ def ensemble(
         ((5, 3), (7, 5, 3))
     """
     with axis_advice("ensemble: write px.ensemble(…, mesh=mesh, over='data'), or neither for all devices"):
-        axis = placing.settled(Axis(name, size, mesh=mesh, over=over, at_once=at_once))
+        axis = placing.settled(placing.Axis(name, size, mesh=mesh, over=over, at_once=at_once))
     keys, forms = verbs.keys(_members.one_key("ensemble", key), axis), []
 
     def one(key: jax.Array, *args: Any) -> _members.State:

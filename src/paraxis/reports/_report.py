@@ -8,7 +8,6 @@ from typing import get_args
 from paraxis._core import check
 from paraxis.reports import _layout, units
 from paraxis.reports._hlo import KINDS
-from paraxis.reports._layout import Layout
 from paraxis.reports._lines import Line
 from paraxis.reports._page import MOST_ROWS, Page, Section
 from paraxis.reports._values import Collective, Communication, Finding, FindingKind, LineWork, Memory, Work
@@ -45,8 +44,8 @@ class Report(Page):
     collectives: tuple[Collective, ...]
     work: Work
     memory: Memory
-    arguments: tuple[Layout, ...]
-    results: tuple[Layout, ...]
+    arguments: tuple[_layout.Layout, ...]
+    results: tuple[_layout.Layout, ...]
     callbacks: tuple[Line | None, ...]
     seconds: tuple[float, float]
     findings: tuple[Finding, ...] = ()
@@ -172,7 +171,7 @@ def _line_work(line: LineWork) -> list[str]:
     return [units.amount(line.flops), share, str(line.line or "unknown line"), _code(line.line)]
 
 
-def _array(array: Layout) -> list[str]:
+def _array(array: _layout.Layout) -> list[str]:
     donated = "donated" if array.is_donated else ""
     return [array.name, array.dtype, str(array), f"{units.size(array.bytes_per_device)} per device", donated]
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from paraxis._core import jax_api
 from paraxis.reports import _layout, units
-from paraxis.reports._layout import Layout, is_array, layout_of
 from paraxis.reports._page import Page, Section
 
 LeafState = Literal["device", "host", "deleted", "struct", "traced"]
@@ -19,7 +18,7 @@ _HEAD = ("array", "dtype", "shape", "bytes", "", "where")
 
 
 @dataclasses.dataclass(frozen=True)
-class Leaf(Layout):
+class Leaf(_layout.Layout):
     """An array of a tree: its layout, and what holds it.
 
     Attributes:
@@ -124,7 +123,7 @@ def show(x: Any) -> Arrays:
         name = jax.tree_util.keystr(path).removeprefix(".")
         if isinstance(value, (bool, int, float, complex)) and not isinstance(value, np.generic):
             leaves[name] = Leaf(name, (), type(value).__name__, (), (), 0, 0)
-        elif is_array(value):
+        elif _layout.is_array(value):
             leaves.setdefault(id(value), _leaf(name, value))
         elif not path:
             raise TypeError(f"show: {type(x).__name__} is no tree of arrays; give its arrays, as ens.state")
@@ -141,7 +140,7 @@ def _leaf(name: str, x: Any) -> Leaf:
         state = "traced"
     elif isinstance(x, jax.Array) and x.is_deleted():
         state = "deleted"
-    layout = vars(layout_of(name, x.shape, x.dtype, sharding))
+    layout = vars(_layout.layout_of(name, x.shape, x.dtype, sharding))
     if sharding is None:
         return Leaf(**layout, state=state)
     device = next(iter(sharding.device_set))

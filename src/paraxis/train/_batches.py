@@ -12,14 +12,13 @@ import numpy as np
 from jax.sharding import AxisType, Sharding
 
 from paraxis._core import arrays, check, placing
-from paraxis._core.placing import Axis, Placement
 from paraxis.errors import AxisError, DataError, axis_advice
 
 
-def axis_of(what: str, axis: Any) -> Axis:
+def axis_of(what: str, axis: Any) -> placing.Axis:
     """Return the axis that the rows of batches lie on; its size is that of the batch at hand."""
-    found = Axis(axis, 1) if isinstance(axis, str) and axis else axis
-    if not isinstance(found, Axis) or found.at_once is not None:
+    found = placing.Axis(axis, 1) if isinstance(axis, str) and axis else axis
+    if not isinstance(found, placing.Axis) or found.at_once is not None:
         raise AxisError(
             f"{what}: axis must be a name, or a px.Axis without at_once, got {check.described(axis)}; to bound memory, "
             "write px.train_step(loss, microbatches=4)"
@@ -55,7 +54,7 @@ class Devices:
             that wait for theirs can take the threads that others need.
     """
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: placing.Placement) -> None:
         self.placement = placement
         self.whole: Sharding | None = arrays.sharding(placement, ())
         self.blocks: Sharding | None = arrays.sharding(placement)
@@ -107,7 +106,7 @@ class Devices:
         return jax.tree.map(lambda x: jax.make_array_from_process_local_data(blocks, x, (number, *x.shape[1:])), local)
 
 
-def devices_of(axis: Axis) -> Devices:
+def devices_of(axis: placing.Axis) -> Devices:
     """Return the devices that an axis's rows go to, by the mesh in force: the same object for the same devices.
 
     All axes of their mesh are Auto: the compiler splits what is computed.
@@ -116,9 +115,9 @@ def devices_of(axis: Axis) -> Devices:
         placement = placing.place(axis).holding(1)
     mesh = placement.devices if placement.mesh_axes else None
     if mesh is None:
-        return _devices(Placement(placement.axis, None, ()))
+        return _devices(placing.Placement(placement.axis, None, ()))
     auto = mesh.update(axis_types=(AxisType.Auto,) * len(mesh.axis_names))
-    return _devices(Placement(placement.axis, auto, placement.mesh_axes))
+    return _devices(placing.Placement(placement.axis, auto, placement.mesh_axes))
 
 
 _devices = functools.lru_cache(maxsize=64)(Devices)

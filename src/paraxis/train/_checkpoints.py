@@ -19,7 +19,6 @@ from paraxis._core import check
 from paraxis._host import files, processes
 from paraxis.errors import CheckpointError, DataError, StateError
 from paraxis.train import _leaves, _manifest
-from paraxis.train._manifest import Writing
 
 _Tree = TypeVar("_Tree")
 _RECORD, _LOCK = "paraxis", "paraxis.lock"
@@ -103,7 +102,7 @@ class Checkpoints:
         self._kept = policies.AnyPreservationPolicy(kept)
         self._saver: Any = None
         self._unlock: weakref.finalize | None = None  # lets other runs save here
-        self._writing: Writing | None = None
+        self._writing: _manifest.Writing | None = None
         if (self.path / ".paraxis").is_dir():
             raise CheckpointError(
                 f"Checkpoints: {self.path} has checkpoints of Paraxis 0.2, which this version does not read; finish "
@@ -169,7 +168,7 @@ class Checkpoints:
             response = self._saver.save_async(
                 step, arrays, metrics=metrics, custom_metadata=beside, force=True, overwrite=step in self.steps
             )
-        self._writing = Writing(step, response, self.path / str(step))
+        self._writing = _manifest.Writing(step, response, self.path / str(step))
 
     def wait(self) -> None:
         """Wait until the last saved checkpoint is written.

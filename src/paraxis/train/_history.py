@@ -13,7 +13,6 @@ import numpy as np
 
 from paraxis import _html as html
 from paraxis._core import check
-from paraxis._core.check import needed
 from paraxis._host import files
 from paraxis.errors import DataError
 from paraxis.train._loss import Mean
@@ -86,7 +85,7 @@ class History:
         Raises:
             ModuleNotFoundError: if matplotlib is missing.
         """
-        with needed("History.plot", "train"):
+        with check.needed("History.plot", "train"):
             from matplotlib.figure import Figure
         panels: dict[str, dict[str, None]] = {}
         for record in (*self.steps[-1:], *self.evaluations):
@@ -116,7 +115,7 @@ class History:
 
     def _repr_html_(self) -> str:
         header, *rows = self._cells()
-        return html.card(self, html.table(header, rows))
+        return html.titled(repr(self), html.table(header, rows))
 
     def _cells(self) -> list[list[str]]:
         records = sorted((*self.epochs, *self.evaluations), key=lambda r: r.step) or self.steps[-1:]

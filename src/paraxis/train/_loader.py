@@ -13,7 +13,6 @@ from paraxis._core.placing import Axis
 from paraxis._host import reading
 from paraxis.errors import DataError
 from paraxis.train import _batches
-from paraxis.train._batches import Devices
 from paraxis.train._sources import Order, Position, Rows, Source, generators, noted, source_of, to_host
 
 
@@ -156,7 +155,7 @@ class Loader:
         return reading.items_ahead(made, self._read_ahead) if self._read_ahead else made
 
     def _made(
-        self, found: Iterator[tuple[Position, Any]], devices: Devices, wide: bool
+        self, found: Iterator[tuple[Position, Any]], devices: _batches.Devices, wide: bool
     ) -> Generator[tuple[Position, Any], None, None]:
         for position, batch in found:
             with jax.enable_x64(wide), noted(f"px.loader: raised when batch {position} was made"):

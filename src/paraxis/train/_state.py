@@ -11,7 +11,6 @@ from paraxis._core import arrays, check, jax_api
 from paraxis._core.placing import Placement
 from paraxis.errors import StateError
 from paraxis.train import _models
-from paraxis.train._models import Form, is_a
 
 
 @jax.tree_util.register_dataclass
@@ -48,7 +47,7 @@ class TrainState:
     ema: Any
     extra: Any
     ok: jax.Array
-    form: Form = dataclasses.field(metadata={"static": True})
+    form: _models.Form = dataclasses.field(metadata={"static": True})
     optimizer: Any = dataclasses.field(metadata={"static": True})
     ema_decay: float | None = dataclasses.field(metadata={"static": True})
 
@@ -93,7 +92,7 @@ class TrainState:
         if ema is not None:
             check.number("TrainState.create", "ema", ema, least=0, most=1, write="ema=0.999", error=StateError)
         check.has("TrainState.create", "optimizer", optimizer, "init", "optax.adam(1e-3)", StateError)
-        if key is not None and not is_a(prng_key, key):  # what jax.random.PRNGKey makes
+        if key is not None and not _models.is_a(prng_key, key):  # what jax.random.PRNGKey makes
             key = jax.random.wrap_key_data(jnp.asarray(key))
         form, params, rest = _models.split(model, key, sample)
         if mutable is not None and rest is not None:

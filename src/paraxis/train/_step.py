@@ -8,11 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, check, jax_api, placing
-from paraxis._core.placing import Axis
+from paraxis._core import arrays, check, jax_api
+from paraxis._core.placing import Axis, without_context
 from paraxis.errors import StateError
 from paraxis.train import _batches
-from paraxis.train._batches import Devices
 from paraxis.train._loss import LossFunction, Mean, Metrics, Outcome, value_of
 from paraxis.train._state import TrainState, require_arrays, shardings
 from paraxis.train._update import updated
@@ -37,7 +36,9 @@ class _Step(abc.ABC):
         self._microbatches = check.count(what, "microbatches", microbatches, write="microbatches=4", error=StateError)
         self._dtype, self._shard = None if precision is None else jnp.dtype(precision), shard
         self._jitted = jax.jit(self._body, static_argnums=(2, 3), donate_argnums=(0,) if donate else ())
-        self._last: tuple[Any, Devices] | None = None  # the mesh in force at the last call, and the devices then
+        self._last: tuple[Any, _batches.Devices] | None = (
+            None  # the mesh in force at the last call, and the devices then
+        )
 
     @property
     def num_devices(self) -> int:
@@ -53,9 +54,9 @@ class _Step(abc.ABC):
         return self._run(self._jitted.trace, *self._placed(state, batch))
 
     @abc.abstractmethod
-    def _body(self, state: TrainState, padded: Any, size: int, devices: Devices) -> Any: ...
+    def _body(self, state: TrainState, padded: Any, size: int, devices: _batches.Devices) -> Any: ...
 
-    def _placed(self, state: TrainState, batch: Any) -> tuple[TrainState, Any, int, Devices]:
+    def _placed(self, state: TrainState, batch: Any) -> tuple[TrainState, Any, int, _batches.Devices]:
         """Return the arguments of the compiled function, on the devices by the mesh in force."""
         if not isinstance(state, TrainState) or isinstance(state.step, jax_api.Tracer) or np.ndim(state.step):
             raise StateError(
@@ -73,12 +74,14 @@ class _Step(abc.ABC):
             state = jax.tree.map(arrays.device_put, state, shardings(state, devices.placement, self._shard))
         return state, padded, size, devices
 
-    def _run(self, function: Callable[..., Any], state: TrainState, padded: Any, size: int, devices: Devices) -> Any:
+    def _run(
+        self, function: Callable[..., Any], state: TrainState, padded: Any, size: int, devices: _batches.Devices
+    ) -> Any:
         if devices.waits:
             jax.block_until_ready((state.step, state.ok, padded))
         if jax.sharding.get_abstract_mesh().empty:
             return function(state, padded, size, devices)
-        with placing.without_context():
+        with without_context():
             return function(state, padded, size, devices)
 
     def _call(self, state: TrainState, params: Any, mutable: Any, rows: Any, size: int, key: Any) -> Outcome:
@@ -152,7 +155,7 @@ class TrainStep(_Step):
         """
         return self._run(self._jitted, *self._placed(state, batch))
 
-    def _body(self, state: TrainState, padded: Any, size: int, devices: Devices) -> tuple[TrainState, Metrics]:
+    def _body(self, state: TrainState, padded: Any, size: int, devices: _batches.Devices) -> tuple[TrainState, Metrics]:
         is_whole = min(self._microbatches, size) == 1
 
         def part(rows: Any, size: int, key: Any, mutable: Any) -> tuple[Any, Any]:
@@ -190,7 +193,7 @@ class EvalStep(_Step):
             jax.block_until_ready(metrics)  # the next one, of the same state, would not wait for this one
         return metrics
 
-    def _body(self, state: TrainState, padded: Any, size: int, devices: Devices) -> Metrics:
+    def _body(self, state: TrainState, padded: Any, size: int, devices: _batches.Devices) -> Metrics:
         def part(rows: Any, size: int, key: Any, _: Any) -> tuple[None, Any]:
             found = self._call(state, state.params, state.mutable, rows, size, key)
             return None, found.metrics if found.loss is None else {"loss": found.loss, **found.metrics}

@@ -10,7 +10,6 @@ import numpy as np
 from flax import nnx
 
 from paraxis._core import arrays, placing, pytrees, reductions
-from paraxis._core.placing import Axis
 from paraxis.errors import DataError, StateError
 from paraxis.transforms._modules import Graph
 from paraxis.transforms._wrapped import refuse_modules
@@ -71,7 +70,7 @@ Rule = str | Callable[[jax.Array], Any]
 Sync = Mapping[type, Rule | None]  # rules by a variable's type
 
 
-def combined(rule: Rule, x: jax.Array, axis: Axis | None = None, *, differs: bool = True) -> Any:
+def combined(rule: Rule, x: jax.Array, axis: placing.Axis | None = None, *, differs: bool = True) -> Any:
     """Combine ``(size, ...)`` over the devices of an axis, or over rows. What is alike everywhere is not sent."""
     if rule in ("stack", "concat"):
         return x.reshape(-1, *x.shape[2:]) if rule == "concat" and x.ndim > 1 else x
@@ -111,7 +110,7 @@ def written(
     return made
 
 
-def _combined_variable(rule: Rule | None, axis: Axis | None, x: jax.Array, differs: bool) -> Any:
+def _combined_variable(rule: Rule | None, axis: placing.Axis | None, x: jax.Array, differs: bool) -> Any:
     """Combine a variable's values. Integers and booleans keep their dtype: means are rounded. No rule: any will do."""
     differs &= rule is not None
     rule = "first" if rule is None or (rule == "mean" and not differs) else rule

@@ -1,7 +1,7 @@
 """Gradients with respect to variables and arguments, with the state that the function writes threaded through."""
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import jax
 from flax import nnx
@@ -9,12 +9,10 @@ from flax import nnx
 from paraxis._core import pytrees
 from paraxis.errors import StateError
 from paraxis.transforms._variables import Choice, Gradients, Variables, is_chosen, variables
-from paraxis.transforms._wrapped import Wrapped, refuse_outside, run
-
-_R = TypeVar("_R", covariant=True)
+from paraxis.transforms._wrapped import R, Wrapped, refuse_outside, run
 
 
-class GradValues(Wrapped[_R], Generic[_R]):
+class GradValues(Wrapped[R]):
     """Compute gradients and values of a loss of modules: ``gradients, values = px.GradValues(loss, net)(x, y)``.
 
     This order is that of Objax's ``GradValues``; ``nnx.value_and_grad`` has JAX's order. State that the loss writes
@@ -47,9 +45,7 @@ class GradValues(Wrapped[_R], Generic[_R]):
         [(4,), (3, 4)]
     """
 
-    def __init__(
-        self, f: Callable[..., _R], *modules: Any, wrt: Choice | None = nnx.Param, argnums: Any = None
-    ) -> None:
+    def __init__(self, f: Callable[..., R], *modules: Any, wrt: Choice | None = nnx.Param, argnums: Any = None) -> None:
         super().__init__(f, modules)
         if self.modules:
             refuse_outside(self._body)
@@ -58,7 +54,7 @@ class GradValues(Wrapped[_R], Generic[_R]):
             chosen = frozenset(variables(self.modules).subset(wrt).names())
         self._body.options = chosen, argnums
 
-    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, _R]:
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, R]:
         args, kwargs = pytrees.arguments("GradValues", args, kwargs)
         graph, (wrt, argnums) = self.binding().graph, self._body.options
         values = graph.values()

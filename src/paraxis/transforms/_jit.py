@@ -2,20 +2,17 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
 
 from paraxis._core import pytrees
-from paraxis.transforms import _wrapped
 from paraxis.transforms._modules import Graph
-from paraxis.transforms._wrapped import Binding, Body, Wrapped
-
-_R = TypeVar("_R", covariant=True)
+from paraxis.transforms._wrapped import Binding, Body, R, Wrapped, refuse_outside, run
 
 
-class Jit(Wrapped[_R], Generic[_R]):
+class Jit(Wrapped[R]):
     """Compile a function that works on modules: ``jax.jit`` with their variables threaded through.
 
     The modules are bound once and passed first: ``px.Jit(f, net, opt)(x)`` calls ``f(net, opt, x)``;
@@ -54,21 +51,21 @@ class Jit(Wrapped[_R], Generic[_R]):
 
     def __init__(
         self,
-        f: Callable[..., _R],
+        f: Callable[..., R],
         *modules: Any,
         static_argnums: int | Sequence[int] = (),
         static_argnames: str | Sequence[str] = (),
         donate: bool = False,
     ) -> None:
         super().__init__(f, modules)
-        _wrapped.refuse_outside(self._body)
+        refuse_outside(self._body)
         positions = [static_argnums] if isinstance(static_argnums, int) else static_argnums
         self._body.run, self._body.donate = self._run, donate
         self._body.static = [p if p < 0 else p + 2 for p in positions] or None, static_argnames or None
 
-    _run: Any = staticmethod(_wrapped.run)
+    _run: Any = staticmethod(run)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> _R:
+    def __call__(self, *args: Any, **kwargs: Any) -> R:
         binding, program, values, args, kwargs = self._ready(args, kwargs)
         new, result = program(values, binding.graph.arrays, *args, **kwargs)
         return self._finished(binding, values, new, result)

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx import Variable
 
 from paraxis._core import jax_api
 from paraxis.errors import StateError
@@ -22,7 +21,7 @@ class Graph:
 
     definition: Any
     paths: tuple[Path, ...]
-    variables: tuple[Variable[Any], ...]
+    variables: tuple[nnx.Variable[Any], ...]
     array_paths: tuple[Path, ...]
     arrays: tuple[Any, ...]  # that hang in a module without a variable around them; they can be read only
     names: tuple[str, ...]
@@ -58,8 +57,8 @@ _raw_value = operator.attrgetter("_raw_value")  # in C: hundreds of variables ar
 
 def split(modules: tuple[Any, ...]) -> Graph:
     definition, state = nnx.split(modules, graph=True)
-    ours = [(path, x) for path, x in nnx.to_flat_state(state) if isinstance(x, Variable)]
-    rest = [(path, x) for path, x in nnx.to_flat_state(state) if not isinstance(x, Variable)]
+    ours = [(path, x) for path, x in nnx.to_flat_state(state) if isinstance(x, nnx.Variable)]
+    rest = [(path, x) for path, x in nnx.to_flat_state(state) if not isinstance(x, nnx.Variable)]
     (paths, variables), (array_paths, arrays) = (tuple(zip(*found, strict=True)) or ((), ()) for found in (ours, rest))
     return Graph(definition, paths, variables, array_paths, arrays, _names(modules, paths))
 
@@ -74,7 +73,7 @@ def nodes(modules: Any) -> Iterator[Any]:
 
 def is_module(x: Any) -> bool:
     """Return whether an object may hold variables: a module, ``nnx.Rngs``, an optimiser, a variable."""
-    return isinstance(x, (nnx.Pytree, Variable))
+    return isinstance(x, (nnx.Pytree, nnx.Variable))
 
 
 # --- names -----------------------------------------------------------------------------------------------------------

@@ -5,24 +5,19 @@ The trace shows which results differ between devices. If rows do not divide, a s
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from paraxis._core import arrays, jax_api, placing, pytrees, verbs
-from paraxis._core.placing import Axis
 from paraxis.errors import DataError, StateError, axis_advice
 from paraxis.transforms import _batches, _modules, _wrapped
 from paraxis.transforms._jit import Jit
-from paraxis.transforms._modules import Graph
-from paraxis.transforms._wrapped import Binding, Body
-
-_R = TypeVar("_R", covariant=True)
 
 
-class Parallel(Jit[_R], Generic[_R]):
+class Parallel(Jit[_wrapped.R]):
     """Split a batch over the devices, and run a compiled function of modules on each share.
 
     Every device has all variables and its share: ``(rows, ...)`` becomes ``(rows / devices, ...)``. In the function,
@@ -77,7 +72,7 @@ class Parallel(Jit[_R], Generic[_R]):
 
     def __init__(
         self,
-        f: Callable[..., _R],
+        f: Callable[..., _wrapped.R],
         *modules: Any,
         reduce: Any = "concat",
         batch_axis: _batches.Axes = 0,
@@ -92,12 +87,14 @@ class Parallel(Jit[_R], Generic[_R]):
         over: str | tuple[str, ...] | None = None,
     ) -> None:
         super().__init__(f, *modules, static_argnums=static_argnums, static_argnames=static_argnames, donate=donate)
-        axis = Axis(axis_name, 1, mesh=mesh, over=over)
+        axis = placing.Axis(axis_name, 1, mesh=mesh, over=over)
         self._body.axis_advice = f"write the axis of the devices, px.pmean(x, {axis_name!r})"
         self._body.options = axis, reduce, batch_axis, dict(sync or {}), sync_batch_norm, check
 
     @staticmethod
-    def _run(body: Body, graph: Graph, state: Any, args: Any, kwargs: Any) -> tuple[Any, dict[int, Any]]:
+    def _run(
+        body: _wrapped.Body, graph: _modules.Graph, state: Any, args: Any, kwargs: Any
+    ) -> tuple[Any, dict[int, Any]]:
         return Call(body, graph, args, kwargs).run(state)
 
     def _ready(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -111,7 +108,7 @@ class Parallel(Jit[_R], Generic[_R]):
             values = [arrays.to_mesh(x, placement, rows=False) for x in values]
         return binding, program, values, args, kwargs
 
-    def _finished(self, binding: Binding, values: Sequence[Any], new: dict[int, Any], result: Any) -> Any:
+    def _finished(self, binding: _wrapped.Binding, values: Sequence[Any], new: dict[int, Any], result: Any) -> Any:
         mesh, *are_there = self._placed
         if not are_there:  # they stay there, unless this is a part of another program, whose values only it may use
             new = {i: x for i, x in enumerate(values) if not isinstance(x, jax_api.Tracer)} | new
@@ -130,7 +127,9 @@ def _sent(x: Any, placement: placing.Placement) -> Any:
 class Call:
     """One call, while it is traced: its arguments split, and what its trace shows."""
 
-    def __init__(self, body: Body, graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, body: _wrapped.Body, graph: _modules.Graph, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
         self._body, self._graph = body, graph
         axis, self._reduce, axes, self._sync, self._sync_norm, self._check = body.options
         self._batch = batch = _batches.split("Parallel", axes, args, kwargs)

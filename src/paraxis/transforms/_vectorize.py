@@ -1,7 +1,7 @@
 """``Vectorize``: the function of one row, run on all rows of a batch."""
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +9,10 @@ import jax.numpy as jnp
 from paraxis._core import jax_api, pytrees
 from paraxis.errors import DataError
 from paraxis.transforms import _batches, _modules
-from paraxis.transforms._wrapped import Wrapped, run
-
-_R = TypeVar("_R", covariant=True)
+from paraxis.transforms._wrapped import R, Wrapped, run
 
 
-class Vectorize(Wrapped[_R], Generic[_R]):
+class Vectorize(Wrapped[R]):
     """Apply a function of one row to a batch: ``jax.vmap`` with modules' variables and randomness threaded through.
 
     All rows see the same variables. Each row has its own random streams, made from its index; the modules' streams
@@ -43,12 +41,12 @@ class Vectorize(Wrapped[_R], Generic[_R]):
     """
 
     def __init__(
-        self, f: Callable[..., _R], *modules: Any, batch_axis: _batches.Axes = 0, sync: _batches.Sync | None = None
+        self, f: Callable[..., R], *modules: Any, batch_axis: _batches.Axes = 0, sync: _batches.Sync | None = None
     ) -> None:
         super().__init__(f, modules)
         self._body.options = batch_axis, dict(sync or {})
 
-    def __call__(self, *args: Any, **kwargs: Any) -> _R:
+    def __call__(self, *args: Any, **kwargs: Any) -> R:
         args, kwargs = pytrees.arguments("Vectorize", args, kwargs)
         batch_axis, sync = self._body.options
         batch = _batches.split("Vectorize", batch_axis, args, kwargs)

@@ -15,13 +15,12 @@ from flax import nnx
 from paraxis._core import pytrees
 from paraxis.errors import StateError, axis_advice
 from paraxis.transforms import _modules
-from paraxis.transforms._modules import Graph
 
 _JITTED = type(jax.jit(lambda: None))
 _WHOLE = (nnx.Pytree, nnx.Variable, nnx.State)
 _NOTES = {"_pytree__state", "_pytree__nodes"}  # attributes that NNX keeps for itself
 
-_R = TypeVar("_R", covariant=True)
+R = TypeVar("R", covariant=True)
 
 
 class Body:
@@ -41,7 +40,7 @@ class Body:
         return vars(self) | {"programs": []}
 
 
-class Wrapped(Generic[_R]):
+class Wrapped(Generic[R]):
     """Base of the wrapped functions: pytrees of their modules. Values stay where they are, in the modules."""
 
     _binding: "Binding | None" = None
@@ -185,7 +184,7 @@ class Binding:
 
 def run(
     body: Body,
-    graph: Graph,
+    graph: _modules.Graph,
     state: tuple[Sequence[Any], Sequence[Any]],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
