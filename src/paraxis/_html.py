@@ -19,11 +19,6 @@ def escaped(value: Any) -> str:
     return html.escape(str(value))
 
 
-def card(value: Any, *parts: str) -> str:
-    """Return the repr of a value as a heading, with parts below it that are HTML already."""
-    return titled(repr(value), *parts)
-
-
 def titled(title: str, *parts: str) -> str:
     """Return a heading, with parts below it that are HTML already."""
     return f"<div><div><code>{escaped(title)}</code></div>{''.join(parts)}</div>"
@@ -35,7 +30,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     lines = [_row(row) for row in (rows if left_out <= 0 else rows[:half])]
     if left_out > 0:
         lines += [_cell(f"… {left_out:,} more …", f' colspan="{len(header)}"'), *(_row(row) for row in rows[-half:])]
-    return _table("".join(f"<th>{escaped(name)}</th>" for name in header), lines)
+    head = "".join(f'<th style="{_CELL}; opacity: 0.7">{escaped(name)}</th>' for name in header)
+    body = "".join(f"<tr>{row}</tr>" for row in (head, *lines) if row)
+    return f'<table style="{_TABLE}"><tbody>{body}</tbody></table>'
 
 
 def _row(cells: Iterable[Any]) -> str:
@@ -45,12 +42,6 @@ def _row(cells: Iterable[Any]) -> str:
 def _cell(text: str, rest: str = "") -> str:
     whole = "; white-space: nowrap" if len(text) <= _SHORT else ""
     return f'<td style="{_CELL}{whole}"{rest}>{escaped(text)}</td>'
-
-
-def _table(head: str, rows: Sequence[str]) -> str:
-    body = "".join(f"<tr>{row}</tr>" for row in (head, *rows) if row)
-    styled = body.replace("<th>", f'<th style="{_CELL}; opacity: 0.7">')
-    return f'<table style="{_TABLE}"><tbody>{styled}</tbody></table>'
 
 
 def progress(done: int, total: int | None) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import paraxis as px
-from paraxis._host import interrupts, processes
+from paraxis._host import processes
 
 pytestmark = pytest.mark.floor
 
@@ -77,7 +77,7 @@ def test_a_deferred_interrupt_takes_effect_at_the_end() -> None:
     reached = []
 
     def interrupted() -> None:
-        with interrupts.deferred():
+        with processes.deferred_interrupt():
             signal.raise_signal(signal.SIGINT)
             reached.append(True)
 

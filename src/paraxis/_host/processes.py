@@ -28,21 +28,24 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-# What ``paraxis.launch`` tells a process by, as far as it is needed to see that the process has not listened.
-_NUM_PROCESSES, _PROCESS, _LAUNCHER = "PARAXIS_NUM_PROCESSES", "PARAXIS_PROCESS", "PARAXIS_LAUNCHER"
+# The variables by which `paraxis.launch` tells a process that it is a rank.
+NUM_PROCESSES, PROCESS, LAUNCHER = "PARAXIS_NUM_PROCESSES", "PARAXIS_PROCESS", "PARAXIS_LAUNCHER"
+
+
+def is_launched() -> bool:
+    """Return whether this process is a rank, and not one that a rank has started, which has its variables too."""
+    return PROCESS in os.environ and os.environ.get(LAUNCHER, f"{os.getppid()}") == f"{os.getppid()}"
 
 
 def require_joined(what: str) -> None:
     """Refuse to work alone, and write where all others do, in one of several processes that has not joined them."""
-    number, rank = os.environ.get(_NUM_PROCESSES, ""), os.environ.get(_PROCESS, "")
-    if not number.isdigit() or int(number) < 2 or jax.distributed.is_initialized():
+    number = os.environ.get(NUM_PROCESSES, "")
+    if not is_launched() or not number.isdigit() or int(number) < 2 or jax.distributed.is_initialized():
         return
-    if os.environ.get(_LAUNCHER, str(os.getppid())) != str(os.getppid()):
-        return  # they were meant for the process that started this one
     raise StateError(
-        f"{what}: this process is rank {rank} of {number} of paraxis launch, but px.initialize() was not called, so "
-        f"each would train alone and write to the same place; write px.initialize() at the start, right after the "
-        f"imports"
+        f"{what}: this process is rank {os.environ[PROCESS]} of {number} of paraxis launch, but px.initialize() "
+        f"was not called, so each would train alone and write to the same place; write px.initialize() at the start, "
+        f"right after the imports"
     )
 
 
@@ -148,6 +151,31 @@ def _expect_step(seconds: float) -> None:
     if _stuck_after:
         _renewed = time.monotonic()
         faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
+
+
+# --- signals ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def deferred_interrupt() -> Iterator[None]:
+    """Within, Ctrl-C is noted and takes effect at the end: memory that was given away is replaced first.
+
+    Other threads than the main one get none anyway, and a handler that is not Python's could not be put back.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    noted: list[tuple[int, Any]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: noted.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if noted and callable(before):
+            before(*noted[0])
+        elif noted:
+            signal.raise_signal(signal.SIGINT)
 
 
 # Calls of `StopSignal.asked` in this process. It, and not the loop's own step, is what processes agree on: a second

@@ -18,14 +18,10 @@ FLOOR = 16
 _SIMULATED = re.compile(r"--xla_force_host_platform_device_count=(\S*)\s*")
 
 
-def num_cores() -> int:
-    """Return how many cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def advised(num_devices: int = 1) -> int:
     """Return a number that is the same for all processes of a machine, with any of the usual numbers of devices."""
-    return max(num_cores(), PER_DEVICE * num_devices, FLOOR)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(cores, PER_DEVICE * num_devices, FLOOR)
 
 
 def simulated(variables: Mapping[str, str]) -> int | None:
@@ -34,16 +30,15 @@ def simulated(variables: Mapping[str, str]) -> int | None:
     return int(asked[-1]) if asked else None
 
 
-def not_simulating(variables: Mapping[str, str]) -> str:
-    """Return ``XLA_FLAGS`` without a number of simulated devices."""
-    return _SIMULATED.sub("", variables.get("XLA_FLAGS", "")).strip()
-
-
 _PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds"
 
 
-def patient(flags: str) -> str:
-    """Return ``XLA_FLAGS`` by which CPU devices wait a day for each other, unless they say: XLA ends all after 40 s."""
+def patient(variables: Mapping[str, str]) -> str:
+    """Return ``XLA_FLAGS`` without a number of simulated devices; these wait a day for each other, unless they say.
+
+    Else XLA ends all after 40 s.
+    """
+    flags = _SIMULATED.sub("", variables.get("XLA_FLAGS", "")).strip()
     return flags if _PATIENCE in flags else f"{flags} {_PATIENCE}=86400".strip()
 
 

@@ -2,6 +2,8 @@
 
 import importlib
 import os
+import runpy
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +13,6 @@ import jax
 from paraxis._core.check import needed
 from paraxis._host import threads
 from paraxis.cli._errors import CommandError
-from paraxis.cli._scripts import run_as_main
 from paraxis.errors import DeviceError
 from paraxis.testing import simulate_devices
 
@@ -38,8 +39,8 @@ CHAPTERS = {
 }
 
 
-def run_demo(names: Sequence[str], *, devices: int | None, out: Path, quick: bool, only_list: bool) -> None:
-    """List the chapters and their time, then run them; all of them if ``names`` is empty.
+def run_demo(names: Sequence[str], *, devices: int | None, out: Path, quick: bool, only_list: bool) -> int:
+    """List the chapters and their time, then run them; all of them if ``names`` is empty. Return the exit status, 0.
 
     Raises:
         CommandError: if there is no such chapter, a package is missing, there are too few devices, the directory
@@ -50,14 +51,15 @@ def run_demo(names: Sequence[str], *, devices: int | None, out: Path, quick: boo
     chosen = [name for name in CHAPTERS if name in names or not names]
     _print_list(chosen)
     if only_list:
-        return
+        return 0
     _prepare(devices, out)
     for name in chosen:
         path = _examples() / CHAPTERS[name].file
         rest = [*CHAPTERS[name].options, *["--quick"] * quick, "--plot", str(out / f"{name}.png")]
         print(f"\n{name}: python {path} {' '.join(rest)}", flush=True)
-        if status := run_as_main(path, rest):
+        if status := _run_as_main(path, rest):
             raise CommandError(f"the chapter {name} ended with the exit status {status}")
+    return 0
 
 
 def _print_list(chosen: Iterable[str]) -> None:
@@ -83,6 +85,21 @@ def _prepare(devices: int | None, out: Path) -> None:
         raise CommandError(str(error)) from None
     except OSError as error:
         raise CommandError(f"--out {out} cannot be made: {error.strerror}") from None
+
+
+def _run_as_main(path: Path, rest: Sequence[str]) -> int:
+    """Run a script as Python does, with the arguments that follow its name, and return its exit status."""
+    argv, sys.argv = sys.argv, [str(path), *rest]
+    sys.path.insert(0, str(path.resolve().parent))  # and left there: what the script defined may import later
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    finally:
+        sys.argv = argv
+    return 0
 
 
 def _examples() -> Path:

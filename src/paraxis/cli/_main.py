@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from paraxis.cli._errors import CommandError
 
@@ -21,9 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: if the words are no command line, or ask for help or the version.
     """
-    chosen = _parser().parse_args(arguments)
+    options = vars(_parser().parse_args(arguments))  # the arguments of what it runs, by their names
     try:
-        return chosen.run(chosen)
+        return options.pop("run")(**options)
     except CommandError as error:
         print(f"paraxis: {error}", file=sys.stderr)
         return 2
@@ -56,8 +57,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("chapters", nargs="*", metavar="CHAPTER", help="chapters to run (default: all)")
-    parser.add_argument("--list", action="store_true", help="list the chapters and exit")
+    parser.add_argument("names", nargs="*", metavar="CHAPTER", help="chapters to run (default: all)")
+    parser.add_argument("--list", dest="only_list", action="store_true", help="list the chapters and exit")
     parser.add_argument(
         "--devices",
         type=int,
@@ -69,11 +70,10 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_demo)
 
 
-def _demo(chosen: argparse.Namespace) -> int:
-    from paraxis.cli import _demo
+def _demo(**options: Any) -> int:
+    from paraxis.cli._demo import run_demo
 
-    _demo.run_demo(chosen.chapters, devices=chosen.devices, out=chosen.out, quick=chosen.quick, only_list=chosen.list)
-    return 0
+    return run_demo(**options)
 
 
 def _add_launch(parser: argparse.ArgumentParser) -> None:
@@ -95,48 +95,37 @@ def _add_launch(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_launch)
 
 
-def _launch(chosen: argparse.Namespace) -> int:
+def _launch(**options: Any) -> int:
     from paraxis.errors import DeviceError
     from paraxis.launch import launch
 
     try:
-        return launch(
-            chosen.script,
-            chosen.arguments,
-            num_processes=chosen.num_processes,
-            module=chosen.module,
-            devices=chosen.devices,
-            restarts=chosen.restarts,
-            grace=chosen.grace,
-        )
+        return launch(**options)
     except DeviceError as error:
         raise CommandError(str(error)) from None
 
 
 def _add_explain(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("function", metavar="FUNCTION", help="model.py:step, or package.model:step")
+    parser.add_argument("target", metavar="FUNCTION", help="model.py:step, or package.model:step")
     parser.add_argument("--shapes", help="shapes of the arguments, such as 'float32[64,10] int32[]'")
     parser.add_argument(
         "--arguments", metavar="NAME", help="a function in the same module that returns a tuple of the arguments"
     )
     parser.add_argument(
-        "--devices", type=int, action="append", metavar="N", help="CPU devices to simulate; repeat it for a table"
+        "--devices",
+        type=int,
+        action="append",
+        default=[],
+        metavar="N",
+        help="CPU devices to simulate; repeat it for a table",
     )
     parser.add_argument("--on", metavar="TOPOLOGY", help="compile for TPUs, such as v5e:16x16, which need not be there")
     parser.add_argument("--html", type=Path, metavar="PATH", help="write the report to this file, too")
-    parser.add_argument("--json", action="store_true", help="print the numbers, for other programs")
+    parser.add_argument("--json", dest="as_json", action="store_true", help="print the numbers, for other programs")
     parser.set_defaults(run=_explain)
 
 
-def _explain(chosen: argparse.Namespace) -> int:
+def _explain(**options: Any) -> int:
     from paraxis.cli._explain import run_explain
 
-    return run_explain(
-        chosen.function,
-        shapes=chosen.shapes,
-        arguments=chosen.arguments,
-        devices=chosen.devices or (),
-        on=chosen.on,
-        html=chosen.html,
-        as_json=chosen.json,
-    )
+    return run_explain(**options)

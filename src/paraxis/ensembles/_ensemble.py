@@ -13,13 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core import arrays, check, jax_api, placing, pytrees
-from paraxis._core.placing import Axis, Placement
 from paraxis._core.record import Lowering
 from paraxis._core.verbs import broadcast, map_fn
-from paraxis._host import digests, interrupts, processes
+from paraxis._host import digests, processes
 from paraxis._host.progress import Display
 from paraxis.ensembles import _averages, _fit, _members
-from paraxis.ensembles._averages import Average
 from paraxis.ensembles._members import Form, State
 from paraxis.errors import DataError, StateError, axis_advice
 
@@ -43,14 +41,14 @@ class Ensemble:
 
     _form: Form
     _members: State  # (num_padded, ...), in blocks over the devices; padding rows hold anything
-    _placement: Placement
+    _placement: placing.Placement
     _apply: Callable[..., Any] | None
     _lowering: Lowering
     _donate: bool
     _programs: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
 
     @property
-    def axis(self) -> Axis:
+    def axis(self) -> placing.Axis:
         """The axis of the members, for ``px.keys(key, ens.axis)`` and the other verbs."""
         return self._placement.axis
 
@@ -238,7 +236,12 @@ class Ensemble:
         return history
 
     def predict(
-        self, *inputs: Any, average: Average = "softmax", where: Any = None, apply: Any = None, in_axes: Any = None
+        self,
+        *inputs: Any,
+        average: _averages.Average = "softmax",
+        where: Any = None,
+        apply: Any = None,
+        in_axes: Any = None,
     ) -> Any:
         """Average the members' predictions on the devices; only the average leaves them.
 
@@ -335,7 +338,7 @@ class Ensemble:
     def _advance(self, program: Any, args: tuple[Any, ...]) -> Any:
         """Run a program that returns ``(members, out)``; keep the one, return the other."""
         # No interrupt between giving the memory away and having the new members.
-        with interrupts.deferred() if self._donate else contextlib.nullcontext():
+        with processes.deferred_interrupt() if self._donate else contextlib.nullcontext():
             members, out = program(self._members, args)
             if isinstance(next(iter(members.values())), jax_api.Tracer):
                 raise StateError(
@@ -374,6 +377,6 @@ class Ensemble:
             return dataclasses.replace(self, _members=arrays.laid_out(rows, placement), _placement=placement)
 
 
-def padded(rows: Any, placement: Placement) -> Any:
+def padded(rows: Any, placement: placing.Placement) -> Any:
     """``(size, ...)`` → ``(num_padded, ...)``; nothing is sent."""
     return jax.tree.map(lambda x: arrays.pad(x, placement, safe=False), rows)

@@ -4,19 +4,15 @@ import dataclasses
 import functools
 import os
 import sys
+from typing import Any
 
 import jax
 
 from paraxis._host import processes
 from paraxis.errors import DeviceError
-from paraxis.launch import _jax, _rank
+from paraxis.launch import _rank
 
-COORDINATOR = "PARAXIS_COORDINATOR"
-NUM_PROCESSES = "PARAXIS_NUM_PROCESSES"
-PROCESS = "PARAXIS_PROCESS"
-ATTEMPT = "PARAXIS_ATTEMPT"
-GRACE = "PARAXIS_GRACE"
-LAUNCHER = "PARAXIS_LAUNCHER"
+COORDINATOR, ATTEMPT, GRACE = "PARAXIS_COORDINATOR", "PARAXIS_ATTEMPT", "PARAXIS_GRACE"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,10 +78,10 @@ def initialize(*, stuck_after: float = 0) -> Processes:
 
 def _join() -> Processes:
     if not jax.distributed.is_initialized():
-        is_launched = PROCESS in os.environ and os.environ.get(LAUNCHER, f"{os.getppid()}") == f"{os.getppid()}"
-        if not is_launched and not _jax.detects_cluster():
+        is_launched = processes.is_launched()
+        if not is_launched and not _detects_cluster():
             return Processes(0, 1)
-        if _jax.backends_are_initialized():
+        if _backends_are_initialized():
             raise DeviceError(
                 "px.initialize: JAX has already started, without the devices of the other processes; call it right "
                 "after the imports, before anything makes an array or calls jax.devices()"
@@ -100,11 +96,15 @@ def _join_launched() -> Processes:
     try:
         coordinator, grace = os.environ[COORDINATOR], float(os.environ.get(GRACE, 300))
         host, _ = coordinator.rsplit(":", 1)
-        numbers = int(os.environ[PROCESS]), int(os.environ[NUM_PROCESSES]), int(os.environ.get(ATTEMPT, 0))
+        numbers = (
+            int(os.environ[processes.PROCESS]),
+            int(os.environ[processes.NUM_PROCESSES]),
+            int(os.environ.get(ATTEMPT, 0)),
+        )
     except (KeyError, ValueError) as error:
         raise DeviceError(
             f"px.initialize: cannot read the variables of several processes ({error}); write "
-            f"{COORDINATOR}=host:5000 {NUM_PROCESSES}=2 {PROCESS}=0"
+            f"{COORDINATOR}=host:5000 {processes.NUM_PROCESSES}=2 {processes.PROCESS}=0"
         ) from None
     joined, is_local = Processes(*numbers), host == "127.0.0.1"
     jax.distributed.initialize(
@@ -118,5 +118,34 @@ def _join_launched() -> Processes:
         shutdown_timeout_seconds=max(1, round(grace)),
     )
     if is_local:
-        _jax.collect_at(host)
+        _collect_at(host)
     return joined
+
+
+# --- parts of JAX that are not public, imported where they are used --------------------------------------------------
+
+
+def _detects_cluster() -> bool:
+    """Return whether ``jax.distributed.initialize()`` would find a scheduler that has started this process."""
+    from jax._src import clusters
+
+    return any(kind.is_env_present() for kind in clusters.ClusterEnv._cluster_types if not kind.opt_in_only_method)
+
+
+def _backends_are_initialized() -> bool:
+    from jax._src import xla_bridge
+
+    return xla_bridge.backends_are_initialized()
+
+
+def _collect_at(address: str) -> None:
+    """Have CPU devices meet others' here, unless they have started: JAX takes what the host's name resolves to."""
+    from jax._src import distributed, xla_bridge
+
+    def make() -> Any:
+        client, gloo = distributed.global_state.client, xla_bridge._jax.make_gloo_tcp_collectives  # pyright: ignore
+        return xla_bridge.make_cpu_client(gloo(distributed_client=client, hostname=address))
+
+    kind = jax.config.jax_cpu_collectives_implementation  # pyright: ignore[reportAttributeAccessIssue]
+    if kind == "gloo" and not _backends_are_initialized():
+        xla_bridge.register_backend_factory("cpu", make, fail_quietly=False)

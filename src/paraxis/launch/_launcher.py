@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from paraxis._core import check
-from paraxis._host import threads
+from paraxis._host import processes, threads
 from paraxis.errors import DeviceError
 from paraxis.launch import _rank
-from paraxis.launch._initialize import ATTEMPT, COORDINATOR, GRACE, LAUNCHER, NUM_PROCESSES, PROCESS
+from paraxis.launch._initialize import ATTEMPT, COORDINATOR, GRACE
 
 _Ended = queue.SimpleQueue[tuple[int, int]]
 
@@ -93,10 +93,10 @@ def launch(
 
 
 def _variables(rank: int, num_processes: int, devices: int | None, gpus: int) -> dict[str, str]:
-    found = {NUM_PROCESSES: f"{num_processes}", PROCESS: f"{rank}", LAUNCHER: f"{os.getpid()}"}
-    found |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    found = {processes.NUM_PROCESSES: f"{num_processes}", processes.PROCESS: f"{rank}"}
+    found |= {processes.LAUNCHER: f"{os.getpid()}", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     if devices is not None:
-        found |= {"JAX_NUM_CPU_DEVICES": f"{devices}", "XLA_FLAGS": threads.patient(threads.not_simulating(os.environ))}
+        found |= {"JAX_NUM_CPU_DEVICES": f"{devices}", "XLA_FLAGS": threads.patient(os.environ)}
     if threads.asked_for(os.environ) is None:
         # The last bits of results depend on the number of XLA's threads: the same for any number of ranks.
         found[threads.VARIABLE] = f"{threads.advised(devices or 1)}"
