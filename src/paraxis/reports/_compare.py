@@ -148,8 +148,7 @@ class _Entrant:
     def sample(self, calls: int) -> float:
         """Return the seconds of a call, as the mean of some; garbage is not collected within them."""
         run = functools.partial(self._fn, *(_copied(self._args) if self._donates else self._args))
-        timer = timeit.Timer(lambda: jax.block_until_ready(run()), timer=time.perf_counter)
-        return timer.timeit(calls) / calls
+        return timeit.timeit(lambda: jax.block_until_ready(run()), timer=time.perf_counter, number=calls) / calls
 
 
 def _copied(args: Any) -> Any:
@@ -175,13 +174,14 @@ def _timing(name: str, entrant: _Entrant, first: _Entrant) -> Timing:
         rank += 1  # so many of the smallest, and of the largest, are left out: half of all are below the median
     interval = (ratios[rank - 1], ratios[n - rank]) if rank else None
     low, high = interval or (0, math.inf)
-    verdict: Verdict = "uncertain"
-    if entrant is first:
-        verdict = "baseline"
-    elif low >= 1 - _ALIKE and high <= 1 + _ALIKE:
-        verdict = "as fast"
-    elif low > 1 or high < 1:
-        verdict = "slower" if low > 1 else "faster"
+    verdicts: dict[Verdict, bool] = {
+        "baseline": entrant is first,
+        "as fast": low >= 1 - _ALIKE and high <= 1 + _ALIKE,
+        "slower": low > 1,
+        "faster": high < 1,
+        "uncertain": True,
+    }
+    verdict: Verdict = next(word for word, holds in verdicts.items() if holds)
     return Timing(name, tuple(entrant.seconds), entrant.compile_seconds, statistics.median(ratios), interval, verdict)
 
 

@@ -196,12 +196,11 @@ def _layouts(tree: Any, shardings: Any, name: Callable[[Any], str], names: Seque
 def _collective(
     program: _hlo.Program, operation: _hlo.Operation, meshes: tuple[_meshes.Shape, ...], given: Sequence[Layout]
 ) -> Collective:
-    assert operation.kind is not None
     is_permutation = operation.kind == "collective_permute"
     line, verb = _lines.behind(program.frames(operation))
     number, name = program.argument(operation), operation.path.rpartition("/")[2]
     return Collective(
-        kind=operation.kind,
+        kind=str(operation.kind),
         shape=_hlo.plain(operation.shape),
         bytes=program.sent_bytes(operation),
         times=operation.within.times,
@@ -230,5 +229,10 @@ def _work(program: _hlo.Program, jaxpr: jax_api.Jaxpr | None) -> Work:
         LineWork(line, done[line], shares.get(line, 0.0) if is_known else None)
         for line in sorted({*done, *shares}, key=lambda line: (-done[line], str(line)))
     ]
-    share = sum(shares.values()) if is_known else None
-    return Work(sum(done.values()), share, tuple(lines), is_certain, uncounted)
+    return Work(
+        flops=sum(done.values()),
+        share=sum(shares.values()) if is_known else None,
+        lines=tuple(lines),
+        is_certain=is_certain,
+        uncounted=uncounted,
+    )

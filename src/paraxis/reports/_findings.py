@@ -33,7 +33,6 @@ def findings(report: Report, jaxpr: jax_api.Jaxpr | None, consts: Sequence[Any])
 
 
 def unchecked(report: Report, jaxpr: jax_api.Jaxpr | None) -> Iterator[str]:
-    """Yield what nobody can look for in a program, and why."""
     work = report.work
     if jaxpr is None:
         yield "padding, constants, calls of Python and work done twice: JAX cannot trace this function"
@@ -55,21 +54,27 @@ def _gathers(report: Report) -> Iterator[Finding]:
         first, sent = group[0], sum(c.total_bytes for c in group)
         along = f" along {', '.join(map(repr, axes))}" if axes else ""
         what = f"{first.operand}, which lies in blocks, is" if first.operand else "rows that lie in blocks are"
-        text = f"{what} gathered on each device{along}: {first.shape}, {units.size(sent)} in all"
-        write = (
-            "compute on each device's own rows, by px.map_fn over them or jax.shard_map; or, if the array is small, "
-            "keep it whole on each device"
-        )
         if sent >= _SENT:
-            yield Finding("gather", text, line, write, sent / report.total_bytes)
+            yield Finding(
+                kind="gather",
+                text=f"{what} gathered on each device{along}: {first.shape}, {units.size(sent)} in all",
+                line=line,
+                write="compute on each device's own rows, by px.map_fn over them or jax.shard_map; or, if the array is "
+                "small, keep it whole on each device",
+                weight=sent / report.total_bytes,
+            )
 
 
 def _conditions(report: Report) -> Iterator[Finding]:
     for c in report.collectives:
         if c.is_condition:
-            text = "the devices exchange a loop's condition in each iteration, and all wait for the last one"
-            write = "if the rows are independent, let each device loop over its own: px.map_fn over the rows"
-            yield Finding("condition", text, c.line, write, 0.5)
+            yield Finding(
+                kind="condition",
+                text="the devices exchange a loop's condition in each iteration, and all wait for the last one",
+                line=c.line,
+                write="if the rows are independent, let each device loop over its own: px.map_fn over the rows",
+                weight=0.5,
+            )
 
 
 # --- computed --------------------------------------------------------------------------------------------------------
@@ -81,20 +86,20 @@ def _redundant(report: Report, jaxpr: jax_api.Jaxpr) -> Iterator[Finding]:
     whole = sum(fair.values())
     if devices == 1 or not work.share or work.flops < _TWICE * whole:
         return
-    write = (
-        f"let each of the {devices} devices compute its own rows: px.map_fn over them, or jax.shard_map; under "
-        "jax.vmap, convolutions with a kernel per row are gathered"
-    )
     excess = {one: one.flops - fair[one.line] for one in work.lines if one.line and one.line in fair}
     least = 0.05 * work.flops
     lines = [one for one, more in excess.items() if more >= max((_TWICE - 1) * fair[one.line], least)]
     for one in lines or [LineWork(None, work.flops, work.share)]:
         share = one.share or math.inf
-        text = (
-            f"the same work is done {one.flops / share:.1f} times: each device computes {units.amount(one.flops)}, an "
-            f"equal share is {units.amount(share)}"
+        yield Finding(
+            kind="redundant",
+            text=f"the same work is done {one.flops / share:.1f} times: each device computes "
+            f"{units.amount(one.flops)}, an equal share is {units.amount(share)}",
+            line=one.line,
+            write=f"let each of the {devices} devices compute its own rows: px.map_fn over them, or jax.shard_map; "
+            "under jax.vmap, convolutions with a kernel per row are gathered",
+            weight=excess.get(one, work.flops - whole) / work.flops,
         )
-        yield Finding("redundant", text, one.line, write, excess.get(one, work.flops - whole) / work.flops)
 
 
 def _padding(jaxpr: jax_api.Jaxpr) -> Iterator[Finding]:
@@ -106,12 +111,14 @@ def _padding(jaxpr: jax_api.Jaxpr) -> Iterator[Finding]:
     for (name, size, padded), (devices, eqn) in places.items():
         if padded > _PADDED * size:
             part = 1 - size / padded
-            text = (
-                f"the {units.of(size, 'element')} of {name!r} on {units.of(devices, 'device')} are padded to "
-                f"{padded:,}: {part:.0%} of the places are empty"
+            yield Finding(
+                kind="padding",
+                text=f"the {units.of(size, 'element')} of {name!r} on {units.of(devices, 'device')} are padded to "
+                f"{padded:,}: {part:.0%} of the places are empty",
+                line=_lines.behind(jax_api.frames_of(eqn))[0],
+                write=f"take a multiple of {devices}, such as {padded:,}, which takes as long",
+                weight=part,
             )
-            write = f"take a multiple of {devices}, such as {padded:,}, which takes as long"
-            yield Finding("padding", text, _lines.behind(jax_api.frames_of(eqn))[0], write, part)
 
 
 # --- held ------------------------------------------------------------------------------------------------------------
@@ -130,12 +137,15 @@ def _too_large(report: Report) -> Iterator[Finding]:
         "temporaries": "compute fewer rows at a time, as by px.Axis(…, at_once=…), or use jax.checkpoint",
     }
     most = max(ways, key=lambda part: getattr(memory, part))
-    text = (
-        f"it does not fit: {units.size(memory.peak)} are needed on each device, and a device has "
-        f"{units.size(memory.limit or 0)}; {units.size(getattr(memory, most))} are {most}"
-    )
     if report.fits is False:
-        yield Finding("too_large", text, None, ways[most], 1.0)
+        yield Finding(
+            kind="too_large",
+            text=f"it does not fit: {units.size(memory.peak)} are needed on each device, and a device has "
+            f"{units.size(memory.limit or 0)}; {units.size(getattr(memory, most))} are {most}",
+            line=None,
+            write=ways[most],
+            weight=1.0,
+        )
 
 
 def _replicated(report: Report) -> Iterator[Finding]:
@@ -147,9 +157,13 @@ def _replicated(report: Report) -> Iterator[Finding]:
             is_given = which == "out_shardings" and not collections.Counter((x.shape, x.dtype) for x in group) - kinds
             if held >= _HELD and not is_given:
                 what, verb = (f"{len(group):,} arrays of {name}", "are") if len(group) > 1 else (group[0].name, "is")
-                text = f"{what} ({units.size(held)}) {verb} whole on each of {devices} devices"
-                write = f"split it: give it, or jit's {which}, a NamedSharding over a mesh axis"
-                yield Finding("replicated", text, None, write, _of_memory(report, held * (1 - 1 / devices)))
+                yield Finding(
+                    kind="replicated",
+                    text=f"{what} ({units.size(held)}) {verb} whole on each of {devices} devices",
+                    line=None,
+                    write=f"split it: give it, or jit's {which}, a NamedSharding over a mesh axis",
+                    weight=_of_memory(report, held * (1 - 1 / devices)),
+                )
 
 
 def _constants(report: Report, jaxpr: jax_api.Jaxpr, consts: Sequence[Any]) -> Iterator[Finding]:
@@ -161,10 +175,14 @@ def _constants(report: Report, jaxpr: jax_api.Jaxpr, consts: Sequence[Any]) -> I
     arrays = {id(x): x for x in inside if isinstance(x, (np.ndarray, jax.Array))}
     for array in arrays.values():
         if array.nbytes >= _STATE:
-            size = units.size(array.nbytes)
-            text = f"an array {array.dtype}{list(array.shape)} ({size}) is closed over, and so a constant"
-            write = "make it an argument of the function"
-            yield Finding("constant", text, None, write, _of_memory(report, array.nbytes))
+            yield Finding(
+                kind="constant",
+                text=f"an array {array.dtype}{list(array.shape)} ({units.size(array.nbytes)}) is closed over, and so a "
+                "constant",
+                line=None,
+                write="make it an argument of the function",
+                weight=_of_memory(report, array.nbytes),
+            )
 
 
 def _undonated(report: Report) -> Iterator[Finding]:
@@ -183,10 +201,14 @@ def _undonated(report: Report) -> Iterator[Finding]:
         held = sum(array.bytes_per_device for array in next(iter(groups.values())))
         returned = sum(found == tree for found in made.values())
         if held >= _STATE and kept and returned > len(groups) - len(kept):
-            which = " or ".join(kept)
-            text = f"{which} ({units.size(held)} on each device) is returned changed, and the old one kept beside it"
-            write = f"if nobody needs the old one, donate it: jax.jit(…, donate_argnames={next(iter(kept))!r})"
-            yield Finding("undonated", text, None, write, _of_memory(report, held))
+            yield Finding(
+                kind="undonated",
+                text=f"{' or '.join(kept)} ({units.size(held)} on each device) is returned changed, and the old one "
+                "kept beside it",
+                line=None,
+                write=f"if nobody needs the old one, donate it: jax.jit(…, donate_argnames={next(iter(kept))!r})",
+                weight=_of_memory(report, held),
+            )
 
 
 def _groups(arrays: Sequence[Layout]) -> dict[str, list[Layout]]:

@@ -61,8 +61,7 @@ def flops(program: _hlo.Program, operation: _hlo.Operation) -> int:
     if (labels := re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", operation.text)) and len(shapes) == 2:
         given, kernel, results = *shapes, _hlo.dims(operation.shape)
         if by_cudnn := _BY_CUDNN.search(operation.text):
-            of_kernel = by_cudnn[1] == "Filter"
-            given, kernel, results = (given, results, kernel) if of_kernel else (results, kernel, given)
+            given, kernel, results = (given, results, kernel) if by_cudnn[1] == "Filter" else (results, kernel, given)
         return _convolution_of(operation, [given, kernel, results], labels.groups())
     if contracted := _CONTRACTED.search(operation.text):
         numbers = [int(n) for n in (contracted[1] or contracted[2] or "").replace('"', "").split(",") if n]
@@ -141,8 +140,7 @@ def of_product(eqn: jax_api.JaxprEqn) -> int:
         return 0
     ragged = eqn.params.get("ragged_dot_dimension_numbers")
     (contracted, _), _ = ragged.dot_dimension_numbers if ragged else eqn.params["dimension_numbers"]
-    shape = _shape(eqn.invars[0])
-    size = 2 * math.prod(_shape(eqn.outvars[0])) * math.prod(shape[d] for d in contracted)
+    size = 2 * math.prod(_shape(eqn.outvars[0])) * math.prod(_shape(eqn.invars[0])[d] for d in contracted)
     return size // groups(eqn) if ragged and ragged.lhs_ragged_dimensions[0] in contracted else size  # one for each
 
 

@@ -240,8 +240,7 @@ def _of_linen(model: Any, calls: _Calls, given: Any, static: Any) -> tuple[Any, 
             is_method = hasattr(type(context.module), context.method_name)  # and not what a lifted transform calls
             if not is_method or context.method_name in ("setup", "__post_init__"):
                 return following(*args, **kwargs)
-            kind = type(context.module).__name__
-            return _note(calls, context.module.path, kind, following, *args, **kwargs)
+            return _note(calls, context.module.path, type(context.module).__name__, following, *args, **kwargs)
 
         with linen.intercept_methods(interceptor):
             return model.apply({**params, **rest}, *args, **kwargs, rngs={"params": key}, mutable=True)[0]
