@@ -1,6 +1,8 @@
-"""``TrainState``: all that a training step changes, as one value, and its layout on the devices."""
+"""``TrainState``: all that a training step changes, as one value, its layout on the devices, and the next one."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +13,7 @@ from paraxis._core import arrays, check, jax_api
 from paraxis._core.placing import Placement
 from paraxis.errors import StateError
 from paraxis.train import _models
+from paraxis.train._loss import Mean, Metrics, Outcome, value_of, wide
 
 
 @jax.tree_util.register_dataclass
@@ -176,8 +179,7 @@ def shardings(state: TrainState, placement: Placement, shard: Any) -> Any:
     for path, x in jax.tree_util.tree_leaves_with_path(state.params):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         entry = rule(name, x)
-        sharding = whole if entry is None else arrays.sharding(placement, entry)
-        assert sharding is not None
+        sharding: Any = whole if entry is None else arrays.sharding(placement, entry)
         sharding.shard_shape(x.shape)  # an error of JAX's, if its parts would not be equal
         split[path] = x.shape, sharding
 
@@ -186,9 +188,65 @@ def shardings(state: TrainState, placement: Placement, shard: Any) -> Any:
         ends = (split.get(path[start:]) for start in range(len(path) + 1))
         return next((sharding for shape, sharding in filter(None, ends) if shape == x.shape), whole)
 
-    rest = jax.tree.map(lambda _: whole, state)
     split_parts = {
         name: jax.tree_util.tree_map_with_path(like_parameter, getattr(state, name))
         for name in ("params", "opt_state", "ema")
     }
-    return rest.replace(**split_parts)
+    return jax.tree.map(lambda _: whole, state).replace(**split_parts)
+
+
+# --- from a gradient to the next state: clipping, the optimiser, the average, the guard ------------------------------
+
+
+def updated(
+    state: TrainState, gradient: Any, found: Outcome, clip: float | None, *, guard: bool
+) -> tuple[TrainState, Metrics]:
+    with check.needed("px.train_step", "train"):
+        import optax
+    if taken := sorted({"loss", "grad_norm"} & set(found.metrics)):
+        raise StateError(f"px.train_step: metric {taken[0]!r} has a name that the step uses; give yours another")
+    loss, norm = found.loss, optax.tree.norm(jax.tree.map(wide, gradient))
+    metrics = {"loss": loss, **found.metrics}
+    if clip is not None or guard:
+        metrics["grad_norm"] = Mean(norm, jnp.ones_like(norm))
+    if clip is not None:
+        gradient = jax.tree.map(lambda g: jnp.where(norm < clip, g, wide(g) / norm * clip).astype(g.dtype), gradient)
+
+    def optimized(state: TrainState) -> TrainState:
+        optimizer, decay = state.optimizer, state.ema_decay
+        try:  # with the loss, which Polyak's step and reduce_on_plateau need
+            update = optax.with_extra_args_support(optimizer).update
+            updates, opt_state = update(gradient, state.opt_state, state.params, value=value_of(loss))
+        except TypeError:  # SAM, or a chain with it, takes none
+            updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        ema = state.ema if decay is None else optax.incremental_update(params, state.ema, 1 - decay)
+        return state.replace(step=state.step + 1, params=params, opt_state=opt_state, mutable=found.mutable, ema=ema)
+
+    if not guard:
+        return optimized(state), metrics
+    # A total of no weight, or of less, has no mean.
+    total = jnp.where((loss.weight > 0) | (loss.total == 0), loss.total, jnp.nan)
+    metrics["loss"] = dataclasses.replace(loss, total=total)
+
+    def unless_stopped(x: Any) -> Any:
+        return None if x is None else jnp.where(state.ok, x, jnp.nan)
+
+    metrics = {k: Mean(unless_stopped(m.total), m.weight, unless_stopped(m.value)) for k, m in metrics.items()}
+    ok = jnp.isfinite(value_of(metrics["loss"])) & jnp.isfinite(metrics["grad_norm"].total)
+    return _guarded(ok, state, optimized), metrics
+
+
+def _guarded(ok: jax.Array, state: TrainState, update: Callable[[TrainState], TrainState]) -> TrainState:
+    """Return the state after an update; or the one before, which is then marked.
+
+    On CPU by a branch around the update, which then writes over the old state: chosen element by element afterwards,
+    both would be there at once, and be read and written once more. Elsewhere the choice is made element by element, as
+    it is fused with the update there, and a branch would make the host wait for the gradient.
+    """
+    after = jax.lax.platform_dependent(
+        state.replace(key=None, extra=None, ok=None),
+        cpu=lambda before: jax.lax.cond(ok, update, lambda same: same, before),
+        default=lambda before: jax.tree.map(functools.partial(jnp.where, ok), update(before), before),
+    )
+    return after.replace(key=state.key, extra=state.extra, ok=ok)

@@ -13,8 +13,7 @@ from paraxis._core.placing import Axis, without_context
 from paraxis.errors import StateError
 from paraxis.train import _batches
 from paraxis.train._loss import LossFunction, Mean, Metrics, Outcome, value_of
-from paraxis.train._state import TrainState, require_arrays, shardings
-from paraxis.train._update import updated
+from paraxis.train._state import TrainState, require_arrays, shardings, updated
 
 
 class _Step(abc.ABC):
@@ -85,7 +84,6 @@ class _Step(abc.ABC):
             return function(state, padded, size, devices)
 
     def _call(self, state: TrainState, params: Any, mutable: Any, rows: Any, size: int, key: Any) -> Outcome:
-        """Call the function with the model of these values, in the precision of the step."""
         if self._dtype is not None:  # the derivative is in the parameters' own
             params = jax.tree.map(lambda x: x.astype(self._dtype) if x.dtype.itemsize > 2 else x, params)
         trains = isinstance(self, TrainStep)
@@ -303,8 +301,8 @@ def eval_step(
 
 def _sums(found: Any) -> Any:
     """Return the means in a tree as sums, which can be added."""
-    found, structure = jax.tree.flatten(found, is_leaf=lambda x: isinstance(x, Mean))
-    return structure.unflatten([Mean(x.total, x.weight) if isinstance(x, Mean) else x for x in found])
+    is_mean = lambda x: isinstance(x, Mean)  # noqa: E731
+    return jax.tree.map(lambda x: Mean(x.total, x.weight) if is_mean(x) else x, found, is_leaf=is_mean)
 
 
 def _kept(new: Any, old: Any) -> Any:
