@@ -19,8 +19,7 @@ def of_array(x: Any) -> str:
         return kind
     if not shape:
         return repr(np.asarray(x).item())
-    size = np.asarray(x[:1]).nbytes
-    is_whole = size * shape[0] <= _WHOLE
+    is_whole = np.asarray(x[:1]).nbytes * shape[0] <= _WHOLE
     # Row by row: each kind of array, in memory, on a device or in a file, can be asked so.
     rows = np.unique(np.linspace(0, shape[0] - 1, _ROWS).round().astype(int)).tolist()
     content = np.asarray(x) if is_whole else np.stack([np.asarray(x[row]) for row in rows])

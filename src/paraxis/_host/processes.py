@@ -120,8 +120,7 @@ def together(what: str) -> Iterator[None]:
 
 _FIRST_STEP = 600.0  # seconds, at least, for a loop's first step: its first batch is read, and it is compiled
 
-_stuck_after = 0.0
-_renewed = 0.0
+_stuck_after = _renewed = 0.0
 
 
 def watch(stuck_after: float) -> None:

@@ -67,8 +67,7 @@ def run_explain(
     place, _, name = target.rpartition(":")
     if not place or not name:
         raise CommandError(f"{target} names no function; write: paraxis explain model.py:step, or package.model:step")
-    module = _module(place)
-    fn = _function(module, name)
+    fn = _function(module := _module(place), name)
     made: Any = _structs(shapes or "") if arguments is None else _function(module, arguments)()
     try:
         explained = explain(fn, on=on)
@@ -136,9 +135,7 @@ def _module(place: str) -> ModuleType:
         raise CommandError(f"there is no file {place}")
     sys.path.insert(0, str(path.parent))
     name = f"explained_{path.stem}" if path.stem in sys.modules else path.stem  # as random.py
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
+    spec: Any = importlib.util.spec_from_file_location(name, path)
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -68,10 +68,7 @@ def ensemble(
 
     with placing.without_context():
         placement = placing.place(axis)
-
-        def make_all(keys: jax.Array, args: Any) -> _members.State:
-            return padded(verbs.map_fn(one, (keys, *args), axis, lowering="vmap"), placement)
-
+        make_all = lambda keys, args: padded(verbs.map_fn(one, (keys, *args), axis, lowering="vmap"), placement)  # noqa: E731
         made = jax.jit(make_all, out_shardings=arrays.sharding(placement))
         given = arrays.device_put((keys, args), arrays.sharding(placement, ()))
         traced = made.trace(*given)

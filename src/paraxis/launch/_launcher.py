@@ -108,14 +108,21 @@ def _variables(rank: int, num_processes: int, devices: int | None, gpus: int) ->
 
 def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]], received: list[int], grace: float) -> int:
     """Run the ranks until all have exited with 0, or one has failed, or their time is over. Return the status."""
-    ended: _Ended = queue.SimpleQueue()
-    ranks: list[subprocess.Popen[str]] = []
-    copies: list[threading.Thread] = []
+    ended, ranks, copies = _Ended(), list[subprocess.Popen[str]](), list[threading.Thread]()
     try:
         for rank, environment in enumerate(environments):
-            pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-            encoded: dict[str, Any] = {"encoding": "utf-8", "errors": "replace"}
-            ranks.append(subprocess.Popen(command, env=environment, process_group=0, **pipes, **encoded))
+            ranks.append(
+                subprocess.Popen(
+                    command,
+                    env=environment,
+                    process_group=0,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    encoding="utf-8",
+                    errors="replace",
+                )
+            )
             mark = f"[{rank:>{len(str(len(environments) - 1))}}] "
             streams = ((ranks[rank].stdout, sys.stdout), (ranks[rank].stderr, sys.stderr))
             own = [_in_thread(_copy, source, target, mark) for source, target in streams]

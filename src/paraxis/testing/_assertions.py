@@ -132,8 +132,7 @@ def assert_same_everywhere(
     name = getattr(fn, "__name__", repr(fn))
     for number in devices:
         with jax.set_mesh(placing.mesh_of(tuple(there[:number]))):
-            jaxpr = jax.make_jaxpr(fn)(*args)
-            if placing.DEVICES not in str(jaxpr):
+            if placing.DEVICES not in str(jax.make_jaxpr(fn)(*args)):
                 raise AssertionError(
                     f"{name} places nothing on the devices, so nothing can be compared: it must use an axis whose mesh "
                     "and over are left open, as in px.Axis('clients', 8)"

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Sharding
+from jax.sharding import AxisType
 
 from paraxis._core import arrays, check, placing
 from paraxis.errors import AxisError, DataError, axis_advice
@@ -28,8 +28,7 @@ def axis_of(what: str, axis: Any) -> placing.Axis:
 
 def num_rows(what: str, argument: str, batch: Any) -> int:
     """Return the number of rows that all leaves of a batch start with; 0-d ones have none."""
-    shapes = [tuple(getattr(leaf, "shape", ())) for leaf in jax.tree.leaves(batch)]
-    numbers = {shape[0] for shape in shapes if shape}
+    numbers = {leaf.shape[0] for leaf in jax.tree.leaves(batch) if len(getattr(leaf, "shape", ()))}
     if len(numbers) != 1 or 0 in numbers:
         raise DataError(
             f"{what}: {argument} must be a tree of arrays (rows, ...), with as many rows each, at least one; what is "
@@ -56,8 +55,7 @@ class Devices:
 
     def __init__(self, placement: placing.Placement) -> None:
         self.placement = placement
-        self.whole: Sharding | None = arrays.sharding(placement, ())
-        self.blocks: Sharding | None = arrays.sharding(placement)
+        self.whole, self.blocks = arrays.sharding(placement, ()), arrays.sharding(placement)
         self.waits = self.blocks is not None and placement.num_devices > 1 and jax.default_backend() == "cpu"
 
     def lay_out(self, what: str, batch: Any, microbatches: int = 1) -> tuple[Any, int]:
@@ -123,9 +121,7 @@ def devices_of(axis: placing.Axis) -> Devices:
 _devices = functools.lru_cache(maxsize=64)(Devices)
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _padded(x: jax.Array, num_padded: int) -> jax.Array:
-    return arrays.repeat_last(x, num_padded)
+_padded = jax.jit(arrays.repeat_last, static_argnums=1)
 
 
 def rows(padded: Any, num_rows: int) -> Any:

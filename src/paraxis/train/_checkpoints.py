@@ -92,8 +92,7 @@ class Checkpoints:
                 check.count("Checkpoints", name, value, write=f"{name}=3", error=DataError)
         if best is not None and (len(best) != 2 or best[1] not in ("min", "max")):
             raise DataError(f"Checkpoints: best must be like ('loss', 'min') or ('accuracy', 'max'), got {best!r}")
-        self.path = Path(os.path.abspath(Path(path).expanduser()))
-        self.every = every
+        self.path, self.every = Path(os.path.abspath(Path(path).expanduser())), every
         self.best_by, self._mode = best or (None, None)
         policies = _leaves.orbax().training.preservation_policies
         kept = [policies.PreserveAll() if keep is None else policies.LatestN(keep)]
@@ -277,8 +276,11 @@ class Checkpoints:
                 aside = next(path for path in names if not path.exists())
                 directory.rename(aside)
                 self._close()
-                words = f"the checkpoint of step {candidate} in {self.path} is damaged: {reason}; it is now {aside}"
-                warnings.warn(f"{words}, and the one before it is used", stacklevel=3)
+                warnings.warn(
+                    f"the checkpoint of step {candidate} in {self.path} is damaged: {reason}; it is now {aside}, and "
+                    "the one before it is used",
+                    stacklevel=3,
+                )
         raise CheckpointError(f"Checkpoints.restore: every checkpoint in {self.path} is damaged:{damaged}")
 
     def _read(self, step: int) -> dict[str, Any]:

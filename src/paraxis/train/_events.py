@@ -73,9 +73,10 @@ class Reporter(abc.ABC):
             yield
         except OSError as error:
             if not self._has_failed:
-                words = "training continues, and the log ends here"
                 warnings.warn(
-                    f"px.fit: {self._argument}: {self._path} cannot be written: {error}; {words}", stacklevel=4
+                    f"px.fit: {self._argument}: {self._path} cannot be written: {error}; training continues, and the "
+                    "log ends here",
+                    stacklevel=4,
                 )
             self._has_failed = True
 
@@ -164,8 +165,7 @@ class TensorBoard(Reporter):
         with needed("px.fit: tensorboard=", "train"):
             from tensorboardX import SummaryWriter
         # TensorBoard reads files in the order of their names, and a run may be started again within a second.
-        suffix = f".{time.time_ns()}"
-        self._writer = SummaryWriter(str(self._path), purge_step=start + 1, filename_suffix=suffix)
+        self._writer = SummaryWriter(str(self._path), purge_step=start + 1, filename_suffix=f".{time.time_ns()}")
 
     def __call__(self, event: Event) -> None:
         prefix = {"step": "train/", "epoch": "epoch/"}.get(event.kind, "")

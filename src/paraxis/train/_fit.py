@@ -65,8 +65,7 @@ class TrainingStopped(SystemExit):
 
     def __init__(self, state: Any, history: History, *, is_saved: bool = True) -> None:
         super().__init__(0 if is_saved else 1)
-        self.state = state
-        self.history = history
+        self.state, self.history = state, history
 
 
 def fit(

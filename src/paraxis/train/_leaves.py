@@ -49,7 +49,6 @@ def split(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def load(directory: Path, record: Mapping[str, Any], targets: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the saved leaves of some paths, in the form of the targets'."""
     arrays = {path: x for path, x in targets.items() if path not in record["values"] and 0 not in x.shape}
     ocp = orbax()
     context = ocp.Context()

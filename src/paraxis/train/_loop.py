@@ -59,8 +59,8 @@ class Loop:
         self._saved: int | None = None
         self._noted: set[int] = set()  # numbers of rows for which the step's program is noted
         self._best_by = None if self.checkpoints is None else self.checkpoints.best_by
-        named = {"stop_early": self.rule and self.rule.metric, "best= of checkpoint": self._best_by}
-        self._named = {argument: metric for argument, metric in named.items() if metric}
+        named = (("stop_early", self.rule and self.rule.metric), ("best= of checkpoint", self._best_by))
+        self._named = {argument: metric for argument, metric in named if metric}
         for argument, metric in self._named.items():
             if source_of(metric) not in ("", *self.evaluations):
                 raise DataError(
@@ -124,12 +124,18 @@ class Loop:
         return signal or stop.asked()
 
     def _advance(self, position: Position, batch: Any) -> None:
-        """Take one step; the metrics of an earlier one are fetched."""
         run, hint = self.run, _hint(self.step, "px.train_step")
         with noted(f"px.fit: raised by step {position.number + 1} ({position}){hint}"):
             if self.checkpoints is not None:
                 self._note_program(batch)
-            run.state, metrics = _checked(self.step(run.state, batch), run.state)
+            result = self.step(run.state, batch)
+            is_pair = isinstance(result, tuple) and len(result) == 2
+            if not is_pair or isinstance(result[0], TrainState) != isinstance(run.state, TrainState):
+                raise StateError(
+                    f"px.fit: step returned a {type(result).__name__}, not a new state and metrics; if it is a loss "
+                    "function, write px.train_step(loss), else return state, {'loss': loss}"
+                )
+            run.state, metrics = result
         self._pending.append((position, batch, send(metrics)))
         if len(self._pending) > AHEAD:
             self._take()
@@ -293,16 +299,6 @@ class Loop:
 
 def _hint(step: Any, make: str) -> str:
     return "" if hasattr(step, "trace") else f"; if it is a loss function, write {make}(loss)"
-
-
-def _checked(result: Any, before: Any) -> tuple[Any, Any]:
-    is_pair = isinstance(result, tuple) and len(result) == 2
-    if not is_pair or isinstance(result[0], TrainState) != isinstance(before, TrainState):
-        raise StateError(
-            f"px.fit: step returned a {type(result).__name__}, not a new state and metrics; if it is a loss function, "
-            "write px.train_step(loss), else return state, {'loss': loss}"
-        )
-    return result
 
 
 def _listed(rows: np.ndarray) -> str:

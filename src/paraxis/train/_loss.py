@@ -138,5 +138,4 @@ def value_of(loss: Mean) -> jax.Array:
 def wide(x: Any) -> jax.Array:
     """Return an array in a dtype that sums are taken in: float32, or what is wider."""
     x = jnp.asarray(x)
-    is_wide = jnp.issubdtype(x.dtype, jnp.inexact) and x.dtype.itemsize >= 4
-    return x if is_wide else x.astype(jnp.float32)
+    return x if jnp.issubdtype(x.dtype, jnp.inexact) and x.dtype.itemsize >= 4 else x.astype(jnp.float32)

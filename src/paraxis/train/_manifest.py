@@ -41,8 +41,9 @@ def _finish() -> None:
     for writing in _under_way:
         writing.join()
         if writing.error is not None:
-            words = "the checkpoint of step %d could not be written: %s"
-            logging.getLogger("paraxis").error(words, writing.step, writing.error)
+            logging.getLogger("paraxis").error(
+                "the checkpoint of step %d could not be written: %s", writing.step, writing.error
+            )
 
 
 with contextlib.suppress(AttributeError):

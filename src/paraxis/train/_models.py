@@ -35,9 +35,9 @@ class Form:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        if self is other or not isinstance(other, Form):
-            return self is other
-        return self._hash == other._hash and bool(self._identity == other._identity)
+        return self is other or (
+            isinstance(other, Form) and self._hash == other._hash and bool(self._identity == other._identity)
+        )
 
 
 def split(model: Any, key: Any, sample: Any) -> _Parts:

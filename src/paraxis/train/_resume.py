@@ -60,8 +60,7 @@ def begin(state: Any, data: Loader | Batches, checkpoints: Checkpoints | None) -
             f"checkpoint='{checkpoints.path}-2'"
         )
         raise
-    said = [f"resumes from {checkpoints.path / str(restored.step)}"]
-    note = restored.notes.get(_NAME)
+    said, note = [f"resumes from {checkpoints.path / str(restored.step)}"], restored.notes.get(_NAME)
     if note is None:  # saved by hand
         return Run(restored.tree, _start_of(data, restored.tree, restored.step), is_resumed=True), said
     saved, given = note["data"], json.loads(json.dumps(data.describe()))

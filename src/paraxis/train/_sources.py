@@ -65,8 +65,7 @@ class Order:
 
 @functools.lru_cache(maxsize=4)  # a thread that reads ahead may be in the next epoch already
 def _shuffled(seed: int, epoch: int, num_rows: int) -> np.ndarray:
-    bits = np.random.Philox(key=_words(seed, epoch)).random_raw(num_rows)
-    return np.argsort(bits, kind="stable")
+    return np.argsort(np.random.Philox(key=_words(seed, epoch)).random_raw(num_rows), kind="stable")
 
 
 def generators(seed: int, epoch: int, rows: np.ndarray) -> list[np.random.Generator]:

@@ -44,7 +44,7 @@ def split(transform: str, batch_axis: Axes, args: Sequence[Any], kwargs: Mapping
     sizes: dict[str, int] = {}
     for (path, x), at, axis in zip(found, wanted, axes, strict=True):
         name = pytrees.name("args" if path[0].idx == 0 else "kwargs", path[1:])
-        if at is not None and _is_key(x):
+        if at is not None and isinstance(x, jax.Array) and not x.ndim and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             raise DataError(
                 f"{transform}: {name} is one random key, the same noise everywhere. Give jax.random.split(key, rows), "
                 f"or bind nnx.Rngs; if one for all is meant, give it by position and write batch_axis=(0, None)"
@@ -57,10 +57,6 @@ def split(transform: str, batch_axis: Axes, args: Sequence[Any], kwargs: Mapping
             f"batch_axis=(0, None)"
         )
     return Batch([x for _, x in found], axes, next(iter(sizes.values()), None), structure)
-
-
-def _is_key(x: Any) -> bool:
-    return isinstance(x, jax.Array) and x.ndim == 0 and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 # --- results and variables of all elements --------------------------------------------------------------------------

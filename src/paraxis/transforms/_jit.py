@@ -109,8 +109,7 @@ def _jitted(body: Body, graph: Graph) -> Any:
         return dict(enumerate(values)) | new if body.donate else new, result
 
     own = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in ("values", "arrays")]
-    free = body.signature.parameters.values()
-    vars(run)["__signature__"] = inspect.Signature([*own, *free])
+    vars(run)["__signature__"] = inspect.Signature([*own, *body.signature.parameters.values()])
     run.__name__ = body.name
     positions, names = body.static
     return jax.jit(run, static_argnums=positions, static_argnames=names, donate_argnums=(0,) if body.donate else ())

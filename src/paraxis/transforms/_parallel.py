@@ -184,7 +184,6 @@ class Call:
         return jax.tree.unflatten(out_tree, run(*operands))
 
     def _synchronise(self, modules: Any) -> None:
-        """Let the run's own BatchNorm layers that name no axis take their statistics over the devices."""
         for node in _modules.nodes(modules) if self._sync_norm else ():
             if isinstance(node, nnx.BatchNorm) and node.axis_name is None:
                 node.axis_name = self._axis.name

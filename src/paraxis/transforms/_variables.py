@@ -44,9 +44,8 @@ class _Collection:
         sizes = [sum(map(math.prod, shapes)) for _, shapes in found]
         rows = [(n, str(size), str(s[0] if len(s) == 1 else s)) for (n, s), size in zip(found, sizes, strict=True)]
         rows.append((f"+Total({len(rows)})", str(sum(sizes)), ""))
-        name_width = max(len(name) for name, _, _ in rows)
-        size_width = max(len(size) for _, size, _ in rows)
-        return "\n".join(f"{name:{name_width}} {size:>{size_width}} {shape}".rstrip() for name, size, shape in rows)
+        width, digits, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+        return "\n".join(f"{name:{width}} {size:>{digits}} {shape}".rstrip() for name, size, shape in rows)
 
 
 class Variables(_Collection):

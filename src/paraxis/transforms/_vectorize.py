@@ -55,8 +55,7 @@ class Vectorize(Wrapped[R]):
         graph = self.binding().graph
         values = graph.values()
         streams = _modules.streams(graph, values)
-        differs: list[bool] = []
-        drawn: list[_modules.Stream] = []
+        differs, drawn = list[bool](), list[_modules.Stream]()
 
         def row(index: jax.Array, leaves: list[Any]) -> Any:
             state = (_modules.fold_streams(values, streams, index), graph.arrays)

@@ -218,8 +218,7 @@ def run(
             f"values of variables are written back. Set attributes, call eval() or train() before the call; keep "
             f"values that change in variables: self.count = nnx.Variable(jnp.array(0)), self.count[...] += 1"
         )
-    now = before.values()
-    new = {i: x for i, x in enumerate(now) if not same(jax.tree.leaves(x), jax.tree.leaves(values[i]))}
+    new = {i: x for i, x in enumerate(before.values()) if not same(jax.tree.leaves(x), jax.tree.leaves(values[i]))}
     return pytrees.partition(returned), new
 
 
