@@ -156,24 +156,32 @@ def _expect_step(seconds: float) -> None:
 
 
 @contextlib.contextmanager
-def deferred_interrupt() -> Iterator[None]:
-    """Within, Ctrl-C is noted and takes effect at the end: memory that was given away is replaced first.
+def handling(handlers: Mapping[int, Callable[[int, FrameType | None], Any]]) -> Iterator[None]:
+    """Handle signals within; what handled them before does so again afterwards.
 
-    Other threads than the main one get none anyway, and a handler that is not Python's could not be put back.
+    One that is ignored, as under ``nohup``, stays so, and so does one whose handler is not Python's and could not be
+    put back. Outside the main thread, Python handles no signals, so nothing is changed there.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if before is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    noted: list[tuple[int, Any]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: noted.append((number, frame)))
+    is_main, before = threading.current_thread() is threading.main_thread(), dict[int, Any]()
+    for number, handler in handlers.items() if is_main else ():
+        if signal.getsignal(number) not in (None, signal.SIG_IGN):
+            before[number] = signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-        if noted and callable(before):
-            before(*noted[0])
-        elif noted:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def deferred_interrupt() -> Iterator[None]:
+    """Within, Ctrl-C is noted and takes effect at the end: memory that was given away is replaced first."""
+    noted: list[int] = []
+    try:
+        with handling({signal.SIGINT: lambda number, frame: noted.append(number)}):
+            yield
+    finally:
+        if noted:
             signal.raise_signal(signal.SIGINT)
 
 
@@ -183,11 +191,10 @@ _calls = itertools.count()
 _stopped = False
 
 
-class StopSignal:
+class StopSignal(contextlib.ExitStack):
     """Within, SIGTERM and SIGINT (Ctrl-C) ask the loop to stop after a step, in all processes after the same one.
 
-    A second Ctrl-C is the usual ``KeyboardInterrupt``. What handled the signals before does so again afterwards.
-    Outside the main thread, Python handles no signals, so nothing is changed there.
+    A second Ctrl-C is the usual ``KeyboardInterrupt``.
 
     With several processes, SIGTERM is JAX's, from ``px.initialize()`` on: it tells the others, and all agree on a
     step, within about a second. A process that was asked to stop so is asked by every later loop too.
@@ -201,22 +208,16 @@ class StopSignal:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._asked: str | None = None
         from jax._src import distributed  # no public function says whether processes stop together
 
         self._together = distributed.global_state.preemption_sync_manager is not None
-        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            self._take(signal.SIGINT, self._interrupted)
-            if not jax.distributed.is_initialized():
-                self._take(signal.SIGTERM, self._terminated)
+        terminated = {} if jax.distributed.is_initialized() else {signal.SIGTERM: self._terminated}
+        self.enter_context(handling({signal.SIGINT: self._interrupted, **terminated}))
         return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
     def asked(self) -> str | None:
         """Return the signal because of which to stop now, if any. Every process calls it once a step or batch.
@@ -228,13 +229,6 @@ class StopSignal:
             _stopped = _stopped or jax_api.multihost_utils.reached_preemption_sync_point(next(_calls))
             return "SIGTERM" if _stopped else None
         return self._asked
-
-    def _take(self, number: int, handler: Callable[[int, FrameType | None], None]) -> None:
-        before = signal.getsignal(number)
-        if before is None or before is signal.SIG_IGN:  # cannot be put back; or the user's shell wants it ignored
-            return
-        self._before[number] = before
-        signal.signal(number, handler)
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
         if self._asked is not None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 from paraxis._core import check
@@ -75,8 +75,9 @@ def launch(
     gpus = len(glob.glob("/dev/nvidia[0-9]*") if visible is None else visible.replace(",", " ").split())
     if devices is None and gpus % num_processes:
         _say(f"{gpus} GPUs are no multiple of -n {num_processes}: some are idle, or missing")
-    status = 0
-    with _signals() as received:
+    status, received = 0, list[int]()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    with processes.handling(dict.fromkeys(numbers, lambda number, frame: received.append(number))):
         for attempt in range(restarts + 1):
             if attempt:
                 _say(f"starting all {num_processes} ranks again: restart {attempt} of {restarts}")
@@ -195,17 +196,3 @@ def _copy(source: TextIO, target: TextIO, mark: str) -> None:
 def _say(message: str) -> None:
     with _lock, contextlib.suppress(OSError):
         sys.stderr.write(f"paraxis launch: {message}\n")
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collect the signals that arrive; not those that are ignored, as under ``nohup``."""
-    received: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    taken = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in taken}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
