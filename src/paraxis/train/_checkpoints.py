@@ -158,14 +158,18 @@ class Checkpoints:
         arrays, record = _leaves.split(_leaves.by_path(tree))
         self.wait()
         self.claim()
-        metrics = None if self.best_by is None else {self.best_by: noted[self.best_by]}
-        beside = {_RECORD: {"notes": noted, **record}}
         with self._failing(step):
             if self._saver is None:
-                options = {"preservation_policy": self._kept, "cleanup_tmp_directories": True}
-                self._saver = _leaves.orbax().training.Checkpointer(self.path, **options)
+                self._saver = _leaves.orbax().training.Checkpointer(
+                    self.path, preservation_policy=self._kept, cleanup_tmp_directories=True
+                )
             response = self._saver.save_async(
-                step, arrays, metrics=metrics, custom_metadata=beside, force=True, overwrite=step in self.steps
+                step,
+                arrays,
+                metrics=None if self.best_by is None else {self.best_by: noted[self.best_by]},
+                custom_metadata={_RECORD: {"notes": noted, **record}},
+                force=True,
+                overwrite=step in self.steps,
             )
         self._writing = _manifest.Writing(step, response, self.path / str(step))
 

@@ -12,7 +12,7 @@ from paraxis.errors import DataError, StateError
 from paraxis.train._checkpoints import Checkpoints
 from paraxis.train._history import Recorder
 from paraxis.train._loader import Loader
-from paraxis.train._sources import Batches, Position
+from paraxis.train._sources import Batches, Position, noted
 
 _NAME = "fit"
 
@@ -52,14 +52,12 @@ def begin(state: Any, data: Loader | Batches, checkpoints: Checkpoints | None) -
     """Begin from the last checkpoint, if there is one, else from the state. Return lines about it, too."""
     if checkpoints is None or checkpoints.latest is None:
         return Run(state, _start_of(data, state, 0)), []
-    try:
+    with noted(
+        "px.fit: a run resumes with the state that it saved; with another model or optimiser, start elsewhere: "
+        f"checkpoint='{checkpoints.path}-2'",
+        of=StateError,
+    ):
         restored = checkpoints.restore(state)
-    except StateError as error:
-        error.add_note(
-            "px.fit: a run resumes with the state that it saved; with another model or optimiser, start elsewhere: "
-            f"checkpoint='{checkpoints.path}-2'"
-        )
-        raise
     said, note = [f"resumes from {checkpoints.path / str(restored.step)}"], restored.notes.get(_NAME)
     if note is None:  # saved by hand
         return Run(restored.tree, _start_of(data, restored.tree, restored.step), is_resumed=True), said

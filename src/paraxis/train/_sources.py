@@ -263,9 +263,9 @@ def _by_name(of: str, values: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def noted(note: str) -> Iterator[None]:
+def noted(note: str, of: type[Exception] = Exception) -> Iterator[None]:
     try:
         yield
-    except Exception as error:
+    except of as error:
         error.add_note(note)
         raise
