@@ -15,19 +15,13 @@ PER_DEVICE = 2
 # The least number, so that one process with eight devices has as many as eight with one, on small machines too.
 FLOOR = 16
 
-_SIMULATED = re.compile(r"--xla_force_host_platform_device_count=(\S*)\s*")
+SIMULATED = "--xla_force_host_platform_device_count"  # a flag of XLA's
 
 
 def advised(num_devices: int = 1) -> int:
     """Return a number that is the same for all processes of a machine, with any of the usual numbers of devices."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(cores, PER_DEVICE * num_devices, FLOOR)
-
-
-def simulated(variables: Mapping[str, str]) -> int | None:
-    """Return the number of simulated devices that ``XLA_FLAGS`` asks for; ``None``: it says none."""
-    asked = [found for found in _SIMULATED.findall(variables.get("XLA_FLAGS", "")) if found.isdecimal()]
-    return int(asked[-1]) if asked else None
 
 
 _PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds"
@@ -38,7 +32,7 @@ def patient(variables: Mapping[str, str]) -> str:
 
     Else XLA ends all after 40 s.
     """
-    flags = _SIMULATED.sub("", variables.get("XLA_FLAGS", "")).strip()
+    flags = re.sub(rf"{SIMULATED}=\S*\s*", "", variables.get("XLA_FLAGS", "")).strip()
     return flags if _PATIENCE in flags else f"{flags} {_PATIENCE}=86400".strip()
 
 

@@ -53,8 +53,9 @@ def run_demo(names: Sequence[str], *, devices: int | None, out: Path, quick: boo
     if only_list:
         return 0
     _prepare(devices, out)
+    installed, of_a_clone = (Path(__file__).parents[up] / "examples" for up in (1, 3))
     for name in chosen:
-        path = _examples() / CHAPTERS[name].file
+        path = (installed if installed.is_dir() else of_a_clone) / CHAPTERS[name].file
         rest = [*CHAPTERS[name].options, *["--quick"] * quick, "--plot", str(out / f"{name}.png")]
         print(f"\n{name}: python {path} {' '.join(rest)}", flush=True)
         if status := _run_as_main(path, rest):
@@ -78,7 +79,7 @@ def _prepare(devices: int | None, out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         if devices is not None:
             simulate_devices(devices)
-        elif threads.simulated(os.environ) is None and "JAX_NUM_CPU_DEVICES" not in os.environ:
+        elif threads.SIMULATED not in os.environ.get("XLA_FLAGS", "") and "JAX_NUM_CPU_DEVICES" not in os.environ:
             jax.config.update("jax_num_cpu_devices", 2)  # of no effect where there is an accelerator
             os.environ.setdefault(threads.VARIABLE, str(threads.advised(2)))
     except (ModuleNotFoundError, DeviceError) as error:
@@ -100,9 +101,3 @@ def _run_as_main(path: Path, rest: Sequence[str]) -> int:
     finally:
         sys.argv = argv
     return 0
-
-
-def _examples() -> Path:
-    package = Path(__file__).parents[1]
-    installed, of_a_clone = package / "examples", package.parents[1] / "examples"
-    return installed if installed.is_dir() else of_a_clone

@@ -81,7 +81,9 @@ def _join() -> Processes:
         is_launched = processes.is_launched()
         if not is_launched and not _detects_cluster():
             return Processes(0, 1)
-        if _backends_are_initialized():
+        from jax._src import xla_bridge  # no public function says whether devices were started
+
+        if xla_bridge.backends_are_initialized():
             raise DeviceError(
                 "px.initialize: JAX has already started, without the devices of the other processes; call it right "
                 "after the imports, before anything makes an array or calls jax.devices()"
@@ -132,12 +134,6 @@ def _detects_cluster() -> bool:
     return any(kind.is_env_present() for kind in clusters.ClusterEnv._cluster_types if not kind.opt_in_only_method)
 
 
-def _backends_are_initialized() -> bool:
-    from jax._src import xla_bridge
-
-    return xla_bridge.backends_are_initialized()
-
-
 def _collect_at(address: str) -> None:
     """Have CPU devices meet others' here, unless they have started: JAX takes what the host's name resolves to."""
     from jax._src import distributed, xla_bridge
@@ -147,5 +143,5 @@ def _collect_at(address: str) -> None:
         return xla_bridge.make_cpu_client(gloo(distributed_client=client, hostname=address))
 
     kind = jax.config.jax_cpu_collectives_implementation  # pyright: ignore[reportAttributeAccessIssue]
-    if kind == "gloo" and not _backends_are_initialized():
+    if kind == "gloo" and not xla_bridge.backends_are_initialized():
         xla_bridge.register_backend_factory("cpu", make, fail_quietly=False)

@@ -14,8 +14,6 @@ from paraxis.reports._values import Collective, Communication, Finding, FindingK
 
 _CODE = 60  # the most letters of a line
 _SENT = ("bytes", "what", "along", "whose", "line", "code")
-_WORK = ("work", "of its share", "line", "code")
-_ARRAYS = ("array", "dtype", "shape", "bytes", "")
 _ONE_ITERATION = "one iteration of a loop without a known end"
 
 
@@ -118,11 +116,11 @@ class Report(Page):
         yield Section(self._sent(), [_collective(c) for c in self.collectives], _SENT, notes=calls)
         work = [_line_work(line) for line in self.work.lines if line.flops]
         opaque = [f"not counted: {', '.join(self.work.uncounted)}"] if self.work.uncounted else []
-        yield Section(self._computed(), work, _WORK, notes=opaque)
+        yield Section(self._computed(), work, ("work", "of its share", "line", "code"), notes=opaque)
         yield Section(self._held())
         for title, arrays in (("Arguments", self.arguments), ("Results", self.results)):
             if arrays:
-                yield Section(title, [_array(x) for x in arrays], _ARRAYS)
+                yield Section(title, [_array(x) for x in arrays], ("array", "dtype", "shape", "bytes", ""))
             for array in arrays[:MOST_ROWS]:
                 yield from _layout.drawing(array.name, array, in_text=False) if len(array.blocks) > 1 else ()
         notes = [f"not looked for: {what}" for what in self.unchecked]

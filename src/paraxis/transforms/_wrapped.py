@@ -49,7 +49,7 @@ class Wrapped(Generic[R]):
         owner = f.__self__ if isinstance(f, types.MethodType) else f
         called = f
         if _modules.is_module(owner) or pytrees.is_model(owner):
-            f, modules = _call if owner is f else f.__func__, (owner, *modules)
+            f, modules = operator.call if owner is f else f.__func__, (owner, *modules)
         if modules and isinstance(f, _JITTED):
             raise StateError(
                 f"{type(self).__name__}: f is compiled by jax.jit already, so nothing that it writes to a module comes "
@@ -96,10 +96,6 @@ class Wrapped(Generic[R]):
         if self._binding is None or not self._binding.is_fresh():
             self._binding = Binding(self.modules)
         return self._binding
-
-
-def _call(module: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return module(*args, **kwargs)
 
 
 # --- modules from outside --------------------------------------------------------------------------------------------
