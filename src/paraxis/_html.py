@@ -1,11 +1,11 @@
-"""The look of values in a notebook: small tables, as HTML.
+"""The look of values: small tables, in a notebook as HTML, elsewhere as text.
 
 Everything that is given is escaped. There are no scripts, no style sheets and nothing to fetch; text takes the colour
 of what is around it.
 """
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 # What is not said here a page says, and many have colours for tables.
@@ -42,6 +42,12 @@ def _row(cells: Iterable[Any]) -> str:
 def _cell(text: str, rest: str = "") -> str:
     whole = "; white-space: nowrap" if len(text) <= _SHORT else ""
     return f'<td style="{_CELL}{whole}"{rest}>{escaped(text)}</td>'
+
+
+def columns(rows: Sequence[Sequence[str]], justify: Callable[[str, int], str] = str.ljust) -> list[str]:
+    """Return the lines of a table in text."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(justify, row, widths)) for row in rows]
 
 
 def progress(done: int, total: int | None) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from paraxis._html import columns
 from paraxis.cli._errors import CommandError
 from paraxis.errors import DeviceError
 from paraxis.reports import Report, explain, units
@@ -54,9 +55,7 @@ def run_explain(
         options = {"--shapes": shapes, "--arguments": arguments}
         given = [word for option, value in options.items() if value for word in (option, value)]
         rows = [_HEAD, *(_row(target, given, number) for number in devices)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+        print(*columns(rows, str.rjust), sep="\n")
         return 0
     if devices or on is not None:
         number = devices[0] if devices else math.prod(map(int, re.findall(r"\d+", (on or "").partition(":")[2])))

@@ -43,10 +43,8 @@ class Section:
         if self.title:
             yield self.title
         rows = self._kept()[not self.has_head :] if self.rows else []
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         most = self.most + self.has_head
-        for row in rows[:most]:
-            yield "  " + "  ".join(map(str.ljust, row, widths))
+        yield from (f"  {line}" for line in html.columns(rows)[:most])
         if len(rows) > most:
             yield f"  … {len(rows) - most:,} more"
         yield from (f"  {line}" for note in self.notes for line in note.splitlines())

@@ -109,9 +109,7 @@ class History:
 
         Epochs are counted from 1, as steps are.
         """
-        columns = list(zip(*self._cells(), strict=True))
-        padded = [[cell.rjust(max(map(len, column))) for cell in column] for column in columns]
-        return "\n".join(map("  ".join, zip(*padded, strict=True)))
+        return "\n".join(html.columns(self._cells(), str.rjust))
 
     def _repr_html_(self) -> str:
         header, *rows = self._cells()
