@@ -82,15 +82,13 @@ class Holder(nnx.Module):
     """A bit of everything that can be replaced; calling it adds up all there is."""
 
     def __init__(self) -> None:
-        self.w, self.other, self.layer = nnx.Param(jnp.ones(1)), nnx.Param(jnp.ones(1)), Counter(nnx.Rngs(0))
-        self.listed = nnx.List([nnx.Param(jnp.ones(1))])
+        self.w, self.layer = nnx.Param(jnp.ones(1)), Counter(nnx.Rngs(0))
         self.plain = nnx.data([nnx.Param(jnp.ones(1)), nnx.Param(jnp.ones(1))])
-        self.named = nnx.data({"a": nnx.Param(jnp.ones(1))})
         self.record = nnx.data(Layer(nnx.Param(jnp.ones(1))))
         self.raw, self.power = nnx.data(jnp.ones(1)), 1
 
     def __call__(self, x: jax.Array) -> Any:
-        found = (self.w, self.other, self.listed[0], *self.plain, self.named["a"], self.record.w)
+        found = (self.w, *self.plain, self.record.w)
         total = sum((n + 1) * v[...] for n, v in enumerate(found)) * self.record.factor + getattr(self, "extra", 0.0)
         return self.layer(x), total**self.power + self.raw.sum(), repr(self.power) == "True"
 

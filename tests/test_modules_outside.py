@@ -141,16 +141,7 @@ def test_one_key_for_all_is_refused_unless_batch_axis_says_so(wrap: Any) -> None
     )
 
 
-class Net(nnx.Module):
-    def __init__(self) -> None:
-        self.layers = nnx.List([nnx.Linear(3, 3, rngs=nnx.Rngs(0))])
-        self.count = nnx.Variable(jnp.array(0))
-
-    def __call__(self, x: Any) -> Any:
-        return self.layers[0](x)
-
-
-WRAPS: dict[str, Callable[[Any, Net], Callable[[Any], Any]]] = {
+WRAPS: dict[str, Callable[[Any, Counter], Callable[[Any], Any]]] = {
     "Jit": lambda f, net: px.Jit(f, net),
     "Vectorize": lambda f, net: px.Vectorize(f, net, batch_axis=(0,)),
     "Parallel": lambda f, net: px.Parallel(f, net),
@@ -158,27 +149,15 @@ WRAPS: dict[str, Callable[[Any, Net], Callable[[Any], Any]]] = {
 }
 
 
-def counted(f: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
-    def call(net: Any, x: Any) -> Any:
-        net.count[...] += 1
-        return f(net)
-
-    return call
-
-
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_wrapped_modules_refuse_a_part_of_what_was_given_and_write_nothing(wrap: str) -> None:
-    for f in (lambda net: net, lambda net: {"found": (X, net.layers[0])}, lambda net: net.layers[0].bias):
-        net = Net()
-        message = (
-            rf"{wrap.rpartition(' ')[2]}: the function returned a module that it was given, .*nnx\.state\(module\)"
-        )
+    for part in (lambda net: net, lambda net: {"found": (X, net.layer)}, lambda net: net.layer.bias):
+        net = Counter(nnx.Rngs(0))
+        message = rf"{wrap}: the function returned a module that it was given, .*nnx\.state\(module\)"
         with pytest.raises(px.StateError, match=message):
-            WRAPS[wrap](counted(f), net)(X)
-        assert int(net.count[...]) == 0
+            WRAPS[wrap](lambda net, x, part=part: (net(x), part(net)), net)(X)
+        assert int(net.calls[...]) == 0
 
-
-# --- transforms inside transforms --------------------------------------------------------------------------------
 
 NESTED = {"Jit": px.Jit, "Parallel": px.Parallel, "Vectorize": px.Vectorize}
 STYLES: dict[str, Callable[[Any, Any, Any], Callable[..., Any]]] = {

@@ -23,11 +23,6 @@ AXES: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]], dict
     "one argument": (lambda x: x * 2, lambda n: (values(n, 3),), {}),
     "the same for all": (lambda w, x: w @ x, lambda n: (values(3, 3), values(n, 3)), {"in_axes": (None, 0)}),
     "integers": (lambda x, y: x * y, lambda n: (values(3, n), values(n, 3)), {"in_axes": (1, 0)}),
-    "a dict": (
-        lambda p, x: p["w"] * x + p["b"],
-        lambda n: ({"w": values(2, n), "b": values(2)}, values(n, 2)),
-        {"in_axes": ({"w": 1, "b": None}, 0)},
-    ),
     "a prefix": (
         lambda p, x: p["w"]["u"] * x + p["w"]["v"] + p["b"][0],
         lambda n: ({"w": {"u": values(n, 2), "v": values(n)}, "b": [values(2), 3.0]}, values(2, n)),
