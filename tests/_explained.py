@@ -38,8 +38,6 @@ def line_with(marker: str, file: str | Path = HERE) -> int:
     return next(number for number, line in enumerate(lines, 1) if line.endswith(f"  # {marker}"))
 
 
-# --- programs with known communication ------------------------------------------------------------------------------
-
 ROWS = px.Axis("rows", 16)
 
 
@@ -56,12 +54,6 @@ def data_parallel(w, x, y):
         return w - px.reduce_max(jnp.abs(x), ROWS).max() * jax.grad(mean_loss)(w), None  # maximum
 
     return jax.lax.scan(step, w, length=7)[0]
-
-
-@px.program(pods=2, clients=4)
-def nested(x):
-    within = px.map_fn(lambda x: px.reduce_max(px.map_fn(jnp.sin, x, "clients"), "clients"), x, "pods")
-    return px.reduce_sum(within, "pods")
 
 
 def tensor_parallel(a, b, x):
@@ -104,40 +96,6 @@ def fsdp(w, x):
     return jax.shard_map(body, mesh=FLAT, in_specs=(P("d"), P("d")), out_specs=P("d"), check_vma=False)(w, x)
 
 
-HEADS, MODEL = 4, 16
-
-
-def gpt_block(w, x):
-    """Tensor-parallel: heads and hidden units lie along "model", and each half ends in one sum over it."""
-    split = (*x.shape[:2], HEADS, MODEL // HEADS)
-    q, k, v = ((x @ w[name]).reshape(split) for name in "qkv")
-    mask = jnp.tril(jnp.ones((x.shape[1],) * 2, bool))
-    scores = jnp.where(mask, jnp.einsum("bihd,bjhd->bhij", q, k), -jnp.inf)
-    x = x + jnp.einsum("bhij,bjhd->bihd", jax.nn.softmax(scores), v).reshape(x.shape) @ w["out"]
-    return x + jax.nn.gelu(x @ w["up"]) @ w["down"]
-
-
-COLUMNS, LINES = lies(TENSOR, None, "model"), lies(TENSOR, "model", None)
-BLOCK = {name: struct(MODEL, MODEL, lies=COLUMNS) for name in "qkv"} | {
-    "out": struct(MODEL, MODEL, lies=LINES),
-    "up": struct(MODEL, 4 * MODEL, lies=COLUMNS),
-    "down": struct(4 * MODEL, MODEL, lies=LINES),
-}
-CLIENTS = px.Axis("clients", 8)
-
-
-def diloco(w, x):
-    """Rounds of inner steps: ``x`` is of (rounds, clients, steps, rows, columns)."""
-
-    def client(w, x):
-        return jax.lax.scan(lambda w, x: (w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).mean())(w), None), w, x)[0]
-
-    def outer(w, x):
-        return px.reduce_mean(px.map_fn(client, (px.broadcast(w, CLIENTS), x), CLIENTS), CLIENTS), None
-
-    return jax.lax.scan(outer, w, x)[0]
-
-
 HANDED_ON = ("collective_permute", 2 * WIDTH * 4, BATCHES + STAGES - 1, ("stage",))
 PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], list[tuple[Any, ...]]]] = {
     "data-parallel steps in a loop": (
@@ -173,17 +131,6 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], list[tuple[Any, ...]]]] = {
         fsdp,
         (struct(16, 4), struct(64, 16)),
         [("all_gather", 16 * 4 * 4, 1, ("d",)), ("reduce_scatter", 16 * 4 * 4, 1, ("d",))],
-    ),
-    "GPT block": (
-        gpt_block,
-        (BLOCK, struct(2, 6, MODEL, lies=lies(TENSOR, "data"))),
-        [("all_reduce", 6 * MODEL * 4, 1, ("model",))] * 2,
-    ),
-    "DiLoCo": (diloco, (struct(8), struct(5, 8, 3, 2, 8)), [("all_reduce", 8 * 4, 5, ("clients",))]),
-    "nested axes": (
-        nested,
-        (struct(2, 4, 5),),
-        [("all_reduce", 5 * 4, 1, ("clients",)), ("all_reduce", 5 * 4, 1, ("pods",))],
     ),
 }
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ class Model:
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
     path = tmp_path / "explained_model.py"
     path.write_text(MODEL)
     return path
@@ -55,9 +57,7 @@ def test_command_line_explains_a_function_on_512_devices_in_a_process_of_its_own
     assert (model.parent / "report.html").read_text().startswith("<!DOCTYPE html>")
 
 
-def test_command_line_explains_each_collective_of_other_programs(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_line_explains_each_collective_as_json(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", f"{model}:average", "--shapes", "float32[8,4], float32[1024,16,8]", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     (collective,) = found["collectives"]
@@ -89,10 +89,7 @@ def test_command_line_compares_numbers_of_devices_in_a_table(model: Path) -> Non
     assert (failed.returncode, "paraxis: there is no none in explained_model.py" in failed.stderr) == (2, True)
 
 
-def test_command_line_takes_a_function_that_makes_arguments_and_a_module_s_function(
-    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+def test_command_line_takes_methods_and_makers_of_arguments(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "explained_model:total", "--arguments", "split"]) == 0
     out = capsys.readouterr().out
     assert "total on 8 devices" in out
@@ -117,9 +114,6 @@ WRONG = {
 
 
 @pytest.mark.parametrize("arguments", WRONG)
-def test_command_line_tells_each_mistake_in_one_line(
-    model: Path, capsys: pytest.CaptureFixture[str], arguments: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+def test_command_line_tells_mistakes_in_a_line(model: Path, capsys: pytest.CaptureFixture[str], arguments: str) -> None:
     assert main(["explain", *arguments.format(model).split(" ")]) == 2
     assert capsys.readouterr().err == f"paraxis: {WRONG[arguments].format(model)}\n"

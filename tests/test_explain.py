@@ -101,18 +101,6 @@ def test_explain_tells_the_memory_that_the_compiler_tells() -> None:
     assert (donating.memory.donated, donating.arguments[0].is_donated) == (4096, True)
 
 
-def test_explain_tells_how_arrays_of_any_rank_lie() -> None:
-    a, b, x = report_on("tensor-parallel MLP").arguments
-    assert (a.name, a.split, a.blocks, a.copies) == ("a", (1, 4), ((0, 4), (1, 5), (2, 6), (3, 7)), 2)
-    assert (b.split, b.bytes, b.bytes_per_device) == ((4, 1), 32 * 4 * 4, 8 * 4 * 4)
-    assert (x.split, x.copies, x.dtype) == ((2, 1), 4, "float32")
-    cube = px.explain(lambda x: x + 1)(struct(4, 2, 6, lies=lies(mesh(a=2, b=2, c=2), "a", "b", "c"))).arguments[0]
-    assert (str(cube), cube.blocks) == ("4/2 × 2/2 × 6/2", tuple((i,) for i in range(8)))
-
-
-# --- whatever can be called -------------------------------------------------------------------------------------------
-
-
 def net() -> nnx.Linear:
     return nnx.Linear(4, 2, rngs=nnx.Rngs(0))
 
@@ -165,26 +153,24 @@ def test_explain_takes_whatever_can_be_called(form: str) -> None:
     assert report.arguments
 
 
-def parts_named(report: Report) -> list[str]:
-    return [array.name for array in report.arguments]
+class Model:
+    @functools.partial(jax.jit, static_argnums=0)
+    def step(self, x, times):
+        return x @ x * times
 
 
 def test_explain_names_arguments_as_the_call_and_variables_do() -> None:
-    assert parts_named(px.explain(net())(BATCH)) == ["self.bias.value", "self.kernel.value", "inputs"]
-    assert parts_named(px.explain(linear())(struct(4))) == ["self.weight", "self.bias", "x"]
-    named = px.explain(lambda w, *xs, how, **rest: w["a"] + xs[1] + rest["b"])
-    report = named({"a": struct(3)}, 1.0, struct(3), how="text", b=struct(3))
-    assert parts_named(report) == ["w['a']", "xs[1]", "rest['b']"]  # what nothing reads is left out
-
-
-def test_explain_takes_bound_methods_and_partials_of_jitted_functions() -> None:
-    class Model:
-        @functools.partial(jax.jit, static_argnums=0)
-        def step(self, x, times):
-            return x @ x * times
-
-    assert parts_named(px.explain(Model().step)(struct(4, 4), struct())) == ["x", "times"]
     partial = functools.partial(jax.jit(lambda w, x: w @ x, donate_argnums=1), struct(4, 4))
+    named = px.explain(lambda w, *xs, how, **rest: w["a"] + xs[1] + rest["b"])
+    for report, names in (
+        (px.explain(net())(BATCH), ["self.bias.value", "self.kernel.value", "inputs"]),
+        (px.explain(linear())(struct(4)), ["self.weight", "self.bias", "x"]),
+        (px.explain(Model().step)(struct(4, 4), struct()), ["x", "times"]),
+        (px.explain(partial)(struct(4, 4)), ["w", "x"]),
+        # What nothing reads is left out.
+        (named({"a": struct(3)}, 1.0, struct(3), how="text", b=struct(3)), ["w['a']", "xs[1]", "rest['b']"]),
+    ):
+        assert [array.name for array in report.arguments] == names
     assert [array.is_donated for array in px.explain(partial)(struct(4, 4)).arguments] == [False, True]
 
 
@@ -192,20 +178,6 @@ def test_explain_gives_what_a_library_does_the_library_s_line() -> None:
     (total,) = px.explain(jax.jit(optax.tree.norm))(struct(64, lies=lies(FLAT, "d"))).collectives
     assert total.line is not None
     assert Path(total.line.file).is_relative_to(Path(optax.__file__).parent)
-
-
-def test_explain_runs_nothing_and_names_calls_of_python() -> None:
-    called: list[Any] = []
-
-    def f(x):
-        jax.debug.callback(called.append, x)  # call
-        return x * 2
-
-    x = jnp.ones(3)
-    report = px.explain(jax.jit(f, donate_argnums=0))(x)
-    assert [line.number for line in report.callbacks if line] == [line_with("call", __file__)]
-    assert not called
-    assert not x.is_deleted()
 
 
 def test_explain_says_what_totals_count_of_loops_and_branches() -> None:
@@ -230,9 +202,6 @@ def test_explain_says_what_totals_count_of_loops_and_branches() -> None:
     turn = "one iteration of a loop without a known end"
     assert loop.summary()[f"all_reduce along d, bytes, {turn}"] == 32
     assert not any(turn in name for name in branches.summary())
-
-
-# --- shown -----------------------------------------------------------------------------------------------------------
 
 
 def test_explain_prints_all_in_a_few_lines() -> None:

@@ -107,9 +107,7 @@ ENTRY %main (y: bf16[2,4]) -> bf16[2,4] {
 
 
 @pytest.mark.parametrize(("kept", "times", "is_certain"), [("%end", 9 - 2, True), ("%next", 1, False)])
-def test_explain_runs_a_loop_as_often_as_its_counter_says_and_takes_fused_parts_for_one(
-    kept: str, times: int, is_certain: bool
-) -> None:
+def test_explain_reads_a_loop_s_counter_and_takes_fused_parts_for_one(kept: str, times: int, is_certain: bool) -> None:
     """As a TPU's compiler writes them, which leaves the number of turns out."""
     (gather,) = program(ON_TPU.replace("KEPT", kept)).collectives
     assert (gather.name, gather.within.times, gather.within.is_certain) == ("all-gather.1", times, is_certain)

@@ -1,7 +1,6 @@
 """Where arrays lie, by what JAX says of each array's shards, and what is told of leaves that have none."""
 
 import collections
-import functools
 import re
 from typing import Any
 
@@ -10,21 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 import paraxis as px
-from tests._explained import struct
+from tests._explained import lies, mesh, struct
 
 pytestmark = pytest.mark.floor
 
 
-@functools.cache
-def mesh() -> Mesh:
-    return Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("a", "b", "c"))
+MESH = mesh(a=2, b=2, c=2)
 
 
 def put(shape: tuple[int, ...], *spec: Any) -> jax.Array:
-    return jax.device_put(np.zeros(shape, np.float32), NamedSharding(mesh(), P(*spec)))
+    return jax.device_put(np.zeros(shape, np.float32), lies(MESH, *spec))
 
 
 PLACED = {
@@ -74,15 +71,14 @@ LEAVES = {
     "number": (lambda: 3, "host", "int scalar on the host", 0),
     "large": (lambda: struct(1010, 256), "struct", "float32 1010 × 256 1,010 KiB only a shape", 1010 * 1024),
     "key": (lambda: jax.random.key(0), "device", "key<fry> scalar 8 bytes cpu 0", 8),
-    "shape": (lambda: jax.ShapeDtypeStruct((8, 2), jnp.bfloat16), "struct", "bfloat16 8 × 2 32 bytes only a shape", 32),
-    "shape that is placed": (
-        lambda: jax.ShapeDtypeStruct((8,), jnp.int8, sharding=NamedSharding(mesh(), P("a"))),
+    "placed": (
+        lambda: struct(8, dtype=jnp.int8, lies=lies(MESH, "a")),
         "struct",
         "int8 8/2 8 bytes 4 bytes per device only a shape, for cpu 0–7, 4 copies",
         8,
     ),
-    "shape on an abstract mesh": (
-        lambda: jax.ShapeDtypeStruct((8,), jnp.int8, sharding=NamedSharding(mesh().abstract_mesh, P("a"))),
+    "on an abstract mesh": (
+        lambda: struct(8, dtype=jnp.int8, lies=NamedSharding(MESH.abstract_mesh, P("a"))),
         "struct",
         "int8 8 8 bytes only a shape",
         8,
