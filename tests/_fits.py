@@ -4,7 +4,7 @@ import json
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,12 @@ def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:
 # One object, as a state of another optimiser is another type of value, which steps are compiled for anew.
 _OPTIMIZER = optax.adam(optax.cosine_decay_schedule(0.1, 40))
 step = px.train_step(loss, axis=ONE)
+
+
+class Steps(NamedTuple):
+    """A state that only counts."""
+
+    step: int
 
 
 def start() -> px.TrainState:

@@ -110,7 +110,7 @@ TEXTS = {"a": np.array(["x"])}
 
 
 @pytest.mark.parametrize(
-    ("use", "kind", "message"),
+    ("use", "kind", "words"),
     [
         (lambda path: px.Checkpoints(path, best=("loss", "min")).save(1, {}), px.DataError, "needs a number"),
         (lambda path: px.Checkpoints(path).save(1, TEXTS), px.StateError, r"\['a'\] is an array of <U1"),
@@ -118,10 +118,8 @@ TEXTS = {"a": np.array(["x"])}
         (lambda path: px.Checkpoints(path / "new").restore({}), px.CheckpointError, "there is no checkpoint in"),
     ],
 )
-def test_checkpoints_refuses_what_cannot_be_saved(
-    use: Any, kind: type[Exception], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(kind, match=message):
+def test_checkpoints_refuses_what_cannot_be_saved(use: Any, kind: type[Exception], words: str, tmp_path: Path) -> None:
+    with pytest.raises(kind, match=words):
         use(tmp_path)
     assert os.listdir(tmp_path) == []
 

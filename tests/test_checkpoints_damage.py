@@ -40,9 +40,7 @@ def flip(file: Path, position: float = 0.5) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip, lambda f: f.write_bytes(f.read_bytes()[::2]), Path.unlink])
-def test_checkpoints_restores_the_one_before_a_damaged_one(
-    checkpoints: px.Checkpoints, damage: Callable[[Path], None]
-) -> None:
+def test_checkpoints_uses_one_before_a_damaged_one(checkpoints: px.Checkpoints, damage: Callable[[Path], None]) -> None:
     damage(files_of(checkpoints)[0])
     with pytest.raises(px.CheckpointError, match=r"is damaged:\n  2: state/"):  # asked for, it stays
         checkpoints.restore(state(0), 2)
@@ -108,9 +106,7 @@ def test_checkpoints_names_a_directory_that_cannot_be_written_to(tmp_path: Path)
             px.Checkpoints(path).save(2, state(2))
 
 
-def test_checkpoints_lets_another_run_read_and_not_save_until_the_first_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoints_lets_another_run_only_read_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, mine = px.Checkpoints(tmp_path), px.Checkpoints(tmp_path)
     with first:
         first.save(1, state(1))

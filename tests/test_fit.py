@@ -1,10 +1,9 @@
 """px.fit is the loop that one would write by hand, and nothing is waited for in it."""
 
-import collections
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ import pytest
 
 import paraxis as px
 from paraxis.train import StopEarly
-from tests._fits import PER_EPOCH, arrays, batches, bits, by_hand, data, evaluate_step, start, step
+from tests._fits import PER_EPOCH, Steps, arrays, batches, bits, by_hand, data, evaluate_step, start, step
 
 
 def fit(*args: Any, **options: Any) -> px.train.Fitted:
@@ -34,22 +33,6 @@ def test_fit_is_the_loop_by_hand_bit_for_bit(backend: str, monkeypatch: pytest.M
     averages = [np.average([x[2] for x in expected[k : k + 4]], weights=rows) for k in (0, 4, 8)]
     np.testing.assert_allclose([record.metrics["loss"] for record in fitted.history.epochs], averages, rtol=1e-15)
     assert [(record.step, record.epoch) for record in fitted.history.epochs] == [(4, 0), (8, 1), (12, 2)]
-
-
-FIRST, SECOND = batches(data(), range(4)), batches(data(), range(4, 8))
-
-
-@pytest.mark.parametrize(
-    ("source", "length", "in_order"),
-    [
-        (collections.deque(FIRST), {"epochs": 2}, FIRST + FIRST),
-        (lambda: iter(FIRST), {"steps": 6}, FIRST + FIRST[:2]),
-        (lambda epoch: FIRST[: epoch + 1] + SECOND, {"epochs": 2}, FIRST[:1] + SECOND + FIRST[:2] + SECOND),
-    ],
-)
-def test_fit_takes_any_batches_that_can_be_gone_through_again(source: Any, length: Any, in_order: list[Any]) -> None:
-    fitted = fit(start(), step, source, **length)
-    assert bits((fitted.state.params, fitted.state.opt_state)) == bits(list(by_hand(in_order))[-1][:2])
 
 
 def test_fit_goes_on_from_the_steps_that_its_state_has_done_and_leaves_it_as_it_is() -> None:
@@ -116,28 +99,22 @@ def test_fit_tells_callbacks_in_order_with_the_state_where_it_is_known() -> None
     assert [(event.kind, event.step) for event in again] == [event[:2] for event in told]
 
 
-class Counter(NamedTuple):
-    step: int
-
-
 @pytest.mark.parametrize("begun", [0, 7])
 def test_fit_averages_a_long_history_to_a_bounded_number_of_points(begun: int) -> None:
-    def count(state: Counter, batch: Any) -> tuple[Counter, dict[str, float]]:
-        return Counter(state.step + 1), {"loss": float(state.step)}
+    def count(state: Steps, batch: Any) -> tuple[Steps, dict[str, float]]:
+        return Steps(state.step + 1), {"loss": float(state.step)}
 
-    history = fit(Counter(begun), count, [0], steps=begun + 1500).history
+    history = fit(Steps(begun), count, [0], steps=begun + 1500).history
     assert history.stride == 4
     assert [record.step for record in history.steps] == [begun + 4 * k for k in range(1, 376)]
     assert [record.metrics["loss"] for record in history.steps] == [begun + 4 * k + 1.5 for k in range(375)]
 
 
 @pytest.mark.parametrize("launched", [None, False, True])
-def test_fit_refuses_a_donated_state_and_a_rank_that_has_not_joined_before_it_writes(
-    launched: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fit_refuses_before_it_writes(launched: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state, words = start(), r"rank 2 of 4 of paraxis launch, but px.initialize\(\) was not called"
     if launched is None:
-        step(state, FIRST[0])
+        step(state, arrays())
         words = "px.fit: the arrays of this state were donated"
     else:
         there = {"PARAXIS_COORDINATOR": "127.0.0.1:5000", "PARAXIS_NUM_PROCESSES": "4", "PARAXIS_PROCESS": "2"}
@@ -193,9 +170,7 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "kind", "words"), ERRORS)
-def test_fit_refuses_what_cannot_be_done_and_says_where_errors_come_from(
-    call: Callable[[], Any], kind: type[Exception], words: str
-) -> None:
+def test_fit_refuses_mistakes_and_locates_errors(call: Callable[[], Any], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         call()
 
@@ -218,9 +193,7 @@ def stopped_early(values: list[float], rule: StopEarly, **options: Any) -> px.tr
         ([np.inf, 4, 5, 5, 5], {"patience": 2}, 4, 2),
     ],
 )
-def test_stop_early_ends_a_run_when_the_metric_was_no_better_so_often(
-    values: Any, options: Any, steps: int, best: int
-) -> None:
+def test_stop_early_ends_a_run_whose_metric_was_no_better(values: Any, options: Any, steps: int, best: int) -> None:
     fitted = stopped_early(values, StopEarly("test/loss", **options))
     words = f"test/loss was not better than {values[best - 1]:.6g}, its best, of step {best}"
     assert fitted.state == steps

@@ -7,7 +7,7 @@ import resource
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +16,7 @@ import pytest
 
 import paraxis as px
 from tests import _fits as fits
-from tests._fits import arrays, bits, data, evaluate_step, lines, start, step
+from tests._fits import Steps, arrays, bits, data, evaluate_step, lines, start, step
 from tests._support import axis_on
 
 # Orbax closes its event loop at the first error; what is still being written then says that it is closed.
@@ -45,13 +45,7 @@ def test_fit_writes_each_step_epoch_and_evaluation_to_log_and_tensorboard(tmp_pa
     assert sorted(starts) == [1, 9]  # TensorBoard leaves out older values from there on
 
 
-class Steps(NamedTuple):
-    step: int
-
-
-def test_fit_shows_in_tensorboard_the_later_of_two_runs_in_one_second(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fit_shows_in_tensorboard_the_later_run_of_one_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time", lambda: 1e9)
     for number, loss in ((9999, 0.5), (10000, 0.25)):
         monkeypatch.setattr("os.getpid", lambda number=number: number)
@@ -88,17 +82,10 @@ def test_fit_leaves_a_file_that_is_no_log_as_it_is(content: bytes, tmp_path: Pat
     assert file.read_bytes() == content
 
 
-class Stream(io.StringIO):
-    def __init__(self, is_terminal: bool) -> None:
-        super().__init__()
-        self.isatty = lambda: is_terminal
-
-
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_fit_shows_progress_in_one_line_on_a_terminal_and_in_lines_elsewhere(
-    is_terminal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream = Stream(is_terminal)
+def test_fit_shows_progress_in_one_line_on_a_terminal_only(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream: Any = io.StringIO()
+    stream.isatty = lambda: is_terminal
     monkeypatch.setattr(sys, "stderr", stream)
     test = px.Evaluate(lambda state, batch: {"accuracy": 0.125}, [0])
     px.fit(Steps(0), lambda s, b: (Steps(s.step + 1), {"loss": 0.5}), [0] * 10, epochs=1, evaluate=test)

@@ -2,12 +2,13 @@
 
 import sys
 import types
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
 import paraxis as px
+from tests._fits import Steps
 
 pytestmark = pytest.mark.floor
 
@@ -43,17 +44,13 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     return found
 
 
-class State(NamedTuple):
-    step: int
-
-
-def step(state: State, batch: Any) -> tuple[State, dict[str, float]]:
-    return State(state.step + 1), {"loss": 1.0 / (state.step + 1)}
+def step(state: Steps, batch: Any) -> tuple[Steps, dict[str, float]]:
+    return Steps(state.step + 1), {"loss": 1.0 / (state.step + 1)}
 
 
 def test_fit_in_a_notebook_shows_one_area_that_changes(kernel: Kernel, capfd: pytest.CaptureFixture[str]) -> None:
     test = px.Evaluate(lambda state, batch: {"<b>": 0.25}, [0])
-    px.fit(State(0), step, [np.zeros(4)] * 5, epochs=2, evaluate=test)
+    px.fit(Steps(0), step, [np.zeros(4)] * 5, epochs=2, evaluate=test)
     (forms,) = kernel.areas
     assert forms[-1]["text/plain"].startswith("step 10 of 10, epoch 2 of 2  loss 0.1")
     assert "step 5 of 10, epoch 1 of 2  loss 0.2  test/<b> 0.25" in forms[-1]["text/plain"]
@@ -70,13 +67,13 @@ def test_fit_in_a_notebook_shows_a_form_a_quarter_of_a_second(kernel: Kernel, mo
     def later(event: px.train.Event) -> None:
         now[0] += 0.01 * (event.kind == "step")
 
-    px.fit(State(0), step, [np.zeros(4)] * 1000, epochs=1, callbacks=later)
+    px.fit(Steps(0), step, [np.zeros(4)] * 1000, epochs=1, callbacks=later)
     assert 35 <= len(kernel.areas[0]) <= 45
 
 
 def test_fit_takes_ipython_on_a_terminal_for_no_notebook(kernel: Kernel, capfd: pytest.CaptureFixture[str]) -> None:
     kernel.kernel = None
-    px.fit(State(0), step, [np.zeros(4)] * 5, epochs=1)
+    px.fit(Steps(0), step, [np.zeros(4)] * 5, epochs=1)
     assert kernel.areas == []
     assert "step 5 of 5" in capfd.readouterr().err
 

@@ -1,5 +1,6 @@
 """What a state is made from, and what is refused."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,8 +17,8 @@ from tests._steps import LinenNet, Net, assert_same_bits, loss, plain_loss, plai
 SGD = optax.sgd(0.1)
 
 
-def plain_state(**options: Any) -> px.TrainState:
-    return px.TrainState.create(plain_params(), SGD, **options)
+def plain_state() -> px.TrainState:
+    return px.TrainState.create(plain_params(), SGD)
 
 
 def test_train_state_gives_its_module_back() -> None:
@@ -37,75 +38,60 @@ def variables() -> Any:
     return LinenNet().init(jax.random.key(0), jnp.zeros((1, 3)), train=False)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: px.TrainState.create(nnx.Dropout(0.5), SGD), "no arrays to train"),
-        (lambda: px.TrainState.create(plain_params(), 0.1), r"optimizer is 0\.1; write optimizer=optax\.adam"),
-        (lambda: px.TrainState.create(Net(), SGD, mutable={"a": 1}), "has mutable state of its own"),
-        (lambda: px.TrainState.create({"f": Net()}, SGD), "Net in a dict would be trained like parameters"),
-        (lambda: px.TrainState.create(nnx.state(Net()), SGD), "would be trained like parameters"),
-        (lambda: px.TrainState.create(variables(), SGD), "batch_stats in a dict would be trained"),
-        (lambda: jax.jit(px.train_step(plain_loss))(plain_state(), rows(4)), r"outside of jax\.jit"),
-        (lambda: px.train_step(plain_loss)(replicate(plain_state()), rows(4)), "and not replicated"),
-    ],
-)
-def test_train_state_refuses_what_makes_no_state_or_step(make: Any, message: str) -> None:
-    with pytest.raises(px.StateError, match=message):
-        make()
-
-
-def test_train_state_that_a_step_has_consumed_says_so() -> None:
-    state = plain_state()
-    px.train_step(plain_loss)(state, rows(4))
-    for use in (px.train_step(plain_loss), px.eval_step(plain_loss), lambda state, batch: state.model()):
-        with pytest.raises(px.StateError, match="were donated to an earlier step"):
-            use(state, rows(4))
-
-
 def writes(model: Any, batch: Any) -> jax.Array:
     model.first.kernel[...] = model.first.kernel[...] / 2
     return loss(model, batch)
 
 
-def per_device(params: Any, batch: Any) -> jax.Array:
-    return jax.lax.pmean(jnp.mean(plain_loss(params, batch)), "batch")
+NET, STATE = px.TrainState.create(Net(norm=False, dropout=0), SGD), plain_state()
 
 
-@pytest.mark.parametrize(
-    ("fn", "kind", "message"),
-    [
-        (lambda p, b: b["x"][:3, 0] * p["b"][0], px.DataError, r"has shape \(3,\), but there are 4 rows"),
-        (lambda p, b: jnp.asarray(1), px.DataError, "a loss of int32"),
-        (lambda p, b: {"loss": plain_loss(p, b)}, px.DataError, "returned dict; write return loss"),
-        (lambda p, b, mutable: (plain_loss(p, b), {"a": 1}), px.StateError, "the mutable state changed its structure"),
-        (lambda p, b, key: plain_loss(p, b), px.StateError, "takes a random key, but the state has none"),
-        (lambda p, b: (plain_loss(p, b), {"loss": 1.0}), px.StateError, "metric 'loss' has a name that the step uses"),
-        (per_device, px.AxisError, "leave lax.pmean out"),
-        (writes, px.StateError, "the loss function wrote a parameter"),
-    ],
-)
-def test_train_step_refuses_a_loss_function_that_gives_no_loss_and_keeps_the_state(
-    fn: Any, kind: type[Exception], message: str
-) -> None:
-    state = px.TrainState.create(Net(norm=False, dropout=0), SGD) if fn is writes else plain_state()
-    before = jax.tree.map(np.asarray, state.params)
+def create(model: Any, optimizer: Any = SGD, **options: Any) -> Callable[[], Any]:
+    return lambda: px.TrainState.create(model, optimizer, **options)
+
+
+def stepped(fn: Any = plain_loss, batch: Any = None, state: px.TrainState = STATE) -> Callable[[], Any]:
+    return lambda: px.train_step(fn)(state, rows(4) if batch is None else batch)
+
+
+UNEVEN = {"x": np.ones((3, 2)), "y": np.ones(4)}
+REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (create(nnx.Dropout(0.5)), px.StateError, "no arrays to train"),
+    (create(plain_params(), 0.1), px.StateError, r"optimizer is 0\.1; write optimizer=optax\.adam"),
+    (create(Net(), mutable={"a": 1}), px.StateError, "has mutable state of its own"),
+    (create({"f": Net()}), px.StateError, "Net in a dict would be trained like parameters"),
+    (create(nnx.state(Net())), px.StateError, "would be trained like parameters"),
+    (create(variables()), px.StateError, "batch_stats in a dict would be trained"),
+    (lambda: jax.jit(px.train_step(plain_loss))(STATE, rows(4)), px.StateError, r"outside of jax\.jit"),
+    (stepped(state=replicate(STATE)), px.StateError, "and not replicated"),
+    (stepped(lambda p, b: b["x"][:3, 0] * p["b"][0]), px.DataError, r"has shape \(3,\), but there are 4 rows"),
+    (stepped(lambda p, b: jnp.asarray(1)), px.DataError, "a loss of int32"),
+    (stepped(lambda p, b: {"loss": plain_loss(p, b)}), px.DataError, "returned dict; write return loss"),
+    (stepped(lambda p, b, mutable: (plain_loss(p, b), {"a": 1})), px.StateError, "mutable state changed its structure"),
+    (stepped(lambda p, b, key: plain_loss(p, b)), px.StateError, "takes a random key, but the state has none"),
+    (stepped(lambda p, b: (plain_loss(p, b), {"loss": 1.0})), px.StateError, "'loss' has a name that the step uses"),
+    (stepped(writes, state=NET), px.StateError, "the loss function wrote a parameter"),
+    (stepped(batch=UNEVEN), px.DataError, r"as many rows each, .*'x': \(3, 2\), 'y': \(4,\)"),
+    (stepped(batch={"x": np.ones((0, 2))}), px.DataError, r"at least one; .*\(0, 2\)"),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "message"), REFUSED)
+def test_states_and_steps_refuse_and_keep_a_state(call: Callable[[], Any], kind: type[Exception], message: str) -> None:
+    before = jax.tree.map(np.asarray, (NET.params, STATE.params))
     with pytest.raises(kind, match=message):
-        px.train_step(fn)(state, rows(4))
-    assert_same_bits(state.params, before)
+        call()
+    assert_same_bits((NET.params, STATE.params), before)
 
 
-@pytest.mark.parametrize(
-    ("batch", "kind", "message"),
-    [
-        ({"x": np.ones((3, 2)), "y": np.ones(4)}, px.DataError, r"as many rows each, .*'x': \(3, 2\), 'y': \(4,\)"),
-        ({"x": np.ones((0, 2))}, px.DataError, r"at least one; .*\(0, 2\)"),
-        ({"x": np.array([2**40])}, px.DataError, "holds 1099511627776"),
-    ],
-)
-def test_train_step_refuses_what_is_no_batch(batch: Any, kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message):
-        px.train_step(plain_loss)(plain_state(), batch)
+def test_train_state_that_a_step_has_consumed_says_so_and_what_it_was_made_of_is_there() -> None:
+    given = jax.tree.map(jnp.asarray, plain_params())
+    state = px.TrainState.create(given, SGD)
+    px.train_step(plain_loss)(state, rows(4))
+    for use in (px.train_step(plain_loss), px.eval_step(plain_loss), lambda state, batch: state.model()):
+        with pytest.raises(px.StateError, match="were donated to an earlier step"):
+            use(state, rows(4))
+    assert not given["w"].is_deleted()
 
 
 def test_mean_adds_up_and_is_none_without_weight() -> None:
