@@ -12,27 +12,22 @@ import numpy as np
 import optax
 from flax import nnx
 from flax.training.train_state import TrainState
-from jax.sharding import Mesh
 
+from tests import _modules
+from tests._steps import data
 from tests._support import values
 
 KEY = jax.random.key(3)
+mesh_of = functools.partial(_modules.mesh_of, name="members")
 X, Y = values(6, 3), jnp.array([0, 1, 2, 3, 1, 0])
-
-
-def mesh_of(devices: int, name: str = "members") -> Mesh:
-    return Mesh(np.array(jax.devices()[:devices]), (name,))
 
 
 def batch(number: int) -> tuple[jax.Array, jax.Array]:
     return values(6, 3, seed=number), (Y + number) % 4
 
 
-def loss_of(logits: jax.Array, y: jax.Array) -> jax.Array:
+def loss_of(logits: Any, y: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
-
-
-# --- plain dicts, 3 → 8 → 4 -------------------------------------------------------------------------------------------
 
 
 def make_dict(key: jax.Array) -> dict[str, jax.Array]:
@@ -47,9 +42,6 @@ def apply_dict(params: Any, x: jax.Array) -> jax.Array:
 def step_dict(params: Any, x: jax.Array, y: jax.Array) -> tuple[Any, jax.Array]:
     loss, gradient = jax.value_and_grad(lambda p: loss_of(apply_dict(p, x), y))(params)
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), loss
-
-
-# --- a Linen TrainState -----------------------------------------------------------------------------------------------
 
 
 UNIFORM = jax.nn.initializers.uniform(0.5)  # normal numbers take long to compile
@@ -70,15 +62,8 @@ def make_linen(key: jax.Array) -> TrainState:
 
 
 def step_linen(state: TrainState, x: jax.Array, y: jax.Array) -> tuple[TrainState, jax.Array]:
-    loss, gradient = jax.value_and_grad(lambda p: loss_of(_logits(state.apply_fn({"params": p}, x)), y))(state.params)
+    loss, gradient = jax.value_and_grad(lambda p: loss_of(state.apply_fn({"params": p}, x), y))(state.params)
     return state.apply_gradients(grads=gradient), loss
-
-
-def _logits(x: Any) -> jax.Array:
-    return x
-
-
-# --- NNX --------------------------------------------------------------------------------------------------------------
 
 
 SGD = optax.sgd(0.1, momentum=0.9)  # one object, or nnx.jit would compile for each member
@@ -106,9 +91,6 @@ def step_nnx(net: Regular, opt: Any, x: jax.Array, y: jax.Array) -> jax.Array:
     loss, gradient = nnx.value_and_grad(lambda net: loss_of(net(x), y))(net)
     opt.update(net, gradient)
     return loss
-
-
-# --- by hand ----------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,15 +147,6 @@ def _applied(kind: Kind, member: Any) -> Any:
 
 def arrays_of(member: Any) -> list[np.ndarray]:
     """A member's arrays, each variable once, keys as numbers."""
-    holds_modules = any(isinstance(part, nnx.Pytree) for part in jax.tree.leaves(member, is_leaf=_is_module))
-    leaves = jax.tree.leaves(nnx.split(member, graph=True)[1] if holds_modules else member)
-    return [_number(leaf) for leaf in leaves]
-
-
-def _is_module(x: Any) -> bool:
-    return isinstance(x, nnx.Pytree)
-
-
-def _number(leaf: Any) -> np.ndarray:
-    is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+    is_module = lambda part: isinstance(part, nnx.Pytree)  # noqa: E731
+    holds_modules = any(map(is_module, jax.tree.leaves(member, is_leaf=is_module)))
+    return [data(leaf) for leaf in jax.tree.leaves(nnx.split(member, graph=True)[1] if holds_modules else member)]

@@ -15,6 +15,7 @@ import paraxis as px
 from paraxis.ensembles import Epoch, History
 from paraxis.train import StopEarly
 from tests._members import mesh_of
+from tests._modules import host
 from tests._support import assert_close, values
 
 DIMS = ("NWC", "WIO", "NWC")
@@ -56,10 +57,6 @@ def batches(key: int, epoch: int, num_rows: int = NUM_ROWS) -> np.ndarray:
     """The row numbers of an epoch, written down again."""
     order = np.asarray(jax.random.permutation(jax.random.fold_in(jax.random.key(key), epoch), num_rows))
     return order[: num_rows // BATCH * BATCH].reshape(-1, BATCH)
-
-
-def host(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), tree)
 
 
 def check(ens: px.Ensemble, step: Any, key: int, pick: Callable[..., Any], **options: Any) -> History:
@@ -121,8 +118,6 @@ def test_ensemble_fit_averages_metrics_of_any_kind_however_epochs_run(convolve: 
     np.testing.assert_allclose(history.curve("loss")[1], [[1 + 2j, 1 + 2j]])
     np.testing.assert_allclose(history.curve("rows")[1], np.ones((1, 2, 4)))
 
-
-# --- evaluations and early stopping: scripted members count their steps, and read their metric off a table -----------
 
 ROWS = (np.arange(8, dtype=np.float32),)  # in batches of 4: two steps
 NAN = float("nan")
@@ -218,9 +213,6 @@ def test_ensemble_fit_tells_a_callback_of_each_epoch() -> None:
         "epoch 4 of 4, loss 3.5 (3.5 to 3.5), test/accuracy -3 (-5 to -1), test/loss 3 (1 to 5), 1 of 2 active"
     )
     assert [one.active.tolist() for one in told] == [[True, True]] * 2 + [[False, True]] * 2
-
-
-# --- resumed --------------------------------------------------------------------------------------------------------
 
 
 class KilledError(Exception):
