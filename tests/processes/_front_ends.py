@@ -165,7 +165,8 @@ def refusals() -> Results:
     apart = np.arange(203) == 101 * HERE.process  # in each process another row
     fewer = slice(200 + HERE.process)
     state = px.TrainState.create({"w": jnp.zeros(7)}, optax.sgd(0.1))
-    step = px.train_step(lambda params, batch: (batch["x"] @ params["w"] - batch["z"]) ** 2)
+    loss = lambda params, batch: (batch["x"] @ params["w"] - batch["z"]) ** 2  # noqa: E731
+    step, test = px.train_step(loss), px.Evaluate(px.eval_step(loss), px.loader({"x": X, "z": Z}, 20), every=4)
     if RANK:
         if HERE.process:
             with pytest.raises(px.DeviceError, match="each process needs one of its own"):
@@ -177,8 +178,10 @@ def refusals() -> Results:
         ):
             with pytest.raises(px.DataError, match=words):
                 call()
-    fitted = px.fit(state, step, px.loader({"x": X, "z": Z}, 40), epochs=1, progress=False)  # still in step
-    return {"w": fitted.state.params["w"], "rows": jnp.sum(px.solve.rows(X, Y).weight)}
+    data = px.loader({"x": X, "z": Z}, 40)
+    fitted = px.fit(state, step, data, epochs=2, evaluate=test, progress=False)  # still in step
+    told = [record.metrics for record in (*fitted.history.epochs, *fitted.history.evaluations)]
+    return {"w": fitted.state.params["w"], "told": told, "rows": jnp.sum(px.solve.rows(X, Y).weight)}
 
 
 _PARTS = verbs, streams, ensembles, solvers, estimators, transforms, refusals

@@ -1,4 +1,4 @@
-"""One of two processes that fit, meet NaN, read, divide and save: ``python -m tests.processes._ranks DIRECTORY``."""
+"""One of two processes that meet NaN, read, divide and save: ``python -m tests.processes._ranks DIRECTORY``."""
 
 import json
 import sys
@@ -18,19 +18,6 @@ import paraxis as px
 HERE = px.initialize()
 
 from tests import _fits as fits, _steps as models  # noqa: E402  they make arrays
-
-
-def fit(directory: Path) -> dict[str, Any]:
-    evaluated = px.eval_step(lambda params, batch: (batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2)
-    options = {"checkpoint": px.Checkpoints(directory / "checkpoints", every=10), "log": directory / "log", "steps": 40}
-    evaluate = px.Evaluate(evaluated, px.loader(fits.arrays(), 4), every=15)
-    step, data = px.train_step(fits.loss), px.loader(fits.arrays(), fits.BATCH, seed=1)
-    fitted = px.fit(fits.start(), step, data, evaluate=evaluate, **options)
-    return {
-        "w": np.asarray(fitted.state.params["w"]).tolist(),
-        "losses": [record.metrics["loss"] for record in fitted.history.epochs],
-        "evaluated": [record.step for record in fitted.history.evaluations],
-    }
 
 
 def meet_nan(directory: Path) -> str:
@@ -113,6 +100,6 @@ def save(path: Path) -> None:
 
 if __name__ == "__main__":
     DIRECTORY = Path(sys.argv[1])
-    RESULT = fit(DIRECTORY) | {"nan": meet_nan(DIRECTORY), "read": read(), "divided": divide()}
+    RESULT = {"nan": meet_nan(DIRECTORY), "read": read(), "divided": divide()}
     save(DIRECTORY / "saved")
     (DIRECTORY / f"result-{HERE.process}.json").write_text(json.dumps(RESULT))

@@ -71,17 +71,3 @@ def test_a_ctrl_c_that_the_shell_wants_ignored_is_ignored() -> None:
         assert fit(signal.SIGINT, signal.SIGINT).state == 10
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def test_a_deferred_interrupt_takes_effect_at_the_end() -> None:
-    reached = []
-
-    def interrupted() -> None:
-        with processes.deferred_interrupt():
-            signal.raise_signal(signal.SIGINT)
-            reached.append(True)
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert reached == [True]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -137,9 +137,7 @@ time.sleep(2)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("last", "status"), [(100, 1), (0, 0)])
-def test_initialize_finds_a_process_stuck_from_the_last_step_until_the_loop_has_ended(
-    tmp_path: Path, last: int, status: int
-) -> None:
+def test_initialize_finds_a_process_stuck_until_the_loop_has_ended(tmp_path: Path, last: int, status: int) -> None:
     script = tmp_path / "script.py"
     script.write_text(LOOPS.format(last=last))
     ((found, _, error),) = ends(started(script))

@@ -95,9 +95,7 @@ MANY_LINES = "import pathlib, sys\nfor _ in range(30_000): print('a line')\npath
         ("| head -1; exit ${PIPESTATUS[0]}", ""),
     ],
 )
-def test_launch_lets_ranks_go_on_where_their_output_cannot_be_written(
-    redirection: str, said: str, tmp_path: Path
-) -> None:
+def test_launch_lets_ranks_go_on_if_their_output_cannot_be_written(redirection: str, said: str, tmp_path: Path) -> None:
     words = [*COMMAND, "launch", "-n", "1", written(tmp_path, MANY_LINES), str(tmp_path / "ended")]
     command = ["bash", "-c", f'"$@" {redirection}', "bash", *words]
     done = subprocess.run(command, env=plain_environment(), capture_output=True, text=True, timeout=100)
@@ -118,9 +116,7 @@ FAILURES = [
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("what", "who", "status", "message"), FAILURES)
-def test_launch_names_the_first_rank_that_fails_and_ends_all(
-    launched: Launch, what: str, who: int, status: int, message: str
-) -> None:
+def test_launch_names_a_rank_that_fails_first(launched: Launch, what: str, who: int, status: int, message: str) -> None:
     found, out, error = launched(TRAINING, what, str(who), n=3, devices=1)
     assert found == status
     assert re.findall(r"^paraxis launch: (.*?;)", error, re.MULTILINE) == [message]
@@ -195,9 +191,7 @@ if os.environ["PARAXIS_PROCESS"] == "1" and step < 20:
 
 
 @pytest.mark.parametrize(("restarts", "status", "attempts"), [(5, 0, 3), (1, 4, 2)])
-def test_launch_starts_all_ranks_again_from_what_they_have_saved(
-    launched: Launch, tmp_path: Path, restarts: int, status: int, attempts: int
-) -> None:
+def test_launch_restarts_all_ranks(launched: Launch, tmp_path: Path, restarts: int, status: int, attempts: int) -> None:
     found, out, error = launched(written(tmp_path, COUNTS), str(tmp_path), restarts=restarts)
     assert found == status
     expected = [("0", "0"), ("1", "10"), ("2", "20")][:attempts]

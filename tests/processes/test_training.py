@@ -29,16 +29,6 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_fit_in_two_processes_is_that_in_one(unbroken: Path) -> None:
-    data = px.loader(fits.arrays(), fits.BATCH, seed=1)
-    expected = px.fit(fits.start(), px.train_step(fits.loss), data, steps=40, progress=False)
-    for found in results(unbroken):
-        np.testing.assert_allclose(found["w"], expected.state.params["w"], rtol=1e-4)
-        losses = [record.metrics["loss"] for record in expected.history.epochs]
-        np.testing.assert_allclose(found["losses"], losses, rtol=1e-4)
-        assert found["evaluated"] == [15, 30, 40]
-
-
 def test_loader_reads_in_each_process_the_rows_of_its_devices(unbroken: Path) -> None:
     first, second = (found["read"] for found in results(unbroken))
     alone = px.loader(np.arange(12), 8, seed=1, transform=fits.noisy)
