@@ -1,9 +1,11 @@
 """Axes laid over some of the devices, and the comparison of trees, for the tests of all rooms."""
 
 import contextlib
+import importlib.util
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -76,6 +78,14 @@ def in_double(f: Callable[..., Any], *args: Any) -> Any:
         wide = jax.jit(f)(*(jax.numpy.asarray(np.asarray(x), "float64") for x in args))
         wide = jax.tree.map(np.asarray, wide)
     return jax.tree.map(narrow, wide)
+
+
+def module_at(path: Path) -> Any:
+    """The module of a file that is in no package."""
+    spec: Any = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 _lowered: list[str] = []

@@ -1,25 +1,16 @@
 """The benchmarks' page shows what was measured, and other pages quote its figures; nothing here runs a benchmark."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
-from typing import Any
+
+from tests._support import module_at
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "benchmarks"
 
 
-def load_page() -> Any:
-    spec = importlib.util.spec_from_file_location("page", FOLDER / "page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-page = load_page()
+page = module_at(FOLDER / "page.py")
 
 
 def numbers(text: str) -> list[str]:

@@ -4,7 +4,6 @@
 """
 
 import base64
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -13,20 +12,13 @@ import nbformat
 import pytest
 from nbclient.exceptions import CellExecutionError
 
+from tests._support import module_at
+
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
 
 
-def _pages() -> Any:
-    spec = importlib.util.spec_from_file_location("notebook_pages", ROOT / "docs" / "notebook_pages.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-pages = _pages()
+pages = module_at(ROOT / "docs" / "notebook_pages.py")
 
 
 def stored_results(text: str) -> list[str]:

@@ -4,29 +4,23 @@ import contextlib
 import functools
 import importlib
 import io
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-Example = Callable[[str], ModuleType]
 Quick = Callable[[str], tuple[Any, str, Path]]
 
-
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> Example:
-    """Import an example by its name."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    return importlib.import_module
+sys.path.append(str(EXAMPLES))  # where the examples find each other
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Quick:
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Quick:
     """Run an example's ``main`` with ``--quick``, once: what it returns, what it prints, and its picture."""
 
     @functools.cache
@@ -39,9 +33,3 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Quick:
         return found, printed.getvalue(), folder / "plot.png"
 
     return run
-
-
-@pytest.fixture
-def quick(example: Example, runs: Quick) -> Quick:
-    """The same, where the examples find each other."""
-    return runs

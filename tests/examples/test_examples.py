@@ -3,15 +3,16 @@
 import ast
 import contextlib
 import io
-import os
 import re
 import subprocess
 import sys
 import textwrap
+from importlib import import_module
 
 import pytest
 
-from tests.examples.conftest import EXAMPLES, Example, Quick
+from tests.examples.conftest import EXAMPLES, Quick
+from tests.processes._support import COMMAND, plain_environment
 
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if not path.stem.startswith("_"))
 TOURS = ["compilation", "parallelism", "vectorization"]  # a page's snippets in turn: no table, and no options
@@ -27,11 +28,11 @@ def test_an_example_prints_its_table_and_draws(name: str, quick: Quick) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TOURS)
-def test_a_tour_prints_what_its_docstring_shows(name: str, example: Example) -> None:
+def test_a_tour_prints_what_its_docstring_shows(name: str) -> None:
     doc, printed = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text("utf-8"))), io.StringIO()
     shown = textwrap.dedent(doc.partition("::\n\n")[2]) if doc else ""
     with contextlib.redirect_stdout(printed):
-        example(name).main()
+        import_module(name).main()
     rounded = [[_to_three_digits(line) for line in text.splitlines()] for text in (printed.getvalue(), shown)]
     assert rounded[0] == rounded[1]
 
@@ -42,21 +43,19 @@ def _to_three_digits(line: str) -> str:
     return re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2g}", text)
 
 
-LAUNCH = ["-c", "import sys; from paraxis.cli import main; sys.exit(main())", "launch", "-n", "2", "--devices", "1"]
+LAUNCH = [*COMMAND, "launch", "-n", "2", "--devices", "1"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "printed"),
     [
-        ([str(EXAMPLES / "fedavg.py"), "--devices", "3"], "on 3 devices"),
+        ([sys.executable, str(EXAMPLES / "fedavg.py"), "--devices", "3"], "on 3 devices"),
         ([*LAUNCH, str(EXAMPLES / "mnist_cnn.py")], "rows on 2 devices of 2 processes;"),
     ],
 )
 def test_an_example_is_a_command(command: list[str], printed: str) -> None:
-    # Entries of JAX's cache are not written atomically.
-    ours = {name: x for name, x in os.environ.items() if name not in ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")}
-    command = [sys.executable, *command, "--quick"]
-    done = subprocess.run(command, env=ours, capture_output=True, text=True, timeout=280, check=False)
+    command = [*command, "--quick"]
+    done = subprocess.run(command, env=plain_environment(), capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(printed) == 1

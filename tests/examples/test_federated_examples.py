@@ -1,5 +1,6 @@
 """What the examples of distributed and federated learning compute, against NumPy and loops over the clients."""
 
+from importlib import import_module
 from typing import Any
 
 import jax
@@ -11,14 +12,13 @@ import pytest
 import paraxis as px
 from paraxis.testing import assert_communication
 from tests._support import assert_close
-from tests.examples.conftest import Example
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def setting(example: Example) -> Any:
-    return example("_setting")
+def setting() -> Any:
+    return import_module("_setting")
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def mean(trees: list[Any], weights: list[int] | None = None) -> Any:
     return jax.tree.map(lambda *each: np.average(each, axis=0, weights=weights).astype("float32"), *trees)
 
 
-def test_distributed_sgd_is_full_batch_gradient_descent(example: Example) -> None:
-    module = example("distributed_sgd")
+def test_distributed_sgd_is_full_batch_gradient_descent() -> None:
+    module = import_module("distributed_sgd")
     x, y = (a.reshape(442, *a.shape[2:]).astype(np.float64) for a in module.patients())
     expected, losses = np.zeros(11), []
     for _ in range(30):
@@ -42,8 +42,8 @@ def test_distributed_sgd_is_full_batch_gradient_descent(example: Example) -> Non
     np.testing.assert_allclose(found, losses, rtol=1e-4)
 
 
-def test_fedavg_is_the_average_of_clients_trained_one_by_one(example: Example, setting: Any, model: Any) -> None:
-    module, trained = example("fedavg"), []
+def test_fedavg_is_the_average_of_clients_trained_one_by_one(setting: Any, model: Any) -> None:
+    module, trained = import_module("fedavg"), []
     data = setting.digits(module.CLIENTS, by_label=True)
     for x, y in zip(data.x, data.y, strict=True):
         own = model
@@ -53,8 +53,8 @@ def test_fedavg_is_the_average_of_clients_trained_one_by_one(example: Example, s
     assert_close(jax.tree.map(np.asarray, module.make_round(2, 0.1)(model, data.x, data.y)), mean(trained))
 
 
-def test_clients_that_stay_away_might_as_well_not_exist(example: Example, setting: Any, model: Any) -> None:
-    module = example("fedavg_partial")
+def test_clients_that_stay_away_might_as_well_not_exist(setting: Any, model: Any) -> None:
+    module = import_module("fedavg_partial")
     data = setting.digits(module.CLIENTS, by_label=True)
     mask = np.arange(module.CLIENTS) % 3 == 0
     spoilt = np.where(mask[:, None, None], data.x, np.nan).astype(np.float32)
@@ -63,9 +63,9 @@ def test_clients_that_stay_away_might_as_well_not_exist(example: Example, settin
     assert_close(got, jax.tree.map(lambda p, u: p + u.mean(0), model, updates))
 
 
-def test_a_cohort_that_is_padded_gives_what_its_clients_give_one_by_one(example: Example, model: Any) -> None:
+def test_a_cohort_that_is_padded_gives_what_its_clients_give_one_by_one(model: Any) -> None:
     """FedAvg's mean change and SCAFFOLD's vectors: with vectors of zeros, a new one is the mean gradient."""
-    module = example("federated_cohorts")
+    module = import_module("federated_cohorts")
     cohort = module.clients().groups.sample(module.COHORT, seed=(0, 0))
 
     @jax.jit
@@ -92,9 +92,9 @@ def test_a_cohort_that_is_padded_gives_what_its_clients_give_one_by_one(example:
     assert_close(new, jax.tree.map(lambda *each: np.stack(each), *vectors), rtol=1e-3, atol=1e-5)
 
 
-def test_the_hypergradient_is_the_slope_of_the_loss(example: Example) -> None:
+def test_the_hypergradient_is_the_slope_of_the_loss() -> None:
     """In float64, without Paraxis: two rounds by plain ``vmap``, and central differences in the rate."""
-    module, rng = example("federated_autodiff"), np.random.default_rng(0)
+    module, rng = import_module("federated_autodiff"), np.random.default_rng(0)
     x, y = module.synthetic(1.0, 1.0)
     model = {"w": rng.normal(0, 0.1, (60, 10)), "b": rng.normal(0, 0.1, 10)}
     small = jax.tree.map(lambda a: a.astype(np.float32), model)
@@ -114,8 +114,8 @@ def test_the_hypergradient_is_the_slope_of_the_loss(example: Example) -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-3)
 
 
-def test_diloco_takes_a_nesterov_step_along_the_average_move(example: Example, setting: Any, model: Any) -> None:
-    module, adamw = example("diloco"), optax.adamw(3e-3, weight_decay=1e-2)
+def test_diloco_takes_a_nesterov_step_along_the_average_move(setting: Any, model: Any) -> None:
+    module, adamw = import_module("diloco"), optax.adamw(3e-3, weight_decay=1e-2)
     x, y = module.batches(setting.digits(module.WORKERS, by_label=False), 10)
     state, expected, velocity = module.start(model), model, jax.tree.map(jnp.zeros_like, model)
     moments = [adamw.init(model)] * module.WORKERS

@@ -1,5 +1,6 @@
 """What the examples of ensembles, linear models and private gradients compute, against NumPy, JAX and scikit-learn."""
 
+from importlib import import_module
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 
 from tests._support import assert_close
-from tests.examples.conftest import Example, Quick
+from tests.examples.conftest import Quick
 
 pytestmark = pytest.mark.slow
 
@@ -37,9 +38,9 @@ def _mlp(params: Any, images: np.ndarray) -> jax.Array:
 
 
 @pytest.mark.parametrize("devices", [1, 3, 8])
-def test_the_loop_of_sharded_logreg_ends_at_scikit_learns_solution(example: Example, devices: int) -> None:
+def test_the_loop_of_sharded_logreg_ends_at_scikit_learns_solution(devices: int) -> None:
     """Ten classes that overlap, so that there is a solution without a penalty; rows that do not divide by 8."""
-    module, rng = example("sharded_logreg"), np.random.default_rng(0)
+    module, rng = import_module("sharded_logreg"), np.random.default_rng(0)
     y = rng.integers(0, 10, 1_003)
     x = (rng.normal(size=(10, 12))[y] / 2 + rng.normal(size=(1_003, 12))).astype(np.float32)
     run = module.minimise(module.on_devices(module.Labelled(x, y.astype(np.int32)), devices), 30)
@@ -51,8 +52,8 @@ def test_the_loop_of_sharded_logreg_ends_at_scikit_learns_solution(example: Exam
     assert run.communicated.total_count == (2 if devices > 1 else 0)
 
 
-def test_a_table_with_text_and_gaps_is_fitted_as_by_scikit_learn(example: Example, quick: Quick) -> None:
-    module, (found, _, _) = example("fit_table"), quick("fit_table")
+def test_a_table_with_text_and_gaps_is_fitted_as_by_scikit_learn(quick: Quick) -> None:
+    module, (found, _, _) = import_module("fit_table"), quick("fit_table")
     table = module.patients()
     y, income = table["sick"].to_numpy(), table["income"].to_numpy()
     train = module.train_test_split(np.arange(len(y)), test_size=0.2, random_state=0)[0]
@@ -68,8 +69,8 @@ def test_a_table_with_text_and_gaps_is_fitted_as_by_scikit_learn(example: Exampl
 
 
 @pytest.mark.parametrize("parallel", [False, True])
-def test_a_private_step_is_a_noisy_mean_of_clipped_gradients(example: Example, parallel: bool) -> None:
-    module, data = example("private_gradients"), example("_setting").digits(1, by_label=False)
+def test_a_private_step_is_a_noisy_mean_of_clipped_gradients(parallel: bool) -> None:
+    module, data = import_module("private_gradients"), import_module("_setting").digits(1, by_label=False)
     x, labels = data.x[0], data.y[0]
 
     def weights(net: Any) -> list[jax.Array]:

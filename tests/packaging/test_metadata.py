@@ -1,6 +1,5 @@
 """What a release says of itself: one version, one licence, the same authors, and each extra explained and tried."""
 
-import importlib.util
 import re
 import sys
 import types
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 
 import paraxis as px
+from tests._support import module_at
 from tests.packaging._programs import PROGRAMS
 from tests.packaging._project import EXTRAS, FOR_USERS, PROJECT, ROOT
 
@@ -50,12 +50,7 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Any:
         parts = ["hatchling", *place.split(".")]
         for end in range(len(parts)):
             monkeypatch.setitem(sys.modules, ".".join(parts[: end + 1]), interface)
-    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(ROOT / "hatch_build.py")
 
 
 def test_on_an_index_no_link_of_the_readme_is_dead(hook: Any) -> None:
