@@ -72,17 +72,6 @@ def _density(w: jax.Array, x: jax.Array) -> Any:
     return log_density(_model, (w, x), {}, {"slope": x[0]})[0]
 
 
-def _numpyro_nuts(w: jax.Array, x: jax.Array) -> Any:
-    kernel = NUTS(_model)
-    state = kernel.init(jax.random.key(0), 5, None, (w, x), {})
-
-    def step(state: Any, _: None) -> Any:
-        state = kernel.sample(state, (w, x), {})
-        return state, state.z
-
-    return jax.lax.scan(step, state, length=10)[1]
-
-
 def _converted(w: jax.Array, x: jax.Array) -> jax.Array:
     closed = eqx.filter_closure_convert(lambda y: jnp.tanh(y @ jnp.outer(w, x)), x)
     return closed(2 * x)
@@ -128,7 +117,6 @@ CASES = {
     "diffrax direct": Case(_ode(diffrax.Tsit5(), adjoint=diffrax.DirectAdjoint())),
     "blackjax NUTS": Case(_nuts, has_derivative=False),
     "numpyro density": Case(_density),
-    "numpyro NUTS": Case(_numpyro_nuts, has_derivative=False),
     "equinox closure": Case(_converted),
     "equinox loop": Case(_looped),
     "lineax CG": Case(_linear(lineax.CG(rtol=1e-6, atol=1e-6))),
@@ -185,16 +173,6 @@ def test_a_library_in_a_map_does_what_it_does_alone(name: str, size: int, at_onc
     run = partial(_mapped, case, inside, axis)
     found = (jax.jit(run) if compiled else run)(w, x)
     assert_close(found, jax.jit(partial(_in_turn, case, inside))(w, x), rtol=2e-3, atol=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_a_library_in_a_map_sends_nothing(name: str) -> None:
-    axis, (w, x) = axis_on(8, 16), _inputs(16)
-    nothing = dict.fromkeys(("all_reduce", "all_gather", "all_to_all", "collective_permute"), 0)
-    px.testing.assert_communication(
-        lambda w, x: px.map_fn(CASES[name].fn, (px.broadcast(w, axis), x), axis), w, x, **nothing
-    )
 
 
 @pytest.mark.slow

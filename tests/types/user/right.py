@@ -14,9 +14,6 @@ x, host = jnp.ones((8, 3)), np.ones((8, 3))
 clients = px.Axis("clients", 8)
 
 
-# --- verbs and programs ---------------------------------------------------------------------------------------------
-
-
 def of_one(w: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.sum(w * x)
 
@@ -53,9 +50,6 @@ class Clients:
 assert_type(Clients().mean(x), jax.Array)
 
 
-# --- modules --------------------------------------------------------------------------------------------------------
-
-
 def error(net: nnx.Linear, x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.mean((net(x) - y) ** 2)
 
@@ -66,9 +60,6 @@ assert_type(px.Parallel(error, net, reduce="mean")(x, x), jax.Array)
 assert_type(px.Vectorize(error, net, batch_axis=(0, None))(x, x), jax.Array)
 assert_type(px.Jit(net)(host), jax.Array)  # NumPy's arrays are taken too
 assert_type(px.GradValues(error, net)(x, x)[1], jax.Array)
-
-
-# --- training and ensembles -----------------------------------------------------------------------------------------
 
 
 def batch_loss(model: nnx.Linear, batch: dict[str, jax.Array]) -> jax.Array:

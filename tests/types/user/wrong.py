@@ -3,12 +3,9 @@
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
+from right import Clients, clients, error, loss, net, x
 
 import paraxis as px
-
-x = jnp.ones((8, 3))
-clients = px.Axis("clients", 8)
 
 px.brodcast(x, clients)  # wrong
 px.Paralell  # wrong
@@ -20,32 +17,13 @@ px.reduce_mean(x, 8)  # wrong
 px.pmap(jnp.sin, axisname="clients")  # wrong
 px.reduce_mean(x, clients).shap  # wrong
 
-
-@px.program(clients=8)
-def loss(w: jax.Array, x: jax.Array, *, scale: float = 1.0) -> jax.Array:
-    return scale * px.reduce_mean(px.map_fn(lambda w, x: jnp.sum(w * x), (px.broadcast(w), x)))
-
-
 loss(x[0])  # wrong
 loss("w", x)  # wrong
 loss(x[0], x, scal=2.0)  # wrong
 loss(x[0], x).shap  # wrong
 
-
-class Clients:
-    @px.program(clients=8)
-    def mean(self, x: jax.Array) -> jax.Array:
-        return px.reduce_mean(x)
-
-
 Clients().mean(x, x)  # wrong
 
-
-def error(net: nnx.Linear, x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.mean((net(x) - y) ** 2)
-
-
-net = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
 px.Jit(error, net, donat=True)  # wrong
 px.Parallel(error, net, reduce="mean")(x, x).shap  # wrong
 px.Vectorize(error, net, batch_axes=0)  # wrong
