@@ -39,9 +39,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["launch", "-n", "2", "nowhere.py"], "there is no file nowhere.py"),
     ],
 )
-def test_command_line_names_a_mistake_without_a_traceback(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
+def test_command_line_names_a_mistake(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     status, _, err = said(capsys, *arguments)
     assert status == 2
     assert message in err

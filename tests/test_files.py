@@ -13,9 +13,7 @@ pytestmark = pytest.mark.floor
 
 @pytest.mark.parametrize("error", [None, OSError("no space left"), KeyboardInterrupt("stop")], ids=str)
 @pytest.mark.parametrize("old", [b"old", None])
-def test_a_file_takes_its_place_when_it_is_whole_or_leaves_what_was_there(
-    error: BaseException | None, old: bytes | None, tmp_path: Path
-) -> None:
+def test_a_file_is_there_whole_or_as_it_was(error: BaseException | None, old: bytes | None, tmp_path: Path) -> None:
     target = tmp_path / "new" / "file"
     target.parent.mkdir()
     if old:

@@ -23,8 +23,6 @@ def summed(x):
     return px.reduce_sum(x)
 
 
-# --- axes ------------------------------------------------------------------------------------------------------------
-
 SPELLINGS: dict[str, Any] = {
     "keyword": px.program(clients=3),
     "mapping": px.program({"clients": 3}),
@@ -68,8 +66,6 @@ def test_program_follows_a_mesh_in_force_or_of_the_axis():
     declared = px.program(clients=axis)(summed)
     assert (repr(declared), declared(X)) == ("<program summed: clients=3 on 1 device (3 each)>", 7)
 
-
-# --- where they are known --------------------------------------------------------------------------------------------
 
 VERBS: dict[str, Callable[[Any], Any]] = {
     "map_fn": functools.partial(px.map_fn, jnp.sin),
@@ -126,9 +122,6 @@ def test_program_does_not_mix_with_those_of_other_threads():
         assert list(pool.map(run, sizes)) == [(size**2, 2 * size**2) for size in sizes]
 
 
-# --- arguments -------------------------------------------------------------------------------------------------------
-
-
 @px.program(clients=3)
 def combined(x, how="sum", *, double=False, scale=None):
     y = {"sum": px.reduce_sum, "max": px.reduce_max}[how](x) * (2 if double else 1)
@@ -154,9 +147,6 @@ def test_program_decorates_methods():
     assert [float(Model(s).loss(X)) for s in (1.0, 2.0)] == [7.0, 14.0]
     assert jax.grad(Model(2.0).loss)(X).tolist() == [2, 2, 2]
     assert Model.loss.__doc__ == "Scaled sum."
-
-
-# --- derivatives -----------------------------------------------------------------------------------------------------
 
 
 def mean_loss(library, w):

@@ -80,9 +80,6 @@ def test_a_mean_of_losses_and_its_gradient_are_one_all_reduce(devices: int, size
     assert found.total_bytes == 4 * num_numbers
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------
-
-
 def temporary_bytes(fn: Any, *args: Any) -> int:
     analysis = jax.jit(fn).lower(*args).compile().memory_analysis()
     assert analysis is not None

@@ -14,8 +14,6 @@ from jax import lax
 import paraxis as px
 from tests._support import PLACEMENTS, assert_close, axis_on, compilations, values
 
-# --- what is read is read again -------------------------------------------------------------------------------------
-
 
 class Holder:
     """A method that reads an attribute."""
@@ -81,9 +79,6 @@ def test_a_rule_of_ones_own_is_that_of_the_function_at_hand() -> None:
             assert_close(step(jax.grad(program))(x), np.full(3, slope))
 
 
-# --- compiled once, and let go --------------------------------------------------------------------------------------
-
-
 def test_a_new_function_of_the_same_structure_compiles_nothing() -> None:
     axis, x = axis_on(2, 5), jnp.asarray(values(5))
 
@@ -120,9 +115,6 @@ def test_functions_and_what_they_hold_are_let_go() -> None:
     assert not any(ref() for ref in held)
 
 
-# --- effects --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("at_once", [None, 1])
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
@@ -146,9 +138,6 @@ def test_effects_happen_for_each_element(placement: tuple[int, int], at_once: in
             assert set(seen) == set(x.tolist())
         else:
             assert sorted(seen) == x.tolist()
-
-
-# --- what JAX asks of a primitive -------------------------------------------------------------------------------------
 
 
 @pytest.mark.sampled(2)
@@ -181,8 +170,6 @@ def test_a_body_may_use_the_name_of_a_vmap_around_it(placement: tuple[int, int])
     value = np.sin(w[:, None] * total).sum(1) + np.arange(3) * placement[1]
     assert_close(found, (value, (np.cos(w[:, None] * total) * total).sum(1)), rtol=1e-4, atol=1e-4)
 
-
-# --- what was found by attacks ----------------------------------------------------------------------------------------
 
 RAGGED = [(1, 3), (8, 9), (8, 13), (2, 5)]  # an idle device, and one with some elements only
 

@@ -86,9 +86,6 @@ def test_values_are_scattered_and_gathered() -> None:
     np.testing.assert_array_equal(px.gather(uneven, px.Axis("rows", 5)), x[:5])
 
 
-# --- a second mesh axis that stays the compiler's ---------------------------------------------------------------------
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [4, 7])
 def test_a_body_may_lay_a_weight_over_another_axis(size: int) -> None:
@@ -106,9 +103,6 @@ def test_a_body_may_lay_a_weight_over_another_axis(size: int) -> None:
         split = jax.device_put(w, NamedSharding(mesh, P(None, "model")))
         got = jax.jit(jax.value_and_grad(mean))(split, x)
     assert_close(got, jax.jit(jax.value_and_grad(lambda w: jnp.tanh(x @ w).sum(1).mean()))(w), rtol=1e-4)
-
-
-# --- nesting ----------------------------------------------------------------------------------------------------------
 
 
 def nested_loss(pods: px.Axis, clients: px.Axis, w: jax.Array, x: jax.Array) -> jax.Array:
@@ -168,9 +162,6 @@ def test_an_axis_within_itself_is_refused() -> None:
     outer, inner, x = px.Axis("rows", 3), px.Axis("rows", 4), values(3, 4)
     got = px.map_fn(lambda x: px.map_fn(lambda x: x / px.psum(x, "rows"), x, inner), x, outer)
     assert_close(got, x / x.sum(1, keepdims=True))
-
-
-# --- what cannot be placed --------------------------------------------------------------------------------------------
 
 
 def test_an_axis_that_the_mesh_lacks_is_refused() -> None:
