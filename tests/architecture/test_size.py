@@ -22,7 +22,7 @@ class Size(NamedTuple):
 
 
 BUDGETS = {  # lines
-    "_core": 3_740,  # 3,600 were planned: what other interpreters of jaxprs need took 200
+    "_core": 4_430,  # 3,600 were planned: other interpreters of jaxprs took 200, and lanes, for any jaxpr, 660
     "_host": 670,  # 600 were planned: a map that tries tasks again, and locks, which two rooms need
     "cli": 420,
     "ensembles": 900,
@@ -35,8 +35,8 @@ BUDGETS = {  # lines
     "train": 3_300,
     "transforms": 1_300,
 }
-ALL = Size(20_000, 11_800, 150)
-TESTS = 19_100
+ALL = Size(20_500, 12_300, 150)  # lanes took 660 lines and 320 statements
+TESTS = 19_600
 
 
 def size(paths: Iterable[Path]) -> Size:

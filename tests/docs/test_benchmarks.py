@@ -29,9 +29,9 @@ def test_the_page_has_the_tables_of_the_results_and_at_most_15_kb():
     assert len(text.encode()) <= 15_000
 
 
-def test_at_most_15_benchmarks_have_at_most_120_lines_each():
+def test_at_most_16_benchmarks_have_at_most_120_lines_each():
     lines = [len(path.read_text("utf-8").splitlines()) for path in FOLDER.glob("bench_*.py")]
-    assert len(lines) <= 15
+    assert len(lines) <= 16
     assert max(lines) <= 120
 
 

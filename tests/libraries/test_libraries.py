@@ -128,7 +128,7 @@ CASES = {
 
 
 _EVERY_DAY = ("blackjax NUTS", "density", "closure", "lineax CG")
-DAILY = [(name, 10, None, True) for name in CASES if name.endswith(_EVERY_DAY)]
+DAILY = [(name, 10, None, True, "auto") for name in CASES if name.endswith(_EVERY_DAY)]
 
 
 def _inputs(size: int) -> tuple[jax.Array, jax.Array]:
@@ -152,9 +152,9 @@ def _in_turn(case: Case, inside: bool, w: jax.Array, x: jax.Array) -> Any:
     return (through, (slopes, value)) if inside else through
 
 
-def _mapped(case: Case, inside: bool, axis: px.Axis, w: jax.Array, x: jax.Array) -> Any:
+def _mapped(case: Case, inside: bool, axis: px.Axis, lowering: Any, w: jax.Array, x: jax.Array) -> Any:
     def on(fn: Any) -> Any:
-        return lambda w, x: px.map_fn(fn, (px.broadcast(w, axis), x), axis)
+        return lambda w, x: px.map_fn(fn, (px.broadcast(w, axis), x), axis, lowering=lowering)
 
     if not case.has_derivative:
         return on(case.fn)(w, x)
@@ -162,15 +162,20 @@ def _mapped(case: Case, inside: bool, axis: px.Axis, w: jax.Array, x: jax.Array)
     return (through, on(partial(_slope, case.fn))(w, x)) if inside else through
 
 
-EVERY = itertools.product(CASES, (8, 10, 20), (None, 1, 2), (True, False))
+EVERY = [
+    *itertools.product(CASES, (8, 10, 20), (None, 1, 2), (True, False), ("auto",)),
+    *itertools.product(CASES, (10, 20), (None, 2), (True,), ("lanes",)),
+]
 
 
-@pytest.mark.parametrize(("name", "size", "at_once", "compiled"), table(DAILY, EVERY))
-def test_a_library_in_a_map_does_what_it_does_alone(name: str, size: int, at_once: int | None, compiled: bool) -> None:
+@pytest.mark.parametrize(("name", "size", "at_once", "compiled", "lowering"), table(DAILY, EVERY))
+def test_a_library_in_a_map_does_what_it_does_alone(
+    name: str, size: int, at_once: int | None, compiled: bool, lowering: str
+) -> None:
     """Values and the gradient through the map; at night also each element's own gradient, inside."""
     case, axis, (w, x) = CASES[name], axis_on(8, size, at_once=at_once), _inputs(size)
-    inside = (name, size, at_once, compiled) not in DAILY
-    run = partial(_mapped, case, inside, axis)
+    inside = (name, size, at_once, compiled, lowering) not in DAILY
+    run = partial(_mapped, case, inside, axis, lowering)
     found = (jax.jit(run) if compiled else run)(w, x)
     assert_close(found, jax.jit(partial(_in_turn, case, inside))(w, x), rtol=2e-3, atol=1e-3)
 
@@ -186,3 +191,69 @@ def test_numpyro_runs_its_chains_in_a_map(chains: int) -> None:
         return mcmc.get_samples(group_by_chain=True)
 
     assert_close(run(px.pmap), run("vectorized"), rtol=1e-3, atol=1e-3)
+
+
+# --- lanes -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_equinox_asks_of_a_batch_is_known_by_its_name() -> None:
+    """Elements that are out of step are no batch; what is renamed would be asked of those that are together."""
+    for name in ("unvmap_any", "unvmap_all", "unvmap_max", "nonbatchable", "select_if_vmap"):
+        assert getattr(eqx.internal, f"{name}_p").name == name
+
+
+def _falling(rate: jax.Array, max_steps: int) -> Any:
+    """Steps and end of a solve, of which some take many more than others."""
+    term, steps = diffrax.ODETerm(lambda t, y, rate: -rate * (y - jnp.cos(t))), diffrax.PIDController(1e-4, 1e-6)
+    event = diffrax.Event(lambda t, y, args, **_: y < 0.2)
+    options: Any = {"stepsize_controller": steps, "event": event, "max_steps": max_steps}
+    found = diffrax.diffeqsolve(term, diffrax.Tsit5(), 0.0, 5.0, 0.01, jnp.ones(()), rate, **options)
+    assert found.ys is not None
+    return found.ys[0], found.stats["num_steps"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_once", [None, 3])
+def test_only_an_element_that_runs_raises_in_lanes(at_once: int | None) -> None:
+    """Steps are those of each solve alone, and too few of them are its own error."""
+    axis = axis_on(2, 11, at_once=at_once)
+    with jax.enable_x64(True):
+        rates = jnp.geomspace(0.5, 300.0, 11)
+        run = lambda max_steps, rates: px.map_fn(partial(_falling, max_steps=max_steps), rates, axis, lowering="lanes")  # noqa: E731
+        alone = jax.lax.map(partial(_falling, max_steps=4096), rates)
+        most = int(alone[1].max())
+        assert_close(run(most, rates), alone, rtol=1e-9)
+        with pytest.raises(Exception, match="maximum number of solver steps"):
+            jax.block_until_ready(run(most - 1, rates))
+
+
+@pytest.mark.slow
+def test_no_chain_waits_for_another_in_lanes() -> None:
+    """Leapfrogs are as many as the longest chain needs: by vmap, the sum of what the slowest takes of each doubling."""
+    calls = list[int]()
+
+    @jax.custom_jvp
+    def noted(x: jax.Array) -> jax.Array:
+        note = lambda x: calls.append(1) or np.zeros(x.shape[:-1], np.int32)  # noqa: E731
+        return x + jax.pure_callback(note, jax.ShapeDtypeStruct((), np.int32), x, vmap_method="expand_dims")
+
+    noted.defjvp(lambda primals, tangents: (noted(*primals), tangents[0]))
+
+    def funnel(x: jax.Array) -> jax.Array:
+        x = noted(x)
+        return -((x[0] / 3) ** 2) / 2 - jnp.sum(x[1:] ** 2 * jnp.exp(-x[0])) / 2 - x[0] * (x.shape[0] - 1) / 2
+
+    def chain(key: jax.Array) -> Any:
+        kernel: Any = blackjax.nuts(funnel, step_size=0.3, inverse_mass_matrix=jnp.ones(10))
+
+        def draw(state: Any, key: jax.Array) -> Any:
+            state, info = kernel.step(key, state)
+            return state, (state.position, info.num_integration_steps)
+
+        return jax.lax.scan(draw, kernel.init(jax.random.normal(key, (10,))), jax.random.split(key, 20))[1]
+
+    with jax.enable_x64(True):
+        keys = jax.random.split(jax.random.key(0), 16)
+        found = jax.block_until_ready(px.map_fn(chain, keys, axis_on(1, 16), lowering="lanes"))
+        assert len(calls) == 1 + int(found[1].sum(1).max())  # one for all at the start
+        assert_close(found, jax.lax.map(chain, keys), rtol=1e-9)

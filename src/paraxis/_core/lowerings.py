@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as P
 
-from paraxis._core import arrays, jax_api, placing, sums
+from paraxis._core import arrays, jax_api, lanes, placing, sums
 from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn
 from paraxis._core.placing import Placement, current
 from paraxis._core.pytrees import interleave, select
@@ -52,7 +52,8 @@ def _by_shard_map(
 
     Operands ``(size, ...)``, or ``(...)`` if shared; results ``(num_padded, ...)``, or sums ``(num_devices, ...)``.
     """
-    placement, chunk = m.placement, _traced_chunk(m, masked=given is not None)
+    m, chunk = _traced_chunk(m, masked=given is not None)
+    placement = m.placement
     has_idle = placement.has_idle_device and placement.has_mesh_alone
     # XLA's CPU compiler rewrites only the convolutions of the main computation into a form that it runs fast (jaxlib
     # 0.12): in a branch, a gradient's take 8 times as long as on zeros, where a loop may not end, and which a callback
@@ -99,7 +100,7 @@ def _block(m: Map, chunk: ClosedJaxpr, real: jax.Array | None, *blocks: jax.Arra
         more, results = of_chunk(part)
         return [total + y for total, y in zip(totals, more, strict=True)], results
 
-    if (count := placement.num_chunks) == 1:
+    if (count := 1 if m.lowering == "lanes" else placement.num_chunks) == 1:
         totals, results = of_chunk(rows)
     else:
         zeros = [arrays.zeros(a.update(dtype=sums.wide(a.dtype))) for a in select(m.body.out_avals, m.summed)]
@@ -109,17 +110,23 @@ def _block(m: Map, chunk: ClosedJaxpr, real: jax.Array | None, *blocks: jax.Arra
     return interleave(m.summed, [y[None] for y in totals], results)
 
 
-def _traced_chunk(m: Map, *, masked: bool) -> ClosedJaxpr:
-    """Trace what a device runs at once, outside of the mesh: rules of libraries see none."""
-    placement, lead = m.placement, (m.placement.chunk,)
+def _traced_chunk(m: Map, *, masked: bool) -> tuple[Map, ClosedJaxpr]:
+    """Trace what a device runs at once, outside of the mesh: rules of libraries see none. Return how it is run as well.
+
+    Lanes are as many elements as are under way at once, and are traced with all of a device's.
+    """
+    placement = m.placement
     env = {**jax.sharding.get_abstract_mesh().shape, **dict(m.axis_env)}
-    structs = [jax_api.struct(a, lead=() if s else lead) for a, s in zip(m.body.in_avals, m.shared, strict=True)]
-    masks = [jax.ShapeDtypeStruct((placement.chunk,), bool)] if masked or placement.is_padded else []
     has_maps = jax_api.holds(m.body.jaxpr, "px_map")
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
         m = m._replace(body=_with_maps_carried_out(m.body, env, on_one_device=True)) if has_maps else m
-        chunk = jax_api.trace(jax.jit(functools.partial(_chunk, m)), [*structs, *masks], env)[0]
-        return _with_maps_carried_out(chunk, env) if has_maps else chunk
+        m, program = lanes.prepare(m, env) if m.lowering == "lanes" else (m, None)
+        run = functools.partial(lanes.run, m, program) if program else functools.partial(_chunk, m)
+        lead = (placement.num_local if program else placement.chunk,)
+        structs = [jax_api.struct(a, lead=() if s else lead) for a, s in zip(m.body.in_avals, m.shared, strict=True)]
+        masks = [jax.ShapeDtypeStruct(lead, bool)] if masked or placement.is_padded else []
+        chunk = jax_api.trace(jax.jit(run), [*structs, *masks], env)[0]
+        return m, _with_maps_carried_out(chunk, env) if has_maps else chunk
 
 
 def _chunk(m: Map, *operands: jax.Array) -> list[jax.Array]:
@@ -224,19 +231,28 @@ def _convolves_on_cpu(body: ClosedJaxpr) -> bool:
 def require_together(m: Map) -> None:
     """Refuse to run elements that exchange values if they are not all under way together."""
     name, at_once, in_chunks = m.placement.axis.name, m.placement.axis.at_once, m.placement.num_chunks > 1
-    if (in_chunks or m.lowering == "unroll") and m.uses_axis:
+    if (in_chunks or m.lowering in ("unroll", "lanes")) and m.uses_axis:
         option = f"{at_once=}" if in_chunks else f"lowering={m.lowering!r}"
         raise AxisError(
             f"axis {name!r} has {option}, so elements do not run together and cannot exchange values; leave that out, "
             f"or reduce after the map: px.reduce_sum(px.map_fn(…), {name!r}). An element's number is "
             f"px.axis_index({name!r})"
         )
+    if m.lowering == "lanes" and any(exchanges(m, over=outer) for outer, _ in m.axis_env):
+        raise AxisError(
+            f"axis {name!r} has lowering='lanes', so its elements are out of step, but exchange values over an axis "
+            f"around it; leave the lowering out, or exchange outside of the map"
+        )
 
 
-def exchanges(m: Map, *kinds: str) -> bool:
-    """Return whether elements exchange values: in operations of ``kinds``, which they may leave apart; or in any."""
-    name = m.placement.axis.name
-    eqns = [e for e in _scope_of(m.body.jaxpr, name) if not kinds or e.primitive.name in kinds] if m.uses_axis else []
+def exchanges(m: Map, *kinds: str, over: str | None = None) -> bool:
+    """Return whether elements exchange values: in operations of ``kinds``, which they may leave apart; or in any.
+
+    They do so ``over`` their own axis, or one around it.
+    """
+    name = m.placement.axis.name if over is None else over
+    is_named = name in jax_api.free_axes(m.body.jaxpr)
+    eqns = [e for e in _scope_of(m.body.jaxpr, name) if not kinds or e.primitive.name in kinds] if is_named else []
     return any(is_collective_over(eqn, name) for eqn in eqns)
 
 

@@ -166,7 +166,7 @@ def _with_residuals(
 
 def _alike(m: Map, variables: Sequence[Any]) -> OperandMask:
     """Return which values that a body computes are alike for all elements that run together, as ``vmap`` finds it."""
-    if not jax_api.holds(m.body.jaxpr, "while", "scan"):
+    if m.lowering == "lanes" or not jax_api.holds(m.body.jaxpr, "while", "scan"):
         return [False] * len(variables)
     in_axes = [None if s or a else 0 for s, a in zip(m.shared, m.alike, strict=True)]
     name = m.placement.axis.name if m.uses_axis else None

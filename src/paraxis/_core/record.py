@@ -11,7 +11,7 @@ from paraxis._core import jax_api
 from paraxis._core.jax_api import ClosedJaxpr, ShapedArray
 from paraxis._core.placing import Placement
 
-Lowering = Literal["auto", "vmap", "unroll"]
+Lowering = Literal["auto", "vmap", "unroll", "lanes"]
 
 OperandMask = Sequence[bool]
 """A boolean for each operand of a map."""

@@ -77,8 +77,10 @@ def map_fn(
             arguments; anything else, a named tuple too, is one.
         axis: as in :func:`broadcast`.
         at_once: the largest number of elements per device in flight, in place of the axis's own.
-        lowering: how a device runs its elements: ``"vmap"`` (vectorised), ``"unroll"`` (one after the other; it takes
-            longer to compile) or ``"auto"``: unrolled for up to 16 elements with convolutions on CPU.
+        lowering: how a device runs its elements: ``"vmap"`` (vectorised); ``"unroll"`` (one after the other; it takes
+            longer to compile); ``"lanes"`` (vectorised, but no element waits for another in a loop: each leaves when it
+            is done, and one that waits takes its lane, of which there are ``at_once``); or ``"auto"``: unrolled for up
+            to 16 elements with convolutions on CPU, else vectorised.
 
     Returns:
         The function's result with every leaf ``(size, ...)``, in blocks over the devices.
@@ -160,7 +162,7 @@ def _traced(
     scope = entered(mapped=mapped, mesh=outer.mesh or mesh, covered=covered)
     with scope, maps.mesh_hidden(covered), axis_advice(f"map_fn: the axis that is mapped is {axis.name!r}"):
         m, inputs, out_tree = trace(element, operands, shared)
-        is_apart = placement.num_chunks > 1 or lowering == "unroll"
+        is_apart = placement.num_chunks > 1 or lowering in ("unroll", "lanes")
         if is_apart and m.uses_axis and outer.chunk is None and not lowerings.exchanges(m):
             number = Number(len(outer.mapped))  # elements that only ask for their number are given it
             with entered(numbers=(*outer.numbers, number)):

@@ -1,0 +1,456 @@
+"""The jaxpr of one element, cut into blocks of straight code where elements may part: at the ends of their loops.
+
+Radul et al., *Automatically Batching Control-Intensive Programs for Modern Accelerators* (MLSys 2020, arXiv
+1910.11141), give each element a program counter, from Python source; Dance et al., *Efficiently Vectorized MCMC on
+Modern Accelerators* (ICML 2025, arXiv 2503.17405), write samplers as such state machines by hand. Here the jaxpr is
+cut. A loop is, if its condition differs between elements, or if it holds a loop that is. Two kinds stay whole: loops
+that count to a bound that all share, and loops that are cheap beside the code around them, which cost more to part at
+than to wait for.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paraxis._core import jax_api
+from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, ShapedArray, Var
+from paraxis._core.pytrees import select
+from paraxis._core.record import OperandMask
+
+_SHARE = 0.5
+"""A loop stays whole if a turn of it costs less than this part of the code around it."""
+_TURNS = 4
+"""A loop whose number of turns is not known is priced as so many."""
+
+
+# --- an element by itself ------------------------------------------------------------------------------------------
+
+_OF_A_BATCH = ("unvmap_any", "unvmap_all", "unvmap_max", "nonbatchable", "select_if_vmap")
+"""Equinox's operations that ask about a batch. They have an ``impl`` of one element."""
+
+
+class _Asked(NamedTuple):
+    """What an element has been told of its batch: what it is of this element alone, and of all."""
+
+    alone: Any
+    of_all: Any
+
+
+def alone(closed: ClosedJaxpr, env: Mapping[str, int]) -> ClosedJaxpr:
+    """Return what one element computes without a batch, calls opened that hold loops.
+
+    Elements that are out of step have no batch to ask about. But whether to call the host, as for an error, is asked of
+    all that are in one block: a call that differs between them would be made for each.
+    """
+
+    def run(*args: Any) -> list[Any]:
+        return [_alone(y) for y in jax_api.evaluate(closed, *args, opens=_opens, apply=_bind_alone)]
+
+    return jax_api.dce(jax_api.trace(run, [jax_api.struct(a) for a in closed.in_avals], env)[0])[0]
+
+
+def _bind_alone(eqn: JaxprEqn, *operands: Any) -> Sequence[Any]:
+    name, own = eqn.primitive.name, [_alone(x) for x in operands]
+    if name == "dce_sink":  # of checkify, in loops: keeps a value, and has done so
+        return []
+    if name in _OF_A_BATCH:
+        is_itself = name != "select_if_vmap" and not np.shape(own[0])
+        y = own[0] if is_itself else eqn.primitive.impl(*own, **eqn.params)
+        return [_Asked(y, jax_api.bind(eqn, *own)[0]) if name.startswith("unvmap") else y]
+    if name == "convert_element_type" and isinstance(operands[0], _Asked):
+        return [_Asked(*(jax_api.bind(eqn, x)[0] for x in operands[0]))]
+    if _opens(eqn):
+        body = next(value for value in eqn.params.values() if isinstance(value, (Jaxpr, ClosedJaxpr)))
+        body = body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
+        return jax_api.evaluate(body, *operands, opens=_opens, apply=_bind_alone)
+    if name == "cond" and any(map(jax_api.calls_back, jax_api.jaxprs_in_params(eqn.params))):
+        own = [x.of_all if isinstance(x, _Asked) else x for x in operands]
+    if name in ("while", "scan", "cond"):
+        params = jax.tree.map(lambda value: alone(value, {}) if isinstance(value, ClosedJaxpr) else value, eqn.params)
+        eqn = eqn.replace(params=params)
+    if name == "while" and eqn.params["cond_jaxpr"].out_avals[0].shape:
+        return _until_all_are_done(eqn, own)
+    return jax_api.bind(eqn, *own)
+
+
+def _until_all_are_done(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+    """Bind a loop of which ``vmap`` has made one for a batch, with a condition for each: as one with one condition."""
+    loop = _Loop.of(eqn, operands)
+    assert loop.condition is not None
+    goes, body = jax_api.jaxpr_as_fun(loop.condition), jax_api.jaxpr_as_fun(loop.body)
+
+    def turn(carry: list[Any]) -> list[Any]:
+        [going], after = goes(*loop.of_condition, *carry), body(*loop.of_body, *carry)
+        shapes = [going.shape + (1,) * (y.ndim - going.ndim) for y in after]
+        return [jnp.where(going.reshape(s), y, x) for s, y, x in zip(shapes, after, carry, strict=True)]
+
+    return jax.lax.while_loop(lambda carry: jnp.any(goes(*loop.of_condition, *carry)[0]), turn, loop.carry)
+
+
+def _alone(x: Any) -> Any:
+    return x.alone if isinstance(x, _Asked) else x
+
+
+def _opens(eqn: JaxprEqn) -> bool:
+    bodies = jax_api.jaxprs_in_params(eqn.params) if eqn.primitive.name in jax_api.CALLS else ()
+    return any(jax_api.holds(body, "while", "pure_callback", *_OF_A_BATCH) for body in bodies)
+
+
+# --- which loops to cut --------------------------------------------------------------------------------------------
+
+
+class _Loop(NamedTuple):
+    """A ``while`` or ``scan``: its bodies, and its operands by kind. A ``scan`` has no condition, and rows."""
+
+    condition: ClosedJaxpr | None
+    body: ClosedJaxpr
+    of_condition: list[Any]
+    of_body: list[Any]
+    carry: list[Any]
+    rows: list[Any]
+
+    @classmethod
+    def of(cls, eqn: JaxprEqn, operands: Sequence[Any]) -> "_Loop":
+        """Split anything that is given for each operand: atoms, or whether they differ."""
+        params, operands = eqn.params, list(operands)
+        if eqn.primitive.name == "while":
+            first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+            bodies = params["cond_jaxpr"], params["body_jaxpr"]
+            return cls(*bodies, operands[:first], operands[first:second], operands[second:], [])
+        if "ft_in" in params:  # jax 0.12
+            groups = [list(group) for group in params["ft_in"].update(operands).unpack()]
+        else:
+            first, second = params["num_consts"], params["num_consts"] + params["num_carry"]
+            groups = [operands[:first], operands[first:second], operands[second:]]
+        return cls(None, params["jaxpr"], [], *groups)
+
+
+class _Analysis:
+    """Which loops elements leave apart, ``every`` one or those to cut. It is asked of a body again and again."""
+
+    def __init__(self, *, every: bool) -> None:
+        self.every = every
+        self._differing = functools.cache(self._find_differing)
+        self._parts_in = functools.cache(self._find_parts_in)
+        self.price = functools.cache(self._find_price)
+
+    def cuts(self, eqn: JaxprEqn, differ: Sequence[bool], around: float) -> bool:
+        """Return whether an operation is a loop to cut, or holds one; ``around`` is the price of the code around it."""
+        if eqn.primitive.name == "cond":
+            inside = (branch.jaxpr for branch in eqn.params["branches"])
+            return any(self._parts_in(body, tuple(differ[1:]), around) for body in inside)
+        if eqn.primitive.name not in ("while", "scan") or eqn.params.get("length") == 0:
+            return False
+        parts, of_body = self._in_loop(eqn, differ)
+        body = _Loop.of(eqn, differ).body.jaxpr
+        if parts and (self.every or (self.price(body) >= _SHARE * around and not _counts(eqn, differ))):
+            return True
+        return self._parts_in(body, of_body, self.price(body, turns=0))
+
+    def _find_parts_in(self, jaxpr: Jaxpr, differ: OperandMask, around: float) -> bool:
+        return any(self.cuts(eqn, of_eqn, around) for eqn, of_eqn in self._walk(jaxpr, differ, {}))
+
+    def _find_differing(self, jaxpr: Jaxpr, differ: OperandMask) -> tuple[bool, ...]:
+        """Return which results differ between elements, if these arguments do."""
+        known = dict[Any, bool]()
+        for _ in self._walk(jaxpr, differ, known):
+            pass
+        return tuple([not isinstance(v, Literal) and known.get(v, False) for v in jaxpr.outvars])
+
+    def _walk(self, jaxpr: Jaxpr, differ: OperandMask, known: dict[Any, bool]) -> Iterator[tuple[JaxprEqn, list[bool]]]:
+        """Yield each operation with which of its operands differ; what is ``known`` of values is added."""
+        known.update(zip(jaxpr.invars, differ, strict=True))
+        for eqn in jaxpr.eqns:
+            of_eqn = [not isinstance(v, Literal) and known.get(v, False) for v in eqn.invars]
+            yield eqn, of_eqn
+            known.update(zip(eqn.outvars, self._of_results(eqn, of_eqn), strict=True))
+
+    def _of_results(self, eqn: JaxprEqn, differ: Sequence[bool]) -> Sequence[bool]:
+        if eqn.primitive.name in ("while", "scan"):
+            loop, (_, of_body) = _Loop.of(eqn, differ), self._in_loop(eqn, differ)
+            return of_body[len(loop.of_body) :] if loop.condition else self._differing(loop.body.jaxpr, of_body)
+        bodies, inputs = list[Jaxpr](), tuple(differ)
+        if eqn.primitive.name == "cond":
+            bodies, inputs = [branch.jaxpr for branch in eqn.params["branches"]], inputs[1:]
+        elif eqn.primitive.name in jax_api.CALLS:
+            bodies = list(jax_api.jaxprs_in_params(eqn.params))
+        if not bodies or (eqn.primitive.name == "cond" and differ[0]):
+            return [any(differ)] * len(eqn.outvars)
+        return [any(each) for each in zip(*(self._differing(body, inputs) for body in bodies), strict=True)]
+
+    def _in_loop(self, eqn: JaxprEqn, differ: Sequence[bool]) -> tuple[bool, tuple[bool, ...]]:
+        """Return whether elements turn a loop differently often, and which arguments of its body differ."""
+        loop, parts = _Loop.of(eqn, differ), False
+        carry = loop.carry
+        while True:
+            of_body = (*loop.of_body, *carry, *loop.rows)
+            if loop.condition is not None:
+                [parts] = self._differing(loop.condition.jaxpr, (*loop.of_condition, *carry))
+            after = self._differing(loop.body.jaxpr, of_body)
+            grown = [parts or a or b for a, b in zip(carry, after[: len(carry)], strict=True)]
+            if grown == carry:
+                return parts, of_body
+            carry = grown
+
+    def _find_price(self, jaxpr: Jaxpr, turns: int = _TURNS) -> float:
+        """Return roughly how many small operations a jaxpr is; a ``while`` turns so often."""
+        return sum([self._price_of(eqn, turns) for eqn in jaxpr.eqns])
+
+    def _price_of(self, eqn: JaxprEqn, turns: int) -> float:
+        bodies, size = list(jax_api.jaxprs_in_params(eqn.params)), sum(_size(v) for v in eqn.outvars)
+        if eqn.primitive.name == "dot_general":
+            size *= math.isqrt(_size(eqn.invars[0]) * _size(eqn.invars[1]) // max(size, 1))  # what is contracted
+        if not bodies:
+            return 1 + size / 64
+        times = {"while": turns, "scan": eqn.params.get("length")}.get(eqn.primitive.name, 1)
+        return times * sum(self.price(body, turns=turns) for body in bodies)
+
+
+def _size(atom: Any) -> int:
+    return math.prod(atom.aval.shape)
+
+
+def _counts(eqn: JaxprEqn, differ: Sequence[bool]) -> bool:
+    """Return whether a ``while`` counts, by a number that is known, up to bounds that all elements share."""
+    loop = _Loop.of(eqn, differ)
+    condition, body, first = eqn.params["cond_jaxpr"].jaxpr, loop.body.jaxpr, len(loop.of_condition)
+    bounds = [v for v, differs in zip(condition.invars[:first], loop.of_condition, strict=True) if not differs]
+    tests = [condition.outvars[0]]
+    while tests:
+        test = _made_by(condition, tests.pop())
+        if isinstance(test, JaxprEqn) and test.primitive.name == "and":
+            tests += test.invars
+            continue
+        if not isinstance(test, JaxprEqn) or test.primitive.name != "lt":
+            return False
+        counter, bound = (_made_by(condition, v) for v in test.invars)
+        if counter not in condition.invars[first:] or not (isinstance(bound, Literal) or bound in bounds):
+            return False
+        at = condition.invars.index(counter) - first
+        step = _made_by(body, body.outvars[at])
+        if not isinstance(step, JaxprEqn) or step.primitive.name != "add":
+            return False
+        before, number = (_made_by(body, v) for v in step.invars)
+        if before is not body.invars[len(loop.of_body) + at] or not isinstance(number, Literal):
+            return False
+    return True
+
+
+def _made_by(jaxpr: Jaxpr, atom: Any) -> Any:
+    """Return the operation, argument or literal that a value comes from, through what leaves it as it is."""
+    made = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    while not isinstance(atom, Literal) and (eqn := made.get(atom)) is not None:
+        if eqn.primitive.name not in ("convert_element_type", "copy", "squeeze", "reshape"):
+            return eqn
+        atom = eqn.invars[0]
+    return atom
+
+
+# --- cutting -------------------------------------------------------------------------------------------------------
+
+
+INDEX = ShapedArray((), np.dtype(np.int32))
+
+
+@dataclasses.dataclass(eq=False)
+class Block:
+    """Straight code. It may start with rows of a ``scan``, and ends with assignments and a choice of where to go on.
+
+    Attributes:
+        number: its place in the program.
+        depth: the number of loops that it is in.
+        arguments: variables of the element's operands, of the entry.
+        loads: variable, array and index: ``variable = array[index]``.
+        eqns: the operations.
+        moves: register and value: carries of loops and results of branches, assigned together.
+        stores: array, index and value: ``array[index] = value``.
+        choice: the number of the target, a boolean or an integer.
+        targets: where a lane goes on; none: its element is done.
+        results: of the element, if it is done.
+        is_crowded: whether all lanes have a say in it: it holds a loop that the last one ends, or calls the host.
+    """
+
+    number: int
+    depth: int
+    arguments: list[Any] = dataclasses.field(default_factory=list)
+    loads: list[tuple[Any, Any, Any]] = dataclasses.field(default_factory=list)
+    eqns: list[JaxprEqn] = dataclasses.field(default_factory=list)
+    moves: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
+    stores: list[tuple[Any, Any, Any]] = dataclasses.field(default_factory=list)
+    choice: Any = dataclasses.field(default_factory=lambda: Literal(0, INDEX))
+    targets: list["Block"] = dataclasses.field(default_factory=list)
+    results: list[Any] = dataclasses.field(default_factory=list)
+    is_crowded: bool = False
+
+    @property
+    def is_entry(self) -> bool:
+        return self.number == 0
+
+    @property
+    def is_innermost(self) -> bool:
+        """Whether it is the body of a loop that holds no other."""
+        return self in self.targets
+
+    def reads(self) -> list[Any]:
+        """Return the variables that it reads and others assign."""
+        atoms = [atom for _, array, index in self.loads for atom in (array, index)]
+        atoms += itertools.chain(*(eqn.invars for eqn in self.eqns), *(each[1:] for each in self.stores))
+        atoms += [*(atom for _, atom in self.moves), self.choice, *self.results]
+        own = {*self.arguments, *(row for row, *_ in self.loads)}.union(*(eqn.outvars for eqn in self.eqns))
+        return [v for v in dict.fromkeys(atom for atom in atoms if isinstance(atom, Var)) if v not in own]
+
+    def assigns(self) -> list[tuple[Any, Any]]:
+        """Return the variables that it assigns, but for arrays of which it stores rows, each with its value."""
+        rows, results = (row for row, *_ in self.loads), itertools.chain(*(eqn.outvars for eqn in self.eqns))
+        return [*((v, v) for v in (*self.arguments, *rows, *results)), *self.moves]
+
+    def assigned(self) -> list[Any]:
+        return [*(v for v, _ in self.assigns()), *(array for array, *_ in self.stores)]
+
+
+class Program(NamedTuple):
+    """A function of one element as blocks, in the order of the code.
+
+    Attributes:
+        blocks: the first is the entry, which has the element's own operands as arguments.
+        common: the jaxpr of what depends on shared operands alone.
+        known: variables of its results.
+    """
+
+    blocks: list[Block]
+    common: ClosedJaxpr
+    known: list[Any]
+
+
+def cut(closed: ClosedJaxpr, shared: OperandMask) -> Program | None:
+    """Cut a function of one element, as :func:`alone` returns it; ``None``: no loop is to be cut."""
+    cutter, operands = _Cutter(), [Var(v.aval) for v in closed.jaxpr.invars]
+    entry = cutter.block(0)
+    entry.arguments = select(operands, shared, False)
+    cutter.own.update(entry.arguments)
+    results, last = cutter.inline(closed, operands, entry, 0.0)
+    last.results = results
+    if len(cutter.blocks) == 1:
+        return None
+    read = {v for block in cutter.blocks for v in block.reads()}
+    common = itertools.chain(cutter.constants, *(eqn.outvars for eqn in cutter.common))
+    known = [v for v in (*select(operands, shared), *common) if v in read]
+    jaxpr = closed.jaxpr.replace(
+        constvars=[*cutter.constants],
+        invars=select(operands, shared),
+        outvars=known,
+        eqns=cutter.common,
+        debug_info=closed.jaxpr.debug_info.with_unknown_names(),
+    )
+    return Program(cutter.blocks, ClosedJaxpr(jaxpr, [*cutter.constants.values()]), known)
+
+
+class _Cutter:
+    """Appends code to blocks. Operations on what all elements share are ``common``: carried out once."""
+
+    def __init__(self) -> None:
+        self.blocks, self.common, self.own = list[Block](), list[JaxprEqn](), set[Any]()
+        self.constants = dict[Any, Any]()
+        self.analysis, self.every = _Analysis(every=False), _Analysis(every=True)
+        self.cut = {"while": self.cut_while, "scan": self.cut_scan, "cond": self.cut_cond}
+
+    def block(self, depth: int) -> Block:
+        self.blocks.append(Block(len(self.blocks), depth))
+        return self.blocks[-1]
+
+    def variables(self, avals: Sequence[Any]) -> list[Any]:
+        """Return new variables that each element has of its own."""
+        found = [Var(aval) for aval in avals]
+        self.own.update(found)
+        return found
+
+    def inline(self, closed: ClosedJaxpr, atoms: Sequence[Any], block: Block, around: float) -> tuple[list[Any], Block]:
+        """Append a jaxpr to a block; return its results, and the block in which they are known."""
+        jaxpr, values = closed.jaxpr, dict[Any, Any](zip(closed.jaxpr.invars, atoms, strict=True))
+        constants = {Var(v.aval): x for v, x in zip(jaxpr.constvars, closed.consts, strict=True)}
+        self.constants |= constants
+        values |= zip(jaxpr.constvars, constants, strict=True)
+        for eqn in jaxpr.eqns:
+            inputs = [v if isinstance(v, Literal) else values[v] for v in eqn.invars]
+            if self.analysis.cuts(eqn, [self.is_own(x) for x in inputs], around):
+                results, block = self.cut[eqn.primitive.name](eqn, inputs, block, around)
+            else:
+                results = self.append(block, eqn, inputs)
+            values.update(zip(eqn.outvars, results, strict=True))
+        return [v if isinstance(v, Literal) else values[v] for v in jaxpr.outvars], block
+
+    def is_own(self, atom: Any) -> bool:
+        return not isinstance(atom, Literal) and atom in self.own
+
+    def append(self, block: Block, eqn: JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
+        outvars: list[Any] = [Var(v.aval) for v in eqn.outvars]
+        eqn = eqn.replace(invars=[*inputs], outvars=outvars)
+        if any(map(self.is_own, inputs)) or holds(eqn, "while", "pure_callback"):  # who does not get there need not end
+            self.own.update(outvars)
+            block.eqns.append(eqn)
+            is_known = eqn.primitive.name in self.cut
+            waits = self.every.cuts(eqn, [*map(self.is_own, inputs)], 0.0) if is_known else holds(eqn, "while")
+            block.is_crowded |= waits or holds(eqn, "pure_callback")
+        else:
+            self.common.append(eqn)
+        return outvars
+
+    def cut_while(self, eqn: JaxprEqn, inputs: Sequence[Any], block: Block, _: float) -> tuple[list[Any], Block]:
+        """Cut at the end of a turn. The condition is there and before the loop, so that a turn can be one block."""
+        loop, carry = _Loop.of(eqn, inputs), self.variables([v.aval for v in eqn.outvars])
+        assert loop.condition is not None
+        [goes], block = self.inline(loop.condition, [*loop.of_condition, *loop.carry], block, math.inf)
+        start, price = self.block(block.depth + 1), self.analysis.price(loop.body.jaxpr, turns=0)
+        results, end = self.inline(loop.body, [*loop.of_body, *carry], start, price)
+        [again], end = self.inline(loop.condition, [*loop.of_condition, *results], end, math.inf)
+        after = self.block(block.depth)
+        for last, values, choice in ((block, loop.carry, goes), (end, results, again)):
+            last.moves += zip(carry, values, strict=True)
+            last.choice, last.targets = choice, [after, start]
+        return carry, after
+
+    def cut_scan(self, eqn: JaxprEqn, inputs: Sequence[Any], block: Block, _: float) -> tuple[list[Any], Block]:
+        """Cut likewise. The index of a row is a register, and rows of results are stored as they come."""
+        loop, length, number = _Loop.of(eqn, inputs), eqn.params["length"], len(_Loop.of(eqn, inputs).carry)
+        first, step, stop = (length - 1, -1, -1) if eqn.params["reverse"] else (0, 1, length)
+        found, [index] = self.variables([v.aval for v in eqn.outvars]), self.variables([INDEX])
+        start, price = self.block(block.depth + 1), self.analysis.price(loop.body.jaxpr, turns=0)
+        rows = self.variables([v.aval for v in loop.body.jaxpr.invars[len(loop.of_body) + number :]])
+        start.loads += zip(rows, loop.rows, [index] * len(rows), strict=True)
+        results, end = self.inline(loop.body, [*loop.of_body, *found[:number], *rows], start, price)
+        end.stores += zip(found[number:], [index] * len(found[number:]), results[number:], strict=True)
+        to_next = jax_api.call(jax.jit(lambda index: (index + step, index + step != stop)), index)
+        after, [following, again] = self.block(block.depth), self.append(end, to_next, [index])
+        for last, values in (
+            (block, [*loop.carry, Literal(np.int32(first), INDEX)]),
+            (end, [*results[:number], following]),
+        ):
+            last.moves += zip([*found[:number], index], values, strict=True)
+        block.targets, end.choice, end.targets = [start], again, [after, start]
+        return found, after
+
+    def cut_cond(self, eqn: JaxprEqn, inputs: Sequence[Any], block: Block, around: float) -> tuple[list[Any], Block]:
+        results, (block.choice, *operands) = self.variables([v.aval for v in eqn.outvars]), inputs
+        ends = list[Block]()
+        for branch in eqn.params["branches"]:
+            block.targets.append(self.block(block.depth))
+            values, end = self.inline(branch, operands, block.targets[-1], around)
+            end.moves += zip(results, values, strict=True)
+            ends.append(end)
+        after = self.block(block.depth)
+        for end in ends:
+            end.targets = [after]
+        return results, after
+
+
+def holds(eqn: JaxprEqn, *names: str) -> bool:
+    """Return whether an operation, or one in its bodies, has one of these names."""
+    bodies = jax_api.jaxprs_in_params(eqn.params)
+    return eqn.primitive.name in names or any(jax_api.holds(body, *names) for body in bodies)
