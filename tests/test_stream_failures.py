@@ -19,6 +19,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import paraxis as px
@@ -281,6 +282,10 @@ def mean_of(one: Any) -> Any:
     return px.program(clients=N)(lambda w, x: px.reduce_mean(px.map_fn(one, (px.broadcast(w), x))))
 
 
+def trained(loss_of: Any) -> None:
+    px.fit(px.TrainState.create(W, optax.sgd(0.1)), px.train_step(loss_of), [X[:8]], epochs=1, progress=False)
+
+
 LETS_GO: dict[str, Callable[[Any], Any]] = {
     "a program": lambda one: mean_of(one)(W, X),
     "a gradient under jit": lambda one: jax.jit(jax.grad(mean_of(one)))(W, X),
@@ -288,6 +293,11 @@ LETS_GO: dict[str, Callable[[Any], Any]] = {
     "a stream": lambda one: px.Stream(at_once=2).run(mean_of(one), W, arrays(X)),
     "a stream elsewhere": lambda one: px.Stream(at_once=2, map=map).run(mean_of(one), W, arrays(X)),
     "px.explain": lambda one: px.explain(jax.jit(mean_of(one)))(W, X),
+    "px.Jit": lambda one: px.Jit(mean_of(one))(W, X),
+    "px.train_step": lambda one: trained(lambda params, batch: jnp.stack([one(params, x) for x in batch])),
+    "an ensemble": lambda one: px.ensemble(lambda key, w: w, 2, 0, jnp.stack([W, W])).train(
+        lambda w, x: (w, one(w, x)), X[0]
+    ),
     "L-BFGS": lambda one: px.solve.LBFGS(lambda w: mean_of(one)(w, X), maxiter=3).run(W),
 }
 
