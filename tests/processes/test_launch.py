@@ -85,6 +85,13 @@ def test_launch_marks_output_by_rank_line_by_line(launched: Launch, tmp_path: Pa
     assert out == "".join(f"[ 0] {line}\n" for line in lines)
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_launch_shows_what_gloo_says_to_who_asks(launched: Launch, tmp_path: Path, monkeypatch, asked: bool) -> None:
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0" if asked else "2")
+    status, out, _ = launched(written(tmp_path, "print('[Gloo] Rank 0 is connected to 1 peer ranks.')"), n=1)
+    assert (status, "[Gloo]" in out) == (0, asked)
+
+
 MANY_LINES = "import pathlib, sys\nfor _ in range(30_000): print('a line')\npathlib.Path(sys.argv[1]).touch()\n"
 
 

@@ -179,9 +179,14 @@ _lock = threading.Lock()
 
 
 def _copy(source: TextIO, target: TextIO, mark: str) -> None:
-    """Write each line of a rank's stream, with its mark, to the launcher's; lose it where that takes no more."""
+    """Write each line of a rank's stream, with its mark, to the launcher's; lose it where that takes no more.
+
+    That Gloo has connected them is said for who asks XLA to say more: ``TF_CPP_MIN_LOG_LEVEL=0``.
+    """
     with source:
         for line in source:
+            if line.startswith("[Gloo] Rank") and os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0":
+                continue
             try:
                 with _lock:
                     target.write(mark + line.removesuffix("\n") + "\n")
