@@ -165,6 +165,20 @@ def test_a_run_that_resumes_keeps_what_is_lost(tmp_path, monkeypatch):
     assert [x.tobytes() for x in map(np.asarray, found)] == [x.tobytes() for x in map(np.asarray, expected)]
 
 
+def test_an_engine_that_gives_up_loses_what_kills_its_workers_and_no_more():
+    """As Dask does: an error in place of a task's result, and none of those after it."""
+
+    def engine(fn: Callable[..., Any], tasks: Any) -> Any:
+        for task in tasks:
+            if 9 in task.chunk.numbers:
+                raise RuntimeError("workers died")
+            yield fn(task)
+
+    found, lost = left_out(jax.grad(loss), W, arrays(X), map=engine)
+    assert_close(found, jax.grad(lambda w: jnp.mean(jnp.sum(jnp.tanh(w - np.delete(X, 9, 0)) ** 2, 1)))(W))
+    assert lost == {9: "RuntimeError: workers died"}
+
+
 def pool() -> concurrent.futures.Executor:
     return concurrent.futures.ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))
 

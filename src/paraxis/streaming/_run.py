@@ -340,7 +340,7 @@ class Run:
         """Return what a chunk comes to if only the elements in these places are run; or what they have raised."""
         chunk = self._chunks[at]
         if self._map:
-            return next(iter(self._carried_out(one, [at], where)))
+            return _caught(next, self._carried_out(one, [at], where))
         rows = _caught(self._read, one, at, where, chunk.lengths)
         if isinstance(rows, Exception):
             return rows
