@@ -170,3 +170,20 @@ def test_stream_takes_groups_of_different_lengths_in_one_program():
     assert_close(px.Stream(at_once=1).run(loss, W, GROUPS, held_out), np.mean(means), rtol=1e-4)
     with pytest.raises(px.AxisError, match="only pad the elements of e"):
         px.Stream(at_once=5, map=map).run(forgotten, GROUPS, held_out)
+
+
+def test_stream_finds_padding_in_a_later_pass_though_elements_were_lost():
+    class Disk(list):
+        def __getitem__(self, number):
+            if number in (2, 6):
+                raise OSError("unreadable")
+            return super().__getitem__(number)
+
+    @px.program(clients=N)
+    def spread(w, d):
+        center = px.reduce_mean(px.map_fn(INNOCENT["a mean where"], (px.broadcast(w), d)))
+        each = px.map_fn(lambda w, c, d: GUILTY["a mean"](w, d) - c, (px.broadcast(w), px.broadcast(center), d))
+        return px.reduce_mean(each**2)
+
+    with pytest.raises(px.AxisError, match=ACCUSED):
+        px.Stream(at_once=2, lost="mask").run(spread, W, px.Groups(Disk(CLIENTS), lengths=LENGTHS))

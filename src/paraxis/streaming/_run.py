@@ -393,7 +393,7 @@ class Run:
     # --- padding --------------------------------------------------------------------------------------------------
 
     def _padded_elements(self) -> tuple[int, np.ndarray, Lengths, Lengths] | None:
-        """Return places of a chunk, and two lengths to pad the elements there to; ``None``: no element is padded.
+        """Return elements of a chunk, and two lengths to pad these to; ``None``: no element is padded.
 
         No length is beyond the longest there is. Of a shorter chunk, and of those in the first one that are not its
         longest, these are the more elements with several rows, which tell of padding; of the first, a program more
@@ -409,19 +409,20 @@ class Run:
             pairs = zip(x.lengths, longest, strict=True)
             if x.lengths != longest:
                 longer = tuple(None if n is None or m is None else max(n, m) for n, m in pairs)
-                found.append((at, np.arange(len(x.numbers)), x.lengths, longer))
+                found.append((at, x.numbers, x.lengths, longer))
         for n, own in ragged:
             where = np.flatnonzero(own[numbers] < longest[n])
             shorter = max(1, *own[numbers[where]], 0)
             if len(where) and shorter != longest[n]:
-                found.append((0, where, (*longest[:n], shorter, *longest[n + 1 :]), longest))
-        counts = [sum((own[self._chunks[at].numbers[x]] > 1).sum() for _, own in ragged) for at, x, *_ in found]
+                found.append((0, numbers[where], (*longest[:n], shorter, *longest[n + 1 :]), longest))
+        counts = [sum((own[some] > 1).sum() for _, own in ragged) for _, some, *_ in found]
         return found[int(np.argmax(counts))] if found else None
 
     def _check(self, one: Pass) -> bool:
         """Refuse a pass whose results depend on padding; return whether there was some that could tell."""
         first = self._chunks[0]
-        at, where, lengths, longer = self._padded or (0, np.arange(0), first.lengths, first.lengths)
+        at, some, lengths, longer = self._padded or (0, np.arange(0), first.lengths, first.lengths)
+        where = np.flatnonzero(np.isin(self._chunks[at].numbers, some))  # those that are not lost
         groups, wholes = self._call.groups, [self._program.whole(n) for n in (lengths, longer)]
         operations = [wholes[0].operations[n].eqn for n in one.operations]
         bodies = [body for eqn in operations for body in jax_api.jaxprs_in_params(eqn.params)]
@@ -430,7 +431,7 @@ class Run:
         kept = [[flat.avals[v].shape for v, x in sources.items() if x is None] for flat in wholes]
         if not ragged or kept[0] != kept[1] or any(map(jax_api.has_effects, operations)):
             return True  # nothing is padded, or it was kept, or it would act once more
-        if self._padded is None or not len(self._chunks[at].numbers):
+        if not len(where):
             return False
         rows = {n: self._read(one, at, where, n) for n in (lengths, longer)}
 
