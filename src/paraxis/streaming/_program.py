@@ -36,10 +36,6 @@ class Chunk(NamedTuple):
     numbers: np.ndarray
     lengths: Lengths
 
-    def part(self, places: np.ndarray) -> "Chunk":
-        """Return the elements in these places of the chunk, each once; beyond its end, the last."""
-        return self._replace(numbers=self.numbers[np.unique(np.minimum(places, len(self.numbers) - 1))])
-
     def read(self, groups: Sequence[Groups | None], rows: Sequence[Any], count: int) -> list[Any]:
         """Return rows with those of the groups, ``count`` of them, the last one repeated, in place of their leaves."""
         read = dict[int, list[Any]]()

@@ -136,15 +136,14 @@ class Run:
         self._parts, begun = list[Any](), list[Any]()  # of each pass, what this process's devices have come to
         if saved and saved.found:
             self._parts, *begun, kept, texts = saved.found
-            self._results.kept = {int(v): rows for v, rows in kept.items()}
+            self._results.rows.update(((int(v), rows.shape), rows) for v, rows in kept)
             self._leave_out({int(n): text for n, text in json.loads(bytes(texts)).items()})
         while not self._run_passes(saved, show, begun):
             self._parts, begun, self._is_stale = [], [], False
-            self._results.kept.clear()
             if saved:
                 saved.keep(None)  # what is on the disk is right, up to the loss
         lengths = self._chunks[0].lengths
-        found = self._results.returned(self._values[lengths], self._chunks, sorted(self.lost), self._gathered)
+        found = self._results.returned(self._values[lengths], sorted(self.lost), self._gathered)
         if self.lost:
             first, said = min(self.lost), self.lost[min(self.lost)].splitlines()
             why = next((line for line in reversed(said) if "Error: " in line), said[0])
@@ -191,37 +190,37 @@ class Run:
         if one not in self._program.checked and _caught(self._check, one) is True:  # what raises does so again, below
             self._program.checked.add(one)
         sums = [[int(rank), self._parts_laid(parts)] for rank, parts in held]
-        with contextlib.closing(self._outcomes(one, int(done))) as outcomes:
-            for at, found in enumerate(outcomes, int(done)):
+        ats = [at for at in range(int(done), len(self._chunks)) if len(self._chunks[at].numbers)]
+        with contextlib.closing(self._outcomes(one, ats)) as outcomes:
+            for at, found in zip(ats, outcomes, strict=True):
                 self._take(number, one, at, found, sums)
                 if saved and not self._is_stale:
-                    saved.keep(functools.partial(self._state, number, one, at + 1, [*sums], dict(self.lost)))
+                    saved.keep(functools.partial(self._state, number, at + 1, [*sums], dict(self.lost)))
                 if show:
                     show(self._progress(number, at + 1))
         return [self._program.own(x, 0) for x in total(sums, one.kinds)] if sums else []
 
     def _take(self, number: int, one: Pass, at: int, found: Any, sums: list[Any]) -> None:
-        """Take what a chunk has come to, or what it has raised; ``None``: all its elements are left out."""
+        """Take what a chunk has come to, or what it has raised."""
         if isinstance(found, Exception):
             found = self._without_failing(number, one, at, found)
-        count, numbers = len(one.kinds), self._chunks[at].numbers
-        rows = dict[int, Any].fromkeys(one.results[count:])
-        if found is not None:
-            add(sums, found[:count], one.kinds)
-            rows = {v: self._own(v, y) for v, y in zip(rows, found[count:], strict=True)}
+        if found is None:  # all its elements are left out
+            return
+        chunk, count = self._chunks[at], len(one.kinds)
+        add(sums, found[:count], one.kinds)
         if not self._is_stale:
-            self._results.take(one, at, numbers[self._places[self._places < len(numbers)]], rows)
+            pairs = zip(one.results[count:], found[count:], strict=True)
+            rows = {v: self._program.own(y, self._plan.dims[v] or 0) for v, y in pairs}
+            numbers = chunk.numbers[self._places[self._places < len(chunk.numbers)]]
+            self._results.take(one, numbers, rows, self._program.whole(chunk.lengths).avals)
 
-    def _own(self, v: int, rows: Any) -> np.ndarray:
-        """Return the rows of a value that lie on this process's devices, in the host's memory."""
-        return self._program.own(rows, self._plan.dims[v] or 0)
-
-    def _state(self, number: int, one: Pass, at: int, sums: Sequence[Any], lost: dict[int, str]) -> Any:
+    def _state(self, number: int, at: int, sums: Sequence[Any], lost: dict[int, str]) -> Any:
         """Return what passes gave, and what the one under way has come to with its first ``at`` chunks."""
-        for file in self._results.files.values():
-            file.flush()
         held = [[rank, [self._program.own(x, 0) for x in parts]] for rank, parts in sums]
-        kept = self._results.kept | {v: x[:at] for v, x in self._results.kept.items() if v in one.results}
+        kept = [[v, x] for (v, _), x in self._results.rows.items() if not isinstance(x, np.memmap)]
+        for x in self._results.rows.values():
+            if isinstance(x, np.memmap):
+                x.flush()
         return [self._parts[:number], at, held, kept, np.frombuffer(json.dumps(lost).encode(), np.uint8)]
 
     def _progress(self, number: int, at: int) -> Progress:
@@ -239,14 +238,14 @@ class Run:
 
         They are as many as this process's devices have; the last one is repeated.
         """
-        chunk, found, count = self._chunks[at], [], len(self._places)
+        chunk, found = self._chunks[at], []
+        numbers = arrays.repeat_last(chunk.numbers[where], len(self._places))
         for v in one.rows:
-            x, ahead = self._values[chunk.lengths].get(v), [slice(None)] * (self._plan.dims[v] or 0)
+            x, dim = self._values[chunk.lengths].get(v), self._plan.dims[v] or 0
             if not isinstance(x, Leaf):
-                own = np.minimum(np.searchsorted(self._places, where), count - 1) if x is None else chunk.numbers[where]
-                x = self._results.kept[v][at] if x is None else x if is_key(x) else np.asarray(x)
-                is_full = len(own) == count
-                x = x[(*ahead, own if is_full else own[np.minimum(np.arange(count), len(own) - 1)])]
+                if x is None:
+                    x = np.moveaxis(self._results.of(v, self._program.whole(chunk.lengths).avals[v]), 0, dim)
+                x = (x if is_key(x) else np.asarray(x))[(*[slice(None)] * dim, numbers)]
             found.append(x)
         return found
 
@@ -273,50 +272,52 @@ class Run:
     def _shared(self, one: Pass, lengths: Lengths) -> list[Any]:
         return [self._values[lengths][v] for v in one.shared]
 
-    def _gathered(self, rows: np.ndarray, dim: int) -> np.ndarray:
-        """Return the rows of a chunk on all devices, from those on this process's."""
-        if not self._program.placement.spans_processes:
-            return rows
-        return np.asarray(arrays.local_copy(self._program.laid(rows, dim, self._count)))
+    def _gathered(self, rows: np.ndarray) -> np.ndarray:
+        """Return the rows ``(size, ...)`` of all processes, from those of this one."""
+        for chunk in self._chunks if self._program.placement.spans_processes else ():
+            own = rows[chunk.numbers[np.minimum(self._places, len(chunk.numbers) - 1)]]
+            whole = arrays.local_copy(self._program.laid(own, 0, self._count))
+            rows[chunk.numbers] = np.asarray(whole)[: len(chunk.numbers)]
+        return rows
 
-    def _outcomes(self, one: Pass, begin: int) -> Generator[Any, None, None]:
-        """Yield the results of chunks, in order; an exception, where one has raised; ``None``, where none is left."""
-        return self._elsewhere(one, begin) if self._map else self._here(one, begin)
-
-    def _here(self, one: Pass, begin: int) -> Generator[Any, None, None]:
-        wide = jax_api.is_wide()
-
-        def read(at: int) -> list[Any]:
-            chunk = self._chunks[at]
-            with jax.enable_x64(wide):  # a thread does not see the width that is in force where it is started
-                return self._read(one, at, self._mine(chunk), chunk.lengths) if len(chunk.numbers) else []
-
-        calls = (functools.partial(_caught, read, at) for at in range(begin, len(self._chunks)))
-        with contextlib.closing(reading.ahead(calls, READERS, READERS)) as ahead:
-            for at, rows in enumerate(ahead, begin):
-                lengths = self._chunks[at].lengths
-                if isinstance(rows, Exception) or not len(self._chunks[at].numbers):
-                    yield rows or None
-                else:
-                    yield _caught(self._computed, one, at, lengths, self._shared(one, lengths), rows)
-
-    def _elsewhere(self, one: Pass, begin: int) -> Generator[Any, None, None]:
-        at, end = begin, len(self._chunks)
-        while at < end:
-            outcomes = self._carried_out(one, [n for n in range(at, end) if len(self._chunks[n].numbers)])
+    def _outcomes(self, one: Pass, ats: Sequence[int]) -> Generator[Any, None, None]:
+        """Yield what chunks come to, in order; an exception, where one has raised."""
+        done = 0
+        while done < len(ats):
             try:
-                for at in range(at, end):  # noqa: B020  it goes on after an error
-                    yield next(outcomes) if len(self._chunks[at].numbers) else None
+                for found in self._carried_out(one, ats[done:]):
+                    yield found
+                    done += 1
                 return
+            except AxisError:
+                raise
             except BrokenExecutor as error:
                 error.add_note("Stream: the pool has lost a process; map=px.retrying(make_executor) makes another one")
                 raise
             except Exception as error:  # of the engine's, which gives none of the chunks after this one
                 yield error
-                at += 1
+                done += 1
 
     def _carried_out(self, one: Pass, ats: Sequence[int], where: np.ndarray | None = None) -> Iterator[Any]:
-        """Yield what chunks come to, carried out elsewhere; of one, only the elements in these places."""
+        """Yield what chunks come to, here or elsewhere; of one chunk, only the elements in these places."""
+        return (self._here if self._map is None else self._elsewhere)(one, ats, where)
+
+    def _here(self, one: Pass, ats: Sequence[int], where: np.ndarray | None) -> Iterator[Any]:
+        wide = jax_api.is_wide()
+
+        def read(at: int) -> Any:
+            with jax.enable_x64(wide):  # a thread does not see the width that is in force where it is started
+                places = self._mine(self._chunks[at]) if where is None else where
+                return _caught(self._read, one, at, places, self._chunks[at].lengths)
+
+        calls = (functools.partial(read, at) for at in ats)
+        with contextlib.closing(reading.ahead(calls, READERS, READERS)) as ahead:
+            for at, rows in zip(ats, ahead, strict=True):
+                lengths = self._chunks[at].lengths
+                failed = isinstance(rows, Exception)
+                yield rows if failed else _caught(self._computed, one, at, lengths, self._shared(one, lengths), rows)
+
+    def _elsewhere(self, one: Pass, ats: Sequence[int], where: np.ndarray | None) -> Iterator[Any]:
         assert self._map is not None
         there = [groups if _tasks.can_be_sent(groups) else None for groups in self._call.groups]
         here = [groups if sent is None else None for groups, sent in zip(self._call.groups, there, strict=True)]
@@ -329,22 +330,12 @@ class Run:
 
         def task(at: int) -> _tasks.Task:
             places = self._mine(self._chunks[at]) if where is None else where
-            chunk = self._chunks[at].part(places)
+            chunk = self._chunks[at]._replace(numbers=self._chunks[at].numbers[places])
             rows = _caught(lambda: chunk.read(here, self._rows(one, at, places), self._count))
             return _tasks.Task(chunk, self._is_short(at), rows)
 
         work = _tasks.Work(programs, shared, there, self._count, jax_api.is_wide())
         yield from _tasks.carried_out(self._map, work, map(task, ats))
-
-    def _attempt(self, one: Pass, at: int, where: np.ndarray) -> Any:
-        """Return what a chunk comes to if only the elements in these places are run; or what they have raised."""
-        chunk = self._chunks[at]
-        if self._map:
-            return _caught(next, self._carried_out(one, [at], where))
-        rows = _caught(self._read, one, at, where, chunk.lengths)
-        if isinstance(rows, Exception):
-            return rows
-        return _caught(self._computed, one, at, chunk.lengths, self._shared(one, chunk.lengths), rows)
 
     # --- elements that fail ---------------------------------------------------------------------------------------
 
@@ -368,7 +359,7 @@ class Run:
         if not self._num_present:
             raise error
         chunk = self._chunks[at]
-        outcome = self._attempt(one, at, np.arange(len(chunk.numbers))) if len(chunk.numbers) else None
+        outcome = _caught(next, self._carried_out(one, [at])) if len(chunk.numbers) else None
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
@@ -379,7 +370,7 @@ class Run:
             yield int(where[0]), error
             return
         for half in np.array_split(where, 2):
-            found = self._attempt(one, at, half)
+            found = _caught(next, self._carried_out(one, [at], half))
             if isinstance(found, Exception):
                 yield from self._failing(one, at, half, found)
 

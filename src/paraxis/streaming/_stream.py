@@ -184,7 +184,7 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
                 self._require_one_process()
                 process = jax.process_index()
             flat = program.whole(call.chunks(program.size, program.size)[0].lengths)
-            results = Results(program.plan, flat, program.size, self._each, self._out)
+            results = Results(program.plan, flat, self._each, self._out)
             one = Run(call, program, count, self._map, results, masks=self._masks)
             with shown(self._progress) as show, saved(self.checkpoint, one.depends, process=process) as file:
                 self.lost = one.lost
