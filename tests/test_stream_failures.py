@@ -92,13 +92,13 @@ def left_out(fn: Callable[..., Any], *args: Any, **options: Any) -> tuple[Any, d
 
 @pytest.mark.parametrize("size", [N, 32])
 def test_a_chunks_program_sends_nothing(monkeypatch, size):
-    texts, compiled = [], Program.compiled
+    texts, compiled = [], Program._compile
 
     def noted(self: Any, *key: Any, **options: Any) -> Any:
         run = compiled(self, *key, **options)
         return lambda *args: (texts.append(run.lower(*args).compile().as_text()), run(*args))[1]  # pyright: ignore
 
-    monkeypatch.setattr(Program, "compiled", noted)
+    monkeypatch.setattr(Program, "_compile", noted)
     x = np.ones((size, 3), np.float32)
     fn = px.program(clients=size)(
         lambda w, x: px.reduce_max(far := px.map_fn(distance, (px.broadcast(w), x))) + far.mean()

@@ -78,25 +78,18 @@ def retrying(make_executor: Callable[[], Executor], *, attempts: int = 3) -> Cal
             executors.pop().shutdown()
             return submitted(fn, task)
 
-    def result(fn: Callable[[Any], Any], task: Any, future: Future[Any]) -> Any:
-        """Return what a task gives; where its executor breaks, it is begun again, alone."""
-        for _ in range(attempts - 1):
-            if not _has_broken(future, waits=True):
-                break
-            future = submitted(fn, task)
-        return future.exception() if _has_broken(future, waits=True) else future.result()
-
     def mapped(fn: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
         waiting = collections.deque((task, submitted(fn, task)) for task in tasks)
         while waiting:
-            yield result(fn, *waiting.popleft())
-            for _ in range(len(waiting)):
-                task, future = waiting.popleft()
-                waiting.append((task, submitted(fn, task) if _has_broken(future, waits=False) else future))
+            task, future = waiting.popleft()
+            for _ in range(attempts - 1):
+                if not isinstance(future.exception(), BrokenExecutor):
+                    break
+                future = submitted(fn, task)  # alone
+            error = future.exception()
+            yield error if isinstance(error, BrokenExecutor) else future.result()
+            for at, (task, future) in enumerate(waiting):
+                if future.done() and isinstance(future.exception(), BrokenExecutor):
+                    waiting[at] = task, submitted(fn, task)
 
     return mapped
-
-
-def _has_broken(future: Future[Any], *, waits: bool) -> bool:
-    """Return whether a task has ended its executor, or another has before it was done."""
-    return (waits or future.done()) and isinstance(future.exception(), BrokenExecutor)

@@ -198,13 +198,6 @@ class StopSignal(contextlib.ExitStack):
 
     With several processes, SIGTERM is JAX's, from ``px.initialize()`` on: it tells the others, and all agree on a
     step, within about a second. A process that was asked to stop so is asked by every later loop too.
-
-    Example:
-        >>> from paraxis._host.processes import StopSignal
-        >>> with StopSignal() as stop:
-        ...     for step in range(3):
-        ...         if stop.asked():
-        ...             break
     """
 
     def __init__(self) -> None:

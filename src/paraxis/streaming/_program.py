@@ -36,14 +36,13 @@ class Chunk(NamedTuple):
     numbers: np.ndarray
     lengths: Lengths
 
-    def read(self, groups: Sequence[Groups | None], rows: Sequence[Any], count: int) -> list[Any]:
+    def read(self, groups: Sequence[Groups], rows: Sequence[Any], count: int) -> list[Any]:
         """Return rows with those of the groups, ``count`` of them, the last one repeated, in place of their leaves."""
         read = dict[int, list[Any]]()
         for place in {x.place for x in rows if isinstance(x, Leaf)}:
-            if (own := groups[place]) is not None:
-                leaves = jax.tree.leaves(own._read(self.numbers, self.lengths[place]))
-                read[place] = [arrays.repeat_last(x, count) for x in leaves]
-        return [read[x.place][x.number] if isinstance(x, Leaf) and x.place in read else x for x in rows]
+            leaves = jax.tree.leaves(groups[place]._read(self.numbers, self.lengths[place]))
+            read[place] = [arrays.repeat_last(x, count) for x in leaves]
+        return [read[x.place][x.number] if isinstance(x, Leaf) else x for x in rows]
 
 
 class Call:
@@ -107,7 +106,10 @@ class Program:
         axis, size, placement: the axis that is streamed, its number of elements, and the devices that share a chunk.
         plan: its passes.
         checked: the passes that are known to use masks.
-        fits: how many elements of some lengths fit into memory.
+        lengths: those to which the longest elements of the example are padded.
+        whole, part: the function traced for all elements of some lengths, and for a chunk of so many.
+        compiled, exported: a pass on so many elements of each device, also as bytes.
+        bytes_of: what the largest pass on so many elements of each device takes, with rows that are read ahead.
 
     Args:
         alone: chunks are run by other processes, each with one device.
@@ -116,12 +118,11 @@ class Program:
 
     def __init__(self, call: Call, *, alone: bool, options: dict[str, Any] | None) -> None:
         self._trace, self._options, self.size = call.trace, options, call.size or 0
-        self._wholes: dict[Lengths, Flat] = {}
-        self._parts: dict[tuple[int, Lengths], Flat] = {}
-        self._compiled = dict[Any, Any]()
+        self.whole, self.part = functools.cache(self._whole), functools.cache(self._part)
+        self.compiled, self.exported = functools.cache(self._compile), functools.cache(self._export)
+        self.bytes_of = functools.cache(self._bytes_of)
         self.checked = set[Pass]()
-        self.fits: dict[Lengths, int] = {}
-        lengths = call.chunks(self.size, self.size)[0].lengths if self.size else ()
+        self.lengths = lengths = call.chunks(self.size, self.size)[0].lengths if self.size else ()
         whole = self.whole(lengths)
         self.axis = _trace.axis_of(whole.closed, call.size)
         self.size = self.axis.size
@@ -141,37 +142,35 @@ class Program:
         self._few, dims = self._some(5 + (self.size == 5), lengths)
         self.plan = Plan(whole, self._few, self.axis.name, dims)
 
-    def whole(self, lengths: Lengths) -> Flat:
-        """Return the function traced for all elements."""
-        if lengths not in self._wholes:
-            with placing.alone(), placing.entered(chunk=_trace.Sized(None, 0, 0)):
-                flat = self._trace(self.size, lengths)
-            first = self._wholes.setdefault(next(iter(self._wholes), lengths), flat)
-            _trace.require_same(first, flat, "elements of another length")
-            parts = [v for one in self.plan.passes for v in one.results[: len(one.kinds)]] if first is not flat else []
-            for v in (*parts, *(v for v in flat.results if isinstance(v, int))):
-                if first.avals[v].shape != flat.avals[v].shape:
-                    raise AxisError(
-                        f"Stream: values of which elements of different length have different numbers are reduced or "
-                        f"returned, at {self.plan.line(v)}; reduce them over an element's rows, with its mask"
-                    )
-            self._wholes[lengths] = flat
-        return self._wholes[lengths]
+    def _whole(self, lengths: Lengths) -> Flat:
+        with placing.alone(), placing.entered(chunk=_trace.Sized(None, 0, 0)):
+            flat = self._trace(self.size, lengths)
+        if lengths == self.lengths:
+            return flat
+        first = self.whole(self.lengths)
+        _trace.require_same(first, flat, "elements of another length")
+        parts = [v for one in self.plan.passes for v in one.results[: len(one.kinds)]]
+        for v in (*parts, *(v for v in flat.results if isinstance(v, int))):
+            if first.avals[v].shape != flat.avals[v].shape:
+                raise AxisError(
+                    f"Stream: values of which elements of different length have different numbers are reduced or "
+                    f"returned, at {self.plan.line(v)}; reduce them over an element's rows, with its mask"
+                )
+        return flat
 
-    def part(self, count: int, lengths: Lengths) -> Flat:
+    def _part(self, count: int, lengths: Lengths) -> Flat:
         """Return the function traced for a chunk, with the literals of the trace for all elements."""
         if count == self.size:
             return self.whole(lengths)
-        if (count, lengths) not in self._parts:
-            part = self._parts[count, lengths] = self._some(count, lengths)[0]
-            part.operations = _trace.with_literals(self.whole(lengths), part)
-        return self._parts[count, lengths]
+        part = self._some(count, lengths)[0]
+        part.operations = _trace.with_literals(self.whole(lengths), part)
+        return part
 
     def traceable(self, count: int) -> int:
         """Return the same count, but two in place of one for which JAX does other operations than for more."""
         if count == 1 < self.size:
             try:
-                self.part(count, next(iter(self._wholes)))
+                self.part(count, self.lengths)
             except AxisError:
                 return 2
         return count
@@ -195,22 +194,19 @@ class Program:
 
     def require_uncounted(self) -> None:
         """Refuse to leave elements out of a function that has the number of all as a number of its own."""
-        _trace.require_uncounted(next(iter(self._wholes.values())), self._few, self.size)
+        _trace.require_uncounted(self.whole(self.lengths), self._few, self.size)
 
-    def compiled(self, one: Pass, count: int, lengths: Lengths, *, masked: bool = False) -> Callable[..., list[Any]]:
-        """Return a pass on so many elements of each device: ``(*shared, *rows)`` → parts of reductions, rows.
+    def _compile(self, one: Pass, count: int, lengths: Lengths, masked: bool) -> Callable[..., list[Any]]:
+        """Return ``(*shared, *rows)`` → parts of reductions, rows. Nothing is sent.
 
-        If it is ``masked``, booleans ``(num_devices * count,)`` come last, which rows are elements. Nothing is sent.
+        If it is ``masked``, booleans ``(num_devices * count,)`` come last, which rows are elements.
         """
-        key = one, count, lengths, masked
-        if key not in self._compiled:
-            flat = self.whole(lengths) if one.is_once else self.part(count, lengths)
-            fn = one.program(flat, masked=masked)[0]
-            if not one.is_once:
-                ins = [*(self.plan.dims[v] for v in (*one.shared, *one.rows)), *[0] * masked]
-                fn = placing.on_devices(fn, self.placement, ins, self.dims_of(one))
-            self._compiled[key] = jax.jit(fn, compiler_options=self._options)
-        return self._compiled[key]
+        flat = self.whole(lengths) if one.is_once else self.part(count, lengths)
+        fn = one.program(flat, masked=masked)[0]
+        if not one.is_once:
+            ins = [*(self.plan.dims[v] for v in (*one.shared, *one.rows)), *[0] * masked]
+            fn = placing.on_devices(fn, self.placement, ins, self.dims_of(one))
+        return jax.jit(fn, compiler_options=self._options)
 
     def dims_of(self, one: Pass) -> list[int]:
         """Return the dimension of the devices in each part of a reduction, and of the elements in rows."""
@@ -233,15 +229,11 @@ class Program:
         parts = {shard.index[dim].start or 0: shard.data for shard in x.addressable_shards}
         return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)], dim)
 
-    def exported(self, one: Pass, count: int, lengths: Lengths, *, masked: bool) -> bytes:
-        """Return a pass on so many elements as bytes, which any process with CPU devices can run."""
-        key = one, count, lengths, masked, "exported"
-        if key not in self._compiled:
-            fn, structs = one.program(self.part(count, lengths), masked=masked)
-            with check.needed("px.Stream(map=…)", "pool"):
-                exported = jax.export.export(jax.jit(fn), platforms=["cpu"])(*structs)
-                self._compiled[key] = bytes(exported.serialize())
-        return self._compiled[key]
+    def _export(self, one: Pass, count: int, lengths: Lengths, masked: bool) -> bytes:
+        """Return it for one device, as any process with CPU devices can run it."""
+        fn, structs = one.program(self.part(count, lengths), masked=masked)
+        with check.needed("px.Stream(map=…)", "pool"):
+            return bytes(jax.export.export(jax.jit(fn), platforms=["cpu"])(*structs).serialize())
 
     def places(self, count: int) -> np.ndarray:
         """Return which rows of a chunk of ``count`` on each device lie on this process's devices."""
@@ -252,8 +244,7 @@ class Program:
         own = target.addressable_devices_indices_map(whole.shape)
         return np.unique(np.concatenate([whole[at] for at in own.values()]))
 
-    def bytes_of(self, count: int, lengths: Lengths) -> int:
-        """Return the bytes that a pass on so many elements of each device takes, and those of rows read ahead."""
+    def _bytes_of(self, count: int, lengths: Lengths) -> int:
         found, devices = [], self.placement.num_devices
         for one in self.plan.passes:
             fn, structs = one.program(self.part(count, lengths))

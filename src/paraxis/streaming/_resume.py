@@ -20,28 +20,19 @@ from paraxis.errors import CheckpointError
 _EVERY = 10.0  # seconds between two savings; more where saving takes long
 
 
-def saved(
-    folder: str | Path | None, depends: Callable[[], Any], *, process: int = 0
-) -> contextlib.AbstractContextManager["Saved | None"]:
-    """Give the file of a run, which depends on a tree of texts, numbers and arrays, if there is a folder for it.
-
-    Each ``process`` of a run has a file of its own.
-    """
-    if folder is None:
-        return contextlib.nullcontext()
-    name = f"paraxis-run-{process}.npz" if process else "paraxis-run.npz"
-    return Saved(Path(folder) / name, depends())
-
-
 class Saved:
     """The file of a run: within, it is kept up to date; an error leaves it, and success removes it.
+
+    It is in a folder, for each ``process`` of the run one; ``depends`` is a tree of texts, numbers and arrays that a
+    run depends on.
 
     Attributes:
         found: what an earlier process saved, numbers in arrays as well; ``None``: nothing.
     """
 
-    def __init__(self, path: Path, depends: Any) -> None:
-        self._path, self._digest = path, _digest(jax.tree.leaves((jax.__version__, depends)))
+    def __init__(self, folder: str | Path, depends: Any, *, process: int = 0) -> None:
+        path = self._path = Path(folder) / (f"paraxis-run-{process}.npz" if process else "paraxis-run.npz")
+        self._digest = _digest(jax.tree.leaves((jax.__version__, depends)))
         self._due, self._make, self.found = time.monotonic() + _EVERY, None, None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -133,12 +133,13 @@ class Run:
 
     def result(self, saved: Saved | None, show: Show | None) -> Any:
         """Run all passes; return the function's result."""
+        self._saved, self._show = saved, show
         self._parts, begun = list[Any](), list[Any]()  # of each pass, what this process's devices have come to
         if saved and saved.found:
             self._parts, *begun, kept, texts = saved.found
             self._results.rows.update(((int(v), rows.shape), rows) for v, rows in kept)
             self._leave_out({int(n): text for n, text in json.loads(bytes(texts)).items()})
-        while not self._run_passes(saved, show, begun):
+        while not self._run_passes(begun):
             self._parts, begun, self._is_stale = [], [], False
             if saved:
                 saved.keep(None)  # what is on the disk is right, up to the loss
@@ -154,18 +155,18 @@ class Run:
             )
         return found
 
-    def _run_passes(self, saved: Saved | None, show: Show | None, begun: Sequence[Any]) -> bool:
+    def _run_passes(self, begun: Sequence[Any]) -> bool:
         """Run the passes; return whether their numbers are right: no element was lost that they have counted."""
         number = 0
         for one in self._plan.steps:
             if one.is_once:
                 for lengths, values in self._values.items():
-                    run = self._program.compiled(one, self._program.size, lengths)
+                    run = self._program.compiled(one, self._program.size, lengths, False)
                     found = run(*[values[v] for v in one.shared])
                     values.update(self._laid(dict(zip(one.results, found, strict=True))))
                 continue
             if number == len(self._parts):
-                self._parts.append(self._pass(number, one, saved, show, *begun))
+                self._parts.append(self._pass(number, one, *begun))
                 begun = []
             if self._is_stale:
                 return False
@@ -183,9 +184,7 @@ class Run:
     def _parts_laid(self, parts: Sequence[Any]) -> list[Any]:
         return [self._program.laid(x, 0, 1) for x in parts]
 
-    def _pass(
-        self, number: int, one: Pass, saved: Saved | None, show: Show | None, done: Any = 0, held: Sequence[Any] = ()
-    ) -> list[Any]:
+    def _pass(self, number: int, one: Pass, done: Any = 0, held: Sequence[Any] = ()) -> list[Any]:
         """Return what the parts of a pass come to, of which some chunks are ``done``; its rows go to the results."""
         if one not in self._program.checked and _caught(self._check, one) is True:  # what raises does so again, below
             self._program.checked.add(one)
@@ -194,10 +193,10 @@ class Run:
         with contextlib.closing(self._outcomes(one, ats)) as outcomes:
             for at, found in zip(ats, outcomes, strict=True):
                 self._take(number, one, at, found, sums)
-                if saved and not self._is_stale:
-                    saved.keep(functools.partial(self._state, number, at + 1, [*sums], dict(self.lost)))
-                if show:
-                    show(self._progress(number, at + 1))
+                if self._saved and not self._is_stale:
+                    self._saved.keep(functools.partial(self._state, number, at + 1, [*sums], dict(self.lost)))
+                if self._show:
+                    self._show(self._progress(number, at + 1))
         return [self._program.own(x, 0) for x in total(sums, one.kinds)] if sums else []
 
     def _take(self, number: int, one: Pass, at: int, found: Any, sums: list[Any]) -> None:
@@ -266,7 +265,7 @@ class Run:
         return len(self._chunks[at].numbers) < self._count * self._program.placement.num_devices
 
     def _computed(self, one: Pass, at: int, lengths: Lengths, shared: Sequence[Any], rows: Sequence[Any]) -> list[Any]:
-        run = self._program.compiled(one, self._count, lengths, masked=self._is_short(at))
+        run = self._program.compiled(one, self._count, lengths, self._is_short(at))
         return jax.block_until_ready(run(*shared, *rows))  # another one beside it would take as much memory
 
     def _shared(self, one: Pass, lengths: Lengths) -> list[Any]:
@@ -319,20 +318,18 @@ class Run:
 
     def _elsewhere(self, one: Pass, ats: Sequence[int], where: np.ndarray | None) -> Iterator[Any]:
         assert self._map is not None
-        there = [groups if _tasks.can_be_sent(groups) else None for groups in self._call.groups]
-        here = [groups if sent is None else None for groups, sent in zip(self._call.groups, there, strict=True)]
-        programs = dict[tuple[Lengths, bool], bytes]()
-        for at in ats:
-            key = lengths, masked = self._chunks[at].lengths, self._is_short(at)
-            if key not in programs:
-                programs[key] = self._program.exported(one, self._count, lengths, masked=masked)
+        groups = self._call.groups
+        there = groups if all(map(_tasks.can_be_sent, groups)) else []
+        keys = {(self._chunks[at].lengths, self._is_short(at)) for at in ats}
+        programs = {key: self._program.exported(one, self._count, *key) for key in keys}
         shared = {lengths: self._shared(one, lengths) for lengths, _ in programs}
 
         def task(at: int) -> _tasks.Task:
             places = self._mine(self._chunks[at]) if where is None else where
             chunk = self._chunks[at]._replace(numbers=self._chunks[at].numbers[places])
-            rows = _caught(lambda: chunk.read(here, self._rows(one, at, places), self._count))
-            return _tasks.Task(chunk, self._is_short(at), rows)
+            rows = self._rows(one, at, places)
+            read = rows if there else _caught(chunk.read, groups, rows, self._count)
+            return _tasks.Task(chunk, self._is_short(at), read)
 
         work = _tasks.Work(programs, shared, there, self._count, jax_api.is_wide())
         yield from _tasks.carried_out(self._map, work, map(task, ats))

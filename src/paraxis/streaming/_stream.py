@@ -16,7 +16,7 @@ from paraxis.errors import DataError
 from paraxis.streaming._groups import Groups
 from paraxis.streaming._program import Call, Program
 from paraxis.streaming._results import Each, Results
-from paraxis.streaming._resume import Saved, is_key, saved
+from paraxis.streaming._resume import Saved, is_key
 from paraxis.streaming._run import Progress, Run, shown
 from paraxis.streaming._tasks import Map
 
@@ -186,7 +186,7 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
             flat = program.whole(call.chunks(program.size, program.size)[0].lengths)
             results = Results(program.plan, flat, self._each, self._out)
             one = Run(call, program, count, self._map, results, masks=self._masks)
-            with shown(self._progress) as show, saved(self.checkpoint, one.depends, process=process) as file:
+            with shown(self._progress) as show, self._saved(one.depends, process) as file:
                 self.lost = one.lost
                 return one.result(file, show)
 
@@ -230,17 +230,15 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
         if self.at_once is not None:
             return program.traceable(_balanced(self.at_once, devices, program.size))
         lengths = call.chunks(program.size, program.size)[0].lengths
-        if lengths not in program.fits:
-            assert self.memory is not None
-            two, four = (program.bytes_of(count, lengths) for count in (2, 4))
-            each = max(1, (four - two) // 2)  # one element more on each device
-            if self.memory < two - each:
-                raise ValueError(
-                    f"Stream: memory must be at least {two - each:,} bytes, which one element on each of {devices} "
-                    f"devices takes, got {self.memory:,}; write px.Stream(memory={2 * (two - each)})"
-                )
-            program.fits[lengths] = _balanced(2 + (self.memory - two) // each, devices, program.size)
-        return program.fits[lengths]
+        assert self.memory is not None
+        two, four = (program.bytes_of(count, lengths) for count in (2, 4))
+        each = max(1, (four - two) // 2)  # one element more on each device
+        if self.memory < two - each:
+            raise ValueError(
+                f"Stream: memory must be at least {two - each:,} bytes, which one element on each of {devices} "
+                f"devices takes, got {self.memory:,}; write px.Stream(memory={2 * (two - each)})"
+            )
+        return _balanced(2 + (self.memory - two) // each, devices, program.size)
 
     def rows_at_once(self, *, row_bytes: int, kept_bytes: int, num_devices: int) -> int:
         """Return how many rows of a :class:`px.Table` a solver reads at once, which keeps so many bytes beside them.
@@ -271,7 +269,11 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
 
     def rows_saved(self, described: Mapping[str, Any]) -> contextlib.AbstractContextManager[Saved | None]:
         """Give where a solver's run, which depends on these texts and arrays, is saved, if there is a folder."""
-        return saved(self.checkpoint, lambda: described)
+        return self._saved(lambda: described)
+
+    def _saved(self, depends: Callable[[], Any], process: int = 0) -> contextlib.AbstractContextManager[Saved | None]:
+        folder = self.checkpoint
+        return contextlib.nullcontext() if folder is None else Saved(folder, depends(), process=process)
 
 
 def _balanced(most: int, devices: int, size: int) -> int:

@@ -21,12 +21,12 @@ _MOST_SENT = 16 * 2**20  # bytes of a source that is sent with each task; of lar
 class Work(NamedTuple):
     """What all tasks of a pass need: programs of chunks of so many ``rows``, by lengths and whether they have a mask.
 
-    ``groups`` are those that are read where a task is carried out, else ``None``.
+    ``groups`` are read where a task is carried out; there are none if rows are read here.
     """
 
     programs: dict[tuple[Lengths, bool], bytes]
     shared: dict[Lengths, list[Any]]
-    groups: list[Groups | None]
+    groups: list[Groups]
     rows: int
     wide: bool
 
@@ -50,7 +50,7 @@ def can_be_sent(groups: Groups) -> bool:
 
 def carried_out(mapped: Map, work: Work, tasks: Iterator[Task]) -> Iterator[list[np.ndarray] | Exception]:
     """Yield what chunks come to, in order. An executor takes all at once: tasks with rows come in portions."""
-    portion = 64 if None in work.groups else None
+    portion = None if work.groups else 64
     while some := [*itertools.islice(tasks, portion)]:
         yield from mapped(functools.partial(perform, work), some)
 
