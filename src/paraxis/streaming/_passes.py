@@ -18,7 +18,7 @@ import numpy as np
 from paraxis._core import arrays, jax_api, lowerings, maps, sums
 from paraxis._core.jax_api import JaxprEqn, Literal
 from paraxis._core.record import Map
-from paraxis._core.reductions import REDUCTIONS, identity
+from paraxis._core.reductions import identity
 from paraxis.errors import AxisError
 from paraxis.streaming import _rowwise
 from paraxis.streaming._trace import Flat, Operation, refuse_mixing, rows_p, size_p, verbs_in
@@ -49,17 +49,17 @@ class Pass:
     dims: list[int | None]
     is_once: bool = False
 
-    def program(self, flat: Flat, *, masked: bool = False) -> tuple[Callable[..., list[Any]], list[Any]]:
+    def program(self, flat: Flat) -> tuple[Callable[..., list[Any]], list[Any]]:
         """Return it as a function of shared values and rows, as many as a trace is for, and their shapes.
 
-        If it is ``masked``, booleans come last: which rows are elements, and not stand-ins for such. A part of a
-        reduction is ``(1, ...)``, of a dtype to add parts in: on several devices, each gives its own.
+        Booleans may come last: which rows are elements, and not stand-ins for such. A part of a reduction is
+        ``(1, ...)``, of a dtype to add parts in: on several devices, each gives its own.
         """
         given, folds = [*self.shared, *self.rows], dict(zip(self.results, self.kinds, strict=False))
 
         def run(*args: Any) -> list[Any]:
-            real = args[-1] if masked else None
-            values = dict(zip(given, args[: len(given)], strict=True))
+            real = args[len(given)] if len(args) > len(given) else None
+            values = dict(zip(given, args, strict=False))
             for number in self.operations:
                 eqn, inputs, outputs, _ = flat.operations[number]
                 operands = [v.val if isinstance(v, Literal) else values[v] for v in inputs]
@@ -81,7 +81,7 @@ class Pass:
 
         structs = [jax_api.struct(flat.avals[v]) for v in given]
         size = next((flat.avals[v].shape[self.dims[v] or 0] for v in self.rows), 0)
-        return run, [*structs, *[jax.ShapeDtypeStruct((size,), bool)] * masked]
+        return run, [*structs, jax.ShapeDtypeStruct((size,), bool)]
 
 
 def _mapped(m: Map, operands: Sequence[Any], real: jax.Array | None) -> list[jax.Array]:
@@ -282,10 +282,5 @@ def met(kinds: tuple[str, ...], dtypes: tuple[Any, ...], where: Any, parts: list
     Each device adds all parts: an all-reduce would add them in another order in several processes than in one.
     """
     parts = parts if where is None else jax.lax.with_sharding_constraint(parts, where)
-
-    def one(kind: str, x: jax.Array) -> jax.Array:
-        if kind in ("any", "all"):
-            return _MERGE[kind].reduce(x, axis=0)
-        return REDUCTIONS[kind].bind(x, axis="", size=len(x), padded=None)
-
-    return [one(kind, x).astype(dtype) for kind, x, dtype in zip(kinds, parts, dtypes, strict=True)]
+    totals = [functools.reduce(_MERGE[kind], [*x]) for kind, x in zip(kinds, parts, strict=True)]
+    return [x.astype(dtype) for x, dtype in zip(totals, dtypes, strict=True)]

@@ -196,17 +196,18 @@ class Program:
         """Refuse to leave elements out of a function that has the number of all as a number of its own."""
         _trace.require_uncounted(self.whole(self.lengths), self._few, self.size)
 
-    def _compile(self, one: Pass, count: int, lengths: Lengths, masked: bool) -> Callable[..., list[Any]]:
+    def _compile(self, one: Pass, count: int, lengths: Lengths) -> Callable[..., list[Any]]:
         """Return ``(*shared, *rows)`` → parts of reductions, rows. Nothing is sent.
 
-        If it is ``masked``, booleans ``(num_devices * count,)`` come last, which rows are elements.
+        Booleans ``(num_devices * count,)`` may come last, which rows are elements.
         """
-        flat = self.whole(lengths) if one.is_once else self.part(count, lengths)
-        fn = one.program(flat, masked=masked)[0]
-        if not one.is_once:
-            ins = [*(self.plan.dims[v] for v in (*one.shared, *one.rows)), *[0] * masked]
-            fn = placing.on_devices(fn, self.placement, ins, self.dims_of(one))
-        return jax.jit(fn, compiler_options=self._options)
+        fn = one.program(self.whole(lengths) if one.is_once else self.part(count, lengths))[0]
+        ins = [*(self.plan.dims[v] for v in (*one.shared, *one.rows)), 0]
+
+        def on_devices(*args: Any) -> list[Any]:
+            return placing.on_devices(fn, self.placement, ins[: len(args)], self.dims_of(one))(*args)
+
+        return jax.jit(fn if one.is_once else on_devices, compiler_options=self._options)
 
     def dims_of(self, one: Pass) -> list[int]:
         """Return the dimension of the devices in each part of a reduction, and of the elements in rows."""
@@ -231,9 +232,11 @@ class Program:
 
     def _export(self, one: Pass, count: int, lengths: Lengths, masked: bool) -> bytes:
         """Return it for one device, as any process with CPU devices can run it."""
-        fn, structs = one.program(self.part(count, lengths), masked=masked)
+        fn, structs = one.program(self.part(count, lengths))
         with check.needed("px.Stream(map=…)", "pool"):
-            return bytes(jax.export.export(jax.jit(fn), platforms=["cpu"])(*structs).serialize())
+            return bytes(
+                jax.export.export(jax.jit(fn), platforms=["cpu"])(*structs[: None if masked else -1]).serialize()
+            )
 
     def places(self, count: int) -> np.ndarray:
         """Return which rows of a chunk of ``count`` on each device lie on this process's devices."""
@@ -247,7 +250,7 @@ class Program:
     def _bytes_of(self, count: int, lengths: Lengths) -> int:
         found, devices = [], self.placement.num_devices
         for one in self.plan.passes:
-            fn, structs = one.program(self.part(count, lengths))
+            fn, (*structs, _) = one.program(self.part(count, lengths))
             used = jax.jit(fn, compiler_options=self._options).lower(*structs).compile().memory_analysis()
             assert used is not None
             each = used.temp_size_in_bytes + used.output_size_in_bytes + used.argument_size_in_bytes

@@ -23,15 +23,15 @@ _EVERY = 10.0  # seconds between two savings; more where saving takes long
 class Saved:
     """The file of a run: within, it is kept up to date; an error leaves it, and success removes it.
 
-    It is in a folder, for each ``process`` of the run one; ``depends`` is a tree of texts, numbers and arrays that a
-    run depends on.
+    Each process has its own in the folder. A run ``depends`` on a tree of texts, numbers and arrays.
 
     Attributes:
         found: what an earlier process saved, numbers in arrays as well; ``None``: nothing.
     """
 
-    def __init__(self, folder: str | Path, depends: Any, *, process: int = 0) -> None:
-        path = self._path = Path(folder) / (f"paraxis-run-{process}.npz" if process else "paraxis-run.npz")
+    def __init__(self, folder: str | Path, depends: Any) -> None:
+        own = f"-{jax.process_index()}" if jax.process_index() else ""
+        path = self._path = Path(folder) / f"paraxis-run{own}.npz"
         self._digest = _digest(jax.tree.leaves((jax.__version__, depends)))
         self._due, self._make, self.found = time.monotonic() + _EVERY, None, None
         try:

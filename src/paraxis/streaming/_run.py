@@ -6,6 +6,7 @@ element that raises is an exception, in this process or in a worker; it is sough
 
 import contextlib
 import functools
+import itertools
 import json
 import re
 import time
@@ -57,6 +58,8 @@ class Progress(NamedTuple):
         lost = f", {self.lost:,} lost" if self.lost else ""
         return f"pass {self.pass_number}{of}: {self.done:,} of {self.elements:,} {self.axis}{rate}{left}{lost}"
 
+
+_MOST_TASKS = 64  # that an executor has at once, if they have rows: it takes all that there are
 
 Show = Callable[[Progress], Any]
 
@@ -157,11 +160,11 @@ class Run:
 
     def _run_passes(self, begun: Sequence[Any]) -> bool:
         """Run the passes; return whether their numbers are right: no element was lost that they have counted."""
-        number = 0
+        number, avals = 0, self._program.whole(self._program.lengths).avals
         for one in self._plan.steps:
             if one.is_once:
                 for lengths, values in self._values.items():
-                    run = self._program.compiled(one, self._program.size, lengths, False)
+                    run = self._program.compiled(one, self._program.size, lengths)
                     found = run(*[values[v] for v in one.shared])
                     values.update(self._laid(dict(zip(one.results, found, strict=True))))
                 continue
@@ -170,24 +173,22 @@ class Run:
                 begun = []
             if self._is_stale:
                 return False
-            totals = self._met(one, self._parts[number])
+            dtypes = tuple(avals[v].dtype for v in one.results[: len(one.kinds)])
+            everywhere = arrays.sharding(self._program.placement, ())
+            totals = met(one.kinds, dtypes, everywhere, self._parts_laid(self._parts[number]))
             for values in self._values.values():
                 values.update(zip(one.results, totals, strict=False))
             number += 1
         return True
-
-    def _met(self, one: Pass, parts: Sequence[Any]) -> list[Any]:
-        avals, where = self._program.whole(self._chunks[0].lengths).avals, arrays.sharding(self._program.placement, ())
-        dtypes = tuple(avals[v].dtype for v in one.results[: len(one.kinds)])
-        return met(one.kinds, dtypes, where, self._parts_laid(parts))
 
     def _parts_laid(self, parts: Sequence[Any]) -> list[Any]:
         return [self._program.laid(x, 0, 1) for x in parts]
 
     def _pass(self, number: int, one: Pass, done: Any = 0, held: Sequence[Any] = ()) -> list[Any]:
         """Return what the parts of a pass come to, of which some chunks are ``done``; its rows go to the results."""
-        if one not in self._program.checked and _caught(self._check, one) is True:  # what raises does so again, below
-            self._program.checked.add(one)
+        known = self._program.checked
+        if self._padded and one not in known and _caught(self._check, one, *self._padded) is True:
+            known.add(one)  # what raises does so again, below
         sums = [[int(rank), self._parts_laid(parts)] for rank, parts in held]
         ats = [at for at in range(int(done), len(self._chunks)) if len(self._chunks[at].numbers)]
         with contextlib.closing(self._outcomes(one, ats)) as outcomes:
@@ -264,8 +265,8 @@ class Run:
     def _is_short(self, at: int) -> bool:
         return len(self._chunks[at].numbers) < self._count * self._program.placement.num_devices
 
-    def _computed(self, one: Pass, at: int, lengths: Lengths, shared: Sequence[Any], rows: Sequence[Any]) -> list[Any]:
-        run = self._program.compiled(one, self._count, lengths, self._is_short(at))
+    def _computed(self, one: Pass, lengths: Lengths, shared: Sequence[Any], rows: Sequence[Any]) -> list[Any]:
+        run = self._program.compiled(one, self._count, lengths)
         return jax.block_until_ready(run(*shared, *rows))  # another one beside it would take as much memory
 
     def _shared(self, one: Pass, lengths: Lengths) -> list[Any]:
@@ -314,7 +315,7 @@ class Run:
             for at, rows in zip(ats, ahead, strict=True):
                 lengths = self._chunks[at].lengths
                 failed = isinstance(rows, Exception)
-                yield rows if failed else _caught(self._computed, one, at, lengths, self._shared(one, lengths), rows)
+                yield rows if failed else _caught(self._computed, one, lengths, self._shared(one, lengths), rows)
 
     def _elsewhere(self, one: Pass, ats: Sequence[int], where: np.ndarray | None) -> Iterator[Any]:
         assert self._map is not None
@@ -332,7 +333,9 @@ class Run:
             return _tasks.Task(chunk, self._is_short(at), read)
 
         work = _tasks.Work(programs, shared, there, self._count, jax_api.is_wide())
-        yield from _tasks.carried_out(self._map, work, map(task, ats))
+        tasks = map(task, ats)
+        while some := [*itertools.islice(tasks, None if there else _MOST_TASKS)]:
+            yield from self._map(functools.partial(_tasks.perform, work), some)
 
     # --- elements that fail ---------------------------------------------------------------------------------------
 
@@ -406,10 +409,8 @@ class Run:
         counts = [sum((own[some] > 1).sum() for _, own in ragged) for _, some, *_ in found]
         return found[int(np.argmax(counts))] if found else None
 
-    def _check(self, one: Pass) -> bool:
+    def _check(self, one: Pass, at: int, some: np.ndarray, lengths: Lengths, longer: Lengths) -> bool:
         """Refuse a pass whose results depend on padding; return whether there was some that could tell."""
-        first = self._chunks[0]
-        at, some, lengths, longer = self._padded or (0, np.arange(0), first.lengths, first.lengths)
         where = np.flatnonzero(np.isin(self._chunks[at].numbers, some))  # those that are not lost
         groups, wholes = self._call.groups, [self._program.whole(n) for n in (lengths, longer)]
         operations = [wholes[0].operations[n].eqn for n in one.operations]
@@ -425,7 +426,7 @@ class Run:
 
         def run(is_longer: bool, shared: Sequence[Any]) -> list[np.ndarray]:
             n = longer if is_longer else lengths
-            return [*map(self._program.own, self._computed(one, at, n, shared, rows[n]), self._program.dims_of(one))]
+            return [*map(self._program.own, self._computed(one, n, shared, rows[n]), self._program.dims_of(one))]
 
         shared = [self._shared(one, n) for n in (lengths, longer)]
         wrong = _padding.counted(run, *shared, varies=not any(map(jax_api.calls_back, bodies)))

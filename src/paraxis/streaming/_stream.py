@@ -179,14 +179,11 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
         def run(*args: Any) -> _R:
             call = Call(fn, args)
             program = known.get(call.key) or known.setdefault(call.key, self._program(call))
-            count, process = self._count(call, program), 0
             if program.placement.spans_processes:
                 self._require_one_process()
-                process = jax.process_index()
-            flat = program.whole(call.chunks(program.size, program.size)[0].lengths)
-            results = Results(program.plan, flat, self._each, self._out)
-            one = Run(call, program, count, self._map, results, masks=self._masks)
-            with shown(self._progress) as show, self._saved(one.depends, process) as file:
+            results = Results(program.plan, program.whole(program.lengths), self._each, self._out)
+            one = Run(call, program, self._count(call, program), self._map, results, masks=self._masks)
+            with shown(self._progress) as show, self._saved(one.depends) as file:
                 self.lost = one.lost
                 return one.result(file, show)
 
@@ -271,9 +268,9 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
         """Give where a solver's run, which depends on these texts and arrays, is saved, if there is a folder."""
         return self._saved(lambda: described)
 
-    def _saved(self, depends: Callable[[], Any], process: int = 0) -> contextlib.AbstractContextManager[Saved | None]:
+    def _saved(self, depends: Callable[[], Any]) -> contextlib.AbstractContextManager[Saved | None]:
         folder = self.checkpoint
-        return contextlib.nullcontext() if folder is None else Saved(folder, depends(), process=process)
+        return contextlib.nullcontext() if folder is None else Saved(folder, depends())
 
 
 def _balanced(most: int, devices: int, size: int) -> int:

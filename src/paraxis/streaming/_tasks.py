@@ -1,9 +1,8 @@
 """Chunks carried out by other processes, by programs that come as bytes, without any code of the user's."""
 
 import functools
-import itertools
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -46,13 +45,6 @@ def can_be_sent(groups: Groups) -> bool:
     except Exception:  # whatever a source's own pickling raises
         return False
     return len(sent) <= _MOST_SENT and b"__main__" not in sent
-
-
-def carried_out(mapped: Map, work: Work, tasks: Iterator[Task]) -> Iterator[list[np.ndarray] | Exception]:
-    """Yield what chunks come to, in order. An executor takes all at once: tasks with rows come in portions."""
-    portion = None if work.groups else 64
-    while some := [*itertools.islice(tasks, portion)]:
-        yield from mapped(functools.partial(perform, work), some)
 
 
 @functools.lru_cache(maxsize=64)
