@@ -42,14 +42,14 @@ class Display:
             self._stays.append(text)
             self._draw()
         else:
-            print_line(f"\r\x1b[2K{text}" if self._is_line else text)
+            _write(f"\r\x1b[2K{text}\n" if self._is_line else f"{text}\n")
 
     def close(self) -> None:
         """Show what waits, and leave a terminal's line."""
         if self._waiting is not None:
             self._show()
         if self._is_line and self._line:
-            print_line("")
+            _write("\n")
 
     def _show(self) -> None:
         self._line, self._waiting = self._waiting() if self._waiting else self._line, None
@@ -58,7 +58,7 @@ class Display:
         elif self._is_line:
             _write(f"\r\x1b[2K{self._line}")
         else:
-            print_line(self._line)
+            _write(f"{self._line}\n")
             self._between = min(2 * self._between, _MOST_BETWEEN_LINES)
         self._due = time.monotonic() + self._between
 
@@ -80,12 +80,8 @@ def _cell() -> Callable[..., Any] | None:
     return None if ipython is None or getattr(shell, "kernel", None) is None else ipython.display.display
 
 
-def print_line(text: str) -> None:
-    """Print a line on standard error. Where it cannot be written, the run goes on unseen."""
-    _write(f"{text}\n")
-
-
 def _write(text: str) -> None:
+    """Write on standard error. Where that cannot be, the run goes on unseen."""
     with contextlib.suppress(OSError, ValueError):  # a full disk, nobody who reads, a stream that was closed
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -26,15 +26,12 @@ def counted(
     """
     for change in (0.0, 0.1) if varies else (0.0,):
         values = [_near(x, at, change) for at, x in enumerate(shared)]
-        found = run(False, values)
         longer = run(True, [_near(x, at, change) for at, x in enumerate(shared_longer)])
-        pairs = [(at, a, b) for at, (a, b) in enumerate(zip(found, longer, strict=True)) if a.shape == b.shape]
-        if any(_differ(a, b, a) for _, a, b in pairs):
-            # Where large numbers cancel out, rounding is seen in what the least change of the shared values does.
-            noisy = run(False, [_near(x, at, 4 * _eps(x)) for at, x in enumerate(values)])
-            wrong = [at for at, a, b in pairs if _differ(a, b, noisy[at])]
-            if wrong:
-                return wrong[0]
+        # Where large numbers cancel out, rounding is seen in what the least change of the shared values does.
+        noisy = run(False, [_near(x, at, 4 * _eps(x)) for at, x in enumerate(values)])
+        for at, (a, b, c) in enumerate(zip(run(False, values), longer, noisy, strict=True)):
+            if a.shape == b.shape and _differ(a, b, c):
+                return at
     return None
 
 

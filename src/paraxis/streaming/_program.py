@@ -113,10 +113,11 @@ class Program:
 
     Args:
         alone: chunks are run by other processes, each with one device.
+        masks: elements may be lost, so none may know the number of all.
         options: compiler options of the passes.
     """
 
-    def __init__(self, call: Call, *, alone: bool, options: dict[str, Any] | None) -> None:
+    def __init__(self, call: Call, *, alone: bool, masks: bool, options: dict[str, Any] | None) -> None:
         self._trace, self._options, self.size = call.trace, options, call.size or 0
         self.whole, self.part = functools.cache(self._whole), functools.cache(self._part)
         self.compiled, self.exported = functools.cache(self._compile), functools.cache(self._export)
@@ -139,8 +140,10 @@ class Program:
                 "Stream: fn calls Python while it runs (jax.pure_callback, eqx.error_if and the like), and map= sends "
                 "compiled programs without any code; leave out map, or the checks: diffrax has throw=False"
             )
-        self._few, dims = self._some(5 + (self.size == 5), lengths)
-        self.plan = Plan(whole, self._few, self.axis.name, dims)
+        few, dims = self._some(5 + (self.size == 5), lengths)
+        if masks:
+            _trace.require_uncounted(whole, few, self.size)
+        self.plan = Plan(whole, few, self.axis.name, dims)
 
     def _whole(self, lengths: Lengths) -> Flat:
         with placing.alone(), placing.entered(chunk=_trace.Sized(None, 0, 0)):
@@ -191,10 +194,6 @@ class Program:
         one = ": give at_once=2 or more" if count == 1 else ""
         _trace.require_same(self.whole(lengths), part, f"{count} of its {self.size} elements{one}")
         return part, _trace.dims_of(self.whole(lengths), part, self.size, count)
-
-    def require_uncounted(self) -> None:
-        """Refuse to leave elements out of a function that has the number of all as a number of its own."""
-        _trace.require_uncounted(self.whole(self.lengths), self._few, self.size)
 
     def _compile(self, one: Pass, count: int, lengths: Lengths) -> Callable[..., list[Any]]:
         """Return ``(*shared, *rows)`` → parts of reductions, rows. Nothing is sent.

@@ -216,10 +216,8 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
     def _program(self, call: Call) -> Program:
         # On CPU, XLA puts matrix products and what is between them into a library's calls, of unknown memory.
         without_calls = {"xla_cpu_experimental_ynn_fusion_type": ""} if jax.default_backend() == "cpu" else {}
-        program = Program(call, alone=self._map is not None, options=None if self.memory is None else without_calls)
-        if self._masks:
-            program.require_uncounted()
-        return program
+        options = None if self.memory is None else without_calls
+        return Program(call, alone=self._map is not None, masks=self._masks, options=options)
 
     def _count(self, call: Call, program: Program) -> int:
         """Return the number of elements of a chunk on each device. What a pass needs grows linearly with it."""
