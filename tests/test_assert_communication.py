@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec as P
 
 import paraxis as px
-from paraxis.testing import assert_communication
+from paraxis.testing import assert_communication, communication
 from tests._support import axis_on, values
 
 pytestmark = pytest.mark.floor
@@ -50,12 +50,18 @@ def test_assert_communication_counts_a_loop_s_bytes_as_often_as_it_runs(mesh):
         return jax.lax.while_loop(lambda x: x[0, 0] < 1e5, lambda x: jax.lax.psum(x, "d"), x)
 
     once = ROWS // 8 * 4 * 4  # the rows of one device, 4 columns of float32
-    assert_communication(_shard(mesh, times), _rows(), all_reduce=1, max_bytes=100 * once)
-    with pytest.raises(px.CommunicationError, match=rf"max_bytes={once:,} was promised, found {100 * once:,}, loops"):
+    kept = assert_communication(_shard(mesh, times), _rows(), all_reduce=1, max_bytes=100 * once)
+    assert (
+        str(kept)
+        == f"1 all_reduce (100 times, {100 * once:,} bytes)"
+        == str(communication(_shard(mesh, times), _rows()))
+    )
+    with pytest.raises(px.CommunicationError, match=rf"max_bytes={once:,} was promised, found {100 * once:,}\."):
         assert_communication(_shard(mesh, times), _rows(), max_bytes=once)
     with pytest.raises(px.CommunicationError, match=rf"max_bytes={once:,} was promised, but a loop without a known"):
         assert_communication(_shard(mesh, until), _rows(), max_bytes=once)
-    assert_communication(_shard(mesh, until), _rows(), all_reduce=1)
+    found = assert_communication(_shard(mesh, until), _rows(), all_reduce=1)
+    assert str(found) == f"1 all_reduce ({once} bytes); a loop without a known end counts as one iteration"
 
 
 def test_communication_tells_one_device_from_a_program_that_sends_nothing(mesh) -> None:

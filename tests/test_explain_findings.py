@@ -8,13 +8,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 from jax.sharding import NamedSharding
 
 import paraxis as px
 from paraxis.reports import Report
-from tests._explained import lies, mesh, struct
+from tests._explained import lies, line_with, mesh, struct
 
 pytestmark = pytest.mark.floor
 
@@ -198,3 +199,39 @@ def test_explain_tells_what_nobody_can_look_for(words: str) -> None:
     once = px.explain(lambda x: jax.lax.while_loop(lambda x: x.sum() < 9, compared, x))
     alone = once(struct(64, 64))  # one device does nothing twice
     assert (alone.unchecked, str(alone).endswith("No findings")) == ((), True)
+
+
+def squares(params, batch):
+    hidden = jnp.tanh(batch["x"] @ params["w"])
+    return ((hidden @ params["w"].T) ** 2).mean(1)
+
+
+@pytest.mark.parametrize("is_abstract", [False, True])
+@pytest.mark.parametrize("shard", [None, "params"])
+def test_explain_knows_what_a_training_step_was_told_and_needs_no_arrays(shard: Any, is_abstract: bool) -> None:
+    """Where the state is split, gathers of it are what was asked for; where it is not, the step can be told to."""
+    make = lambda: px.TrainState.create({"w": jnp.zeros((1024, 2048))}, optax.adam(0.1))  # noqa: E731
+    state, batch = jax.eval_shape(make) if is_abstract else make(), {"x": struct(8192, 1024)}
+    report = px.explain(px.train_step(squares, shard=shard))(state, batch)
+    size = 1024 * 2048 * 4
+    sent = report.communication
+    assert sent.bytes["all_gather"] >= size if shard else sent.bytes["all_reduce"] >= size
+    (whole,) = report.found("replicated") or (None,)
+    assert (whole is None) == (shard is not None)
+    assert whole is None or whole.write == 'split it: px.train_step(…, shard="params")'
+    assert not report.found("gather")
+    assert px.explain(px.eval_step(squares))(state, batch).work.factor == 1
+
+
+def test_explain_finds_no_fault_with_a_gather_that_the_elements_ask_for() -> None:
+    all_of_them = lambda x: px.map_fn(lambda x: x.sum() - px.all_gather(x, "rows").mean(0), x, ROWS)  # noqa: E731
+    report = px.explain(all_of_them)(struct(64, 2048))
+    assert report.communication.bytes["all_gather"] == 64 * 2048 * 4
+    assert report.findings == ()
+
+
+def test_explain_names_a_function_without_a_name_by_its_line() -> None:
+    fn = lambda x: x + 1  # noqa: E731  # unnamed
+    assert (
+        px.explain(fn)(struct(3)).name == f"the function of test_explain_findings.py:{line_with('unnamed', __file__)}"
+    )

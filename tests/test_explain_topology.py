@@ -7,6 +7,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
@@ -111,3 +112,14 @@ def test_explain_names_libtpu_where_it_is_missing(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "libtpu", None)
     with pytest.raises(ModuleNotFoundError, match=r"on=.* needs libtpu, .*; write pip install 'paraxis\[tpu\]'"):
         px.explain(jnp.sin, on="v5e:4x4")
+
+
+@needs_libtpu
+@pytest.mark.parametrize("shard", [None, "params"])
+def test_explain_lays_a_training_step_over_all_chips_without_a_state(shard) -> None:
+    make = lambda: px.TrainState.create({"w": jnp.zeros((2048, 64))}, optax.adam(0.1))  # noqa: E731
+    step = px.train_step(lambda params, batch: ((batch["x"] @ params["w"]) ** 2).mean(1), shard=shard)
+    report = px.explain(step, on="v5e:4x4")(jax.eval_shape(make), {"x": struct(32, 2048)})
+    assert report.num_devices == 16  # and eight are simulated here
+    assert report.work.factor == 1
+    assert [x.split for x in report.arguments if x.name == "state.params['w']"] == [(16, 1) if shard else (1, 1)]

@@ -100,3 +100,65 @@ def test_explain_counts_of_a_solver_only_what_it_runs() -> None:
     work = px.explain(lambda a, b: jnp.linalg.solve(a, b) + a @ b)(struct(8, 8), struct(8)).work
     assert (work.flops, work.share) == (2 * 8 * 8, 2 * 8 * 8)
     assert [name for name in work.uncounted if "getrf" in name]  # the factorization itself is LAPACK's
+
+
+PRODUCTS = {"one": lambda x, y: jnp.vdot(x[0], y[0]), "one for each row": lambda x, y: jnp.einsum("bi,bi->b", x, y)}
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.complex64])
+@pytest.mark.parametrize("length", [2, 8, 31, 64, 999, 4096])
+def test_explain_counts_products_of_vectors_of_any_length(length: int, dtype: Any) -> None:
+    """XLA multiplies first, and adds up in one step or several, in one fusion or several."""
+    x, each = struct(4, length, dtype=dtype), 8 if dtype == jnp.complex64 else 2
+    for name, fn in PRODUCTS.items():
+        count = each * length * (1 if name == "one" else 4)
+        turns = lambda x, y: jax.lax.scan(lambda x, _: (jnp.sin(x), fn(x, y)), x, length=5)[1]  # noqa: B023, E731
+        for program, times in ((fn, 1), (turns, 5)):
+            work = px.explain(program)(x, x).work
+            assert (work.flops, work.factor) == (times * count, 1.0), (name, times)
+
+
+def test_explain_counts_complex_convolutions_as_the_three_that_jax_makes_of_them() -> None:
+    real, complex_ = (
+        px.explain(convolution((1, 1), "SAME"))(struct(2, 3, 8, 8, dtype=dtype), struct(4, 3, 3, 3, dtype=dtype)).work
+        for dtype in (jnp.float32, jnp.complex64)
+    )
+    assert (complex_.flops, complex_.factor) == (3 * real.flops, 1.0)
+
+
+def test_explain_says_that_a_product_is_not_counted_where_the_program_has_none() -> None:
+    outer = jax.grad(lambda x, y: jnp.vdot(x, jnp.sin(y * x)))  # the compiler makes other products of it
+    report = px.explain(outer)(struct(99), struct(99))
+    assert (report.work.flops, report.work.factor, report.work.share) == (0, None, 4 * 99)
+    assert "no matrix products or convolutions that can be told, of 396 FLOP that it asks for" in str(report)
+    assert "not counted" in str(report)
+
+
+# Programs that XLA's own account is right for: no loops, no slices.
+SIMPLE: dict[str, Callable[..., Any]] = {
+    "fused": lambda x: jnp.sin(x) * 2 + jnp.exp(x),
+    "sums": lambda x: (x * x).sum(0) / x.sum(0),
+    "softmax": jax.nn.softmax,
+    "a layer": lambda x: jnp.tanh(x @ x.T),
+    "its gradient": jax.grad(lambda x: (jnp.tanh(x @ x.T) ** 2).sum()),
+}
+
+
+@pytest.mark.parametrize("case", SIMPLE)
+def test_explain_tells_the_traffic_and_the_operations_that_xla_does(case: str) -> None:
+    report = px.explain(SIMPLE[case])(struct(1000, 50))
+    whole = {"xla_cpu_experimental_ynn_fusion_type": ""}
+    told: Any = jax.jit(SIMPLE[case]).lower(struct(1000, 50)).compile(compiler_options=whole).cost_analysis()
+    assert report.traffic.bytes == told["bytes accessed"] == sum(size for _, size in report.traffic.lines)
+    done = report.work.flops + report.work.elementwise
+    assert done == pytest.approx(told["flops"] + told.get("transcendentals", 0), rel=0.1)
+    assert report.intensity == done / report.traffic.bytes
+
+
+def test_explain_tells_the_traffic_of_slices_and_of_all_turns_of_a_loop() -> None:
+    taken = px.explain(lambda x: x[jnp.array([1, 2, 3])])(struct(1000, 50))
+    assert taken.traffic.bytes < 3 * 4 * (3 * 50 + 3)  # and not the 1,000 rows
+    turn = lambda c, row: (c + jnp.sin(row), c)  # noqa: E731
+    scan = px.explain(lambda x: jax.lax.scan(turn, x[0], x))(struct(1000, 50))
+    assert 4 * 1000 * 200 <= scan.traffic.bytes < 9 * 1000 * 200  # rows of 200 bytes, and never the array in a turn
+    assert scan.work.elementwise == pytest.approx(1000 * 2 * 50, rel=0.1)

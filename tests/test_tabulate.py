@@ -161,3 +161,19 @@ def test_tabulate_is_shown_and_saved(tmp_path: Path) -> None:
     words = set(ElementTree.fromstring(table._repr_html_()).itertext())
     assert {"first", "Linear", "float32[4,8]", "192 FLOP", "total"} <= words
     assert "192 FLOP" in (tmp_path / "x.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize("wrap", [jax.vmap, lambda model: lambda x: model(x)], ids=["vmap", "a function"])
+def test_tabulate_finds_the_parameters_that_a_function_closes_over(wrap) -> None:
+    x = struct(3, 4)
+    for model in (nnx.Linear(4, 8, rngs=nnx.Rngs(0)), eqx.nn.MLP(4, 2, 8, 2, key=jax.random.key(0))):
+        mapped = wrap(model if isinstance(model, nnx.Module) or wrap is jax.vmap else jax.vmap(model))
+        total, alone = px.tabulate(mapped, x).total, px.tabulate(jax.jit(jax.vmap(model)), x).total
+        sizes = [
+            leaf.size
+            for leaf in jax.tree.leaves(nnx.state(model) if isinstance(model, nnx.Module) else model)
+            if hasattr(leaf, "size")
+        ]
+        assert (total.parameters, total.bytes) == (sum(sizes), 4 * sum(sizes))
+        assert total.flops == alone.flops > 0
+        assert total.backward_flops >= total.flops

@@ -12,6 +12,7 @@ from paraxis.reports._values import (
     Finding,
     LineWork,
     Memory,
+    Traffic,
     Work,
 )
 
@@ -28,6 +29,7 @@ __all__ = [
     "ModuleTable",
     "Report",
     "Timing",
+    "Traffic",
     "Work",
     "compare",
     "explain",

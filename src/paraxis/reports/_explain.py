@@ -11,10 +11,10 @@ from typing import Any
 import jax
 
 from paraxis._core import jax_api
-from paraxis.reports import _findings, _flops, _hlo, _lines, _meshes, _topology
+from paraxis.reports import _findings, _flops, _hlo, _lines, _meshes, _topology, _traffic
 from paraxis.reports._layout import Layout, is_array, layout_of
 from paraxis.reports._report import Report
-from paraxis.reports._values import Collective, LineWork, Memory, Work
+from paraxis.reports._values import Collective, LineWork, Memory, Traffic, Work
 
 # JAX's names of collectives that a program asks for itself begin so, perhaps after a word.
 _WRITTEN = ("psum", "pmax", "pmin", "pbroadcast", "ppermute", "all_gather", "all_to_all", "reduce_scatter")
@@ -61,20 +61,23 @@ def explain(fn: Callable[..., Any], *, on: str | None = None) -> Callable[..., R
     def explained(*args: Any, **kwargs: Any) -> Report:
         start = time.perf_counter()
         with jax_api.lines_kept():
-            traced, lower = _topology.traced(functools.partial(_staged, fn, args, kwargs), chips)
+            traced, lower = _topology.traced(fn, functools.partial(_staged, fn, args, kwargs), chips)
             closed = getattr(traced, "jaxpr", None)
             if chips and closed is None:
-                raise TypeError(f"explain: {_name(fn)} has no trace, which on= needs; give what jax.jit returns")
-            lowered = _topology.lowered(_name(fn), traced, chips) if chips else lower()
+                raise TypeError(f"explain: {name_of(fn)} has no trace, which on= needs; give what jax.jit returns")
+            lowered = _topology.lowered(name_of(fn), traced, chips) if chips else lower()
             middle = time.perf_counter()
-            on_cpu = jax.default_backend() == "cpu"
+            on_cpu = not chips and jax.default_backend() == "cpu"
             compiled = lowered.compile(compiler_options=_WHOLE_MEMORY) if on_cpu else lowered.compile()
-        return _report(_name(fn), closed, lowered, compiled, (middle - start, time.perf_counter() - middle))
+        seconds = middle - start, time.perf_counter() - middle
+        return _report(fn, closed, lowered, compiled, seconds, not on_cpu)
 
     return explained
 
 
-def _report(name: str, closed: Any, lowered: Any, compiled: Any, seconds: tuple[float, float]) -> Report:
+def _report(
+    fn: Any, closed: Any, lowered: Any, compiled: Any, seconds: tuple[float, float], is_of_a_call: bool
+) -> Report:
     program = _hlo.Program(compiled.as_text() or "")
     jaxpr, names, consts, path = None, (), (), jax.tree_util.keystr
     if closed is not None:
@@ -83,19 +86,21 @@ def _report(name: str, closed: Any, lowered: Any, compiled: Any, seconds: tuple[
     read = _layouts(lowered.args_info, compiled.input_shardings, of_call, names)
     places = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     meshes = tuple(_meshes.used(jaxpr, places, program.num_devices))
+    moved, elementwise = _traffic.of_program(program)
     sent = (_collective(program, operation, meshes, read) for operation in program.collectives)
     report = Report(
-        name=name,
+        name=name_of(fn),
         num_devices=program.num_devices,
         collectives=tuple(sorted(sent, key=lambda c: -c.total_bytes)),
-        work=_work(program, jaxpr),
-        memory=_memory(compiled, places),
+        work=_work(program, jaxpr, elementwise),
+        traffic=Traffic(sum(moved.values()), tuple(moved.most_common())),
+        memory=_memory(compiled, places, is_of_a_call),
         arguments=read,
         results=_layouts(lowered.out_info, compiled.output_shardings, lambda at: f"result{path(at)}"),
         callbacks=tuple(_flops.calls_python(jaxpr)) if jaxpr is not None else (),
         seconds=seconds,
     )
-    found = _findings.findings(report, jaxpr, consts)
+    found = _findings.findings(fn, report, jaxpr, consts)
     return dataclasses.replace(report, findings=found, unchecked=tuple(_findings.unchecked(report, jaxpr)))
 
 
@@ -160,7 +165,7 @@ def _is_dynamic(leaf: Any) -> bool:
     return is_array(leaf) or (isinstance(leaf, (int, float, complex)) and not isinstance(leaf, bool))
 
 
-def _memory(compiled: Any, places: Sequence[Any]) -> Memory:
+def _memory(compiled: Any, places: Sequence[Any], is_of_a_call: bool) -> Memory:
     """Return what a compiled program needs on one device; ``places``: shardings of its arrays."""
     used = compiled.memory_analysis()
     given, results = used.argument_size_in_bytes, used.output_size_in_bytes
@@ -170,12 +175,16 @@ def _memory(compiled: Any, places: Sequence[Any]) -> Memory:
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # of a topology's chips, nobody can be asked
         here = [device for place in places[:1] for device in place.addressable_devices]
         stats = here[0].memory_stats() if here else None
-    return Memory(given, results, temporaries, donated, peak, (stats or {}).get("bytes_limit"))
+    return Memory(given, results, temporaries, donated, peak, (stats or {}).get("bytes_limit"), is_of_a_call)
 
 
-def _name(fn: Any) -> str:
-    inner = getattr(fn, "func", fn)  # of a partial
-    return getattr(inner, "__name__", type(inner).__name__)
+def name_of(fn: Any) -> str:
+    """Return a function's name; of one without, where it is written."""
+    inner = inspect.unwrap(getattr(fn, "func", fn))  # of a partial, of jax.vmap
+    name, code = getattr(inner, "__name__", type(inner).__name__), getattr(inner, "__code__", None)
+    return (
+        f"the function of {_lines.Line(code.co_filename, code.co_firstlineno)}" if name == "<lambda>" and code else name
+    )
 
 
 # --- read ------------------------------------------------------------------------------------------------------------
@@ -220,7 +229,7 @@ def _collective(
     )
 
 
-def _work(program: _hlo.Program, jaxpr: jax_api.Jaxpr | None) -> Work:
+def _work(program: _hlo.Program, jaxpr: jax_api.Jaxpr | None, elementwise: int) -> Work:
     done, is_certain, uncounted = _flops.of_program(program)
     written, is_bounded = _flops.of_jaxpr(jaxpr) if jaxpr is not None else (_flops.Lines(), False)
     is_known = is_bounded and is_certain  # the compiler may know an end that the program does not say
@@ -235,4 +244,5 @@ def _work(program: _hlo.Program, jaxpr: jax_api.Jaxpr | None) -> Work:
         lines=tuple(lines),
         is_certain=is_certain,
         uncounted=uncounted,
+        elementwise=elementwise,
     )

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from paraxis._core import jax_api
-from paraxis.reports import _flops, _lines, _meshes, units
+from paraxis.reports import _flops, _hlo, _lines, _meshes, units
 from paraxis.reports._layout import Layout
 from paraxis.reports._report import Report
 from paraxis.reports._values import Collective, Finding, LineWork
@@ -24,9 +24,10 @@ _SENT, _HELD, _STATE = 64 * 1024, 16 * 1024**2, 1024**2
 _TWICE, _PADDED = 1.25, 1.1
 
 
-def findings(report: Report, jaxpr: jax_api.Jaxpr | None, consts: Sequence[Any]) -> tuple[Finding, ...]:
+def findings(fn: Any, report: Report, jaxpr: jax_api.Jaxpr | None, consts: Sequence[Any]) -> tuple[Finding, ...]:
     """Return all findings, worst first; of a program without dead code, or of one that nobody has."""
-    found = [*_too_large(report), *_gathers(report), *_conditions(report), *_replicated(report), *_undonated(report)]
+    found = [*_too_large(report), *_conditions(report), *_replicated(fn, report), *_undonated(report)]
+    found += _gathers(fn, report, jaxpr)
     if jaxpr is not None:
         found += [*_redundant(report, jaxpr), *_padding(jaxpr), *_constants(report, jaxpr, consts)]
     return tuple(sorted(found, key=lambda finding: -finding.weight))
@@ -45,15 +46,21 @@ def unchecked(report: Report, jaxpr: jax_api.Jaxpr | None) -> Iterator[str]:
 # --- sent ------------------------------------------------------------------------------------------------------------
 
 
-def _gathers(report: Report) -> Iterator[Finding]:
+def _gathers(fn: Any, report: Report, jaxpr: jax_api.Jaxpr | None) -> Iterator[Finding]:
+    asked = set[str]()  # the axes along which elements of a map are gathered
+    for eqn, *_ in _flops.walk(jaxpr) if jaxpr is not None else ():
+        asked.update(jax_api.named_axes(eqn) if eqn.primitive.name == "all_gather" else ())
+    is_told = getattr(fn, "shard", None) is not None  # a training step to split its state
+    split = [sorted(x.shape) for x in report.arguments if is_told and x.name.startswith("state.") and x.cut]
     by_line: dict[Any, list[Collective]] = collections.defaultdict(list)
     for c in report.collectives:
-        if c.kind == "all_gather" and not c.is_written:
+        is_asked = c.is_written or not asked.isdisjoint(c.axes) or sorted(_hlo.dims(c.shape)) in split
+        if c.kind == "all_gather" and not is_asked:
             by_line[c.line, c.axes].append(c)
     for (line, axes), group in by_line.items():
         first, sent = group[0], sum(c.total_bytes for c in group)
         along = f" along {', '.join(map(repr, axes))}" if axes else ""
-        what = f"{first.operand}, which lies in blocks, is" if first.operand else "rows that lie in blocks are"
+        what = f"{first.operand}, which lies in blocks, is" if first.operand else "an array that lies in blocks is"
         if sent >= _SENT:
             yield Finding(
                 kind="gather",
@@ -148,7 +155,7 @@ def _too_large(report: Report) -> Iterator[Finding]:
         )
 
 
-def _replicated(report: Report) -> Iterator[Finding]:
+def _replicated(fn: Any, report: Report) -> Iterator[Finding]:
     devices = report.num_devices
     kinds = collections.Counter((x.shape, x.dtype) for x in report.arguments if x.copies == devices)
     for arrays, which in ((report.arguments, "in_shardings"), (report.results, "out_shardings")):
@@ -161,7 +168,9 @@ def _replicated(report: Report) -> Iterator[Finding]:
                     kind="replicated",
                     text=f"{what} ({units.size(held)}) {verb} whole on each of {devices} devices",
                     line=None,
-                    write=f"split it: give it, or jit's {which}, a NamedSharding over a mesh axis",
+                    write='split it: px.train_step(…, shard="params")'
+                    if hasattr(fn, "shard") and name == "state"
+                    else f"split it: give it, or jit's {which}, a NamedSharding over a mesh axis",
                     weight=_of_memory(report, held * (1 - 1 / devices)),
                 )
 

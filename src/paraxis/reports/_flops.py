@@ -1,8 +1,9 @@
-"""Floating-point operations of matrix products and convolutions, two for each multiplication, by the line that asks.
+"""Floating-point operations of matrix products and convolutions, by the line that asks.
 
-Counted twice: in the compiled program, for one device; and in the program as it was written, as if one device ran all
-of it once. The first times the number of devices equals the second if nothing is done twice. Loops count as often as
-they run, unlike in the compiler's own count; a loop of unknown end counts as one iteration; all branches count.
+A multiplication of real numbers with its addition counts two, of complex numbers eight. All is counted twice: in the
+compiled program, for one device; and in the program as it was written, as if one device ran all of it once. The first
+times the number of devices equals the second if nothing is done twice. Loops count as often as they run, unlike in the
+compiler's own count; a loop of unknown end counts as one iteration; all branches count.
 """
 
 import collections
@@ -49,11 +50,11 @@ def flops(program: _hlo.Program, operation: _hlo.Operation) -> int:
     """Return an operation's floating-point operations, each time that it runs, if it is a product."""
     if operation.opcode == "multiply":
         size = math.prod(_hlo.dims(operation.shape))  # what is left of a product; one number is where a block begins
-        return 2 * size if size > 1 and operation.is_product else 0
-    if operation.opcode == "reduce" and operation.is_product:  # on TPUs, the multiplication has another name
-        factors = program.by_name.get(operation.operands[0])
-        is_left = factors is not None and factors.opcode == "multiply" and not factors.is_product
-        return 2 * math.prod(_hlo.dims(factors.shape)) if factors is not None and is_left else 0
+        return _each(operation) * size if size > 1 and operation.is_product else 0
+    if operation.opcode == "reduce" and operation.is_product:  # and the multiplication has another name, or none
+        factors = program.factors(operation)
+        is_left = factors is not None and not factors.is_product
+        return _each(factors) * math.prod(_hlo.dims(factors.shape)) if factors is not None and is_left else 0
     if operation.opcode not in ("dot", "convolution", "custom-call"):
         return 0
     operands = [program.by_name.get(name) for name in operation.operands[:2]]
@@ -65,10 +66,13 @@ def flops(program: _hlo.Program, operation: _hlo.Operation) -> int:
         return _convolution_of(operation, [given, kernel, results], labels.groups())
     if contracted := _CONTRACTED.search(operation.text):
         numbers = [int(n) for n in (contracted[1] or contracted[2] or "").replace('"', "").split(",") if n]
-        return (
-            2 * math.prod(_hlo.dims(operation.shape)) * math.prod(shapes[0][n] for n in numbers if n < len(shapes[0]))
-        )
+        size = math.prod(_hlo.dims(operation.shape)) * math.prod(shapes[0][n] for n in numbers if n < len(shapes[0]))
+        return _each(operation) * size
     return 0
+
+
+def _each(operation: _hlo.Operation) -> int:
+    return 8 if operation.shape.startswith("c") else 2
 
 
 def _convolution_of(operation: _hlo.Operation, shapes: list[tuple[int, ...]], labels: Sequence[str]) -> int:
@@ -140,7 +144,8 @@ def of_product(eqn: jax_api.JaxprEqn) -> int:
         return 0
     ragged = eqn.params.get("ragged_dot_dimension_numbers")
     (contracted, _), _ = ragged.dot_dimension_numbers if ragged else eqn.params["dimension_numbers"]
-    size = 2 * math.prod(_shape(eqn.outvars[0])) * math.prod(_shape(eqn.invars[0])[d] for d in contracted)
+    each = 8 if _is_complex(eqn) else 2
+    size = each * math.prod(_shape(eqn.outvars[0])) * math.prod(_shape(eqn.invars[0])[d] for d in contracted)
     return size // groups(eqn) if ragged and ragged.lhs_ragged_dimensions[0] in contracted else size  # one for each
 
 
@@ -161,7 +166,8 @@ def _of_convolution(eqn: jax_api.JaxprEqn) -> int:
     sizes = ([shape[d] for d in spec[2:]] for shape, spec in zip(shapes, (given, kernel, results), strict=True))
     before = [low for low, _ in params["padding"]]
     ways = params["window_strides"], before, params["lhs_dilation"], params["rhs_dilation"]
-    return 2 * apart * math.prod(_met(*dimension) for dimension in zip(*sizes, *ways, strict=True))
+    each = 6 if _is_complex(eqn) else 2  # JAX makes three convolutions of real numbers of it
+    return each * apart * math.prod(_met(*dimension) for dimension in zip(*sizes, *ways, strict=True))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -174,6 +180,11 @@ def _met(given: int, kernel: int, results: int, stride: int, before: int, apart:
     places = (np.arange(many) * stretch - before + step * number for number in range(few))
     held = ((at >= 0) & (at <= (given - 1) * apart) & (at % apart == 0) for at in places)
     return sum(map(int, map(np.count_nonzero, held)))
+
+
+def _is_complex(eqn: jax_api.JaxprEqn) -> bool:
+    made: Any = eqn.outvars[0]
+    return np.issubdtype(made.aval.dtype, np.complexfloating)
 
 
 def _shape(variable: Any) -> tuple[int, ...]:

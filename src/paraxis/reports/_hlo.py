@@ -71,6 +71,7 @@ class Program:
         self._computations = {computation.name: computation for computation in _computations(text)}
         self.operations = [operation for body in self._computations.values() for operation in body.operations]
         self.by_name = {operation.name: operation for operation in self.operations}
+        self._fusions = {part: op for op in self.operations if op.opcode == "fusion" for part in _callees(op.text)}
         self._loops = {part: op for op in self.operations if op.opcode == "while" for part in _callees(op.text)}
         self._count()
 
@@ -110,8 +111,32 @@ class Program:
     def argument(self, operation: Operation) -> int | None:
         """Return the number of the program's argument that an operation takes first, perhaps only moved before."""
         found = self._source(operation.operands[0]) if operation.operands else operation
-        number = re.search(r" parameter\((\d+)\)", found.text) if found.within.is_entry else None
-        return int(number[1]) if number else None
+        return self._number_of(found) if found.within.is_entry and found.opcode == "parameter" else None
+
+    def fused(self, fusion: Operation) -> list[Operation]:
+        """Return the operations that a fusion stands for."""
+        return [
+            x
+            for name in _callees(fusion.text)
+            if name in self._computations
+            for x in self._computations[name].operations
+        ]
+
+    def _number_of(self, parameter: Operation) -> int:
+        return int(parameter.text[parameter.begin : parameter.text.index(")", parameter.begin)])
+
+    def factors(self, total: Operation) -> Operation | None:
+        """Return the multiplication whose numbers a sum adds, perhaps in steps that are fusions of their own."""
+        found: Operation | None = self.by_name.get(total.operands[0])
+        while found is not None and found.opcode in ("parameter", "fusion", "reduce", "reduce-window", *_MOVES):
+            caller = self._fusions.get(found.within.name)
+            if found.opcode == "fusion":
+                found = self._root(found, "calls")
+            elif found.opcode != "parameter":
+                found = self.by_name.get(found.operands[0])
+            else:
+                found = self.by_name.get(caller.operands[self._number_of(found)]) if caller is not None else None
+        return found if found is not None and found.opcode == "multiply" else None
 
     def _source(self, name: str) -> Operation:
         """Return the operation of a name, or the one whose numbers it only moves, or gives in another dtype."""
@@ -132,7 +157,8 @@ class Program:
             for operation in caller.operations:
                 is_loop = operation.opcode == "while"
                 trips = self._trips(operation) if is_loop else 1
-                for callee in filter(None, map(self._computations.get, _callees(operation.text))):
+                callees = () if operation.opcode in _COMBINE else _callees(operation.text)
+                for callee in filter(None, map(self._computations.get, callees)):
                     callee.times += caller.times * (1 if trips is None else trips)
                     callee.is_certain &= caller.is_certain and trips is not None
                     callee.is_branch |= caller.is_branch or operation.opcode == "conditional"
@@ -203,6 +229,9 @@ _CALLED = re.compile(
 )
 _NAME = re.compile(r"%([\w.\-]+)")
 _INDEX = re.compile(r" get-tuple-element\(.*\bindex=(\d+)")
+_COMBINE = (  # two numbers by a computation of their own
+    *("all-reduce", "map", "reduce", "reduce-scatter", "reduce-window", "scatter", "select-and-scatter", "sort"),
+)
 _MOVES = ("bitcast", "convert", "copy", "copy-done", "reshape", "transpose")
 
 

@@ -10,8 +10,9 @@ from paraxis.reports import _layout, units
 from paraxis.reports._hlo import KINDS
 from paraxis.reports._lines import Line
 from paraxis.reports._page import MOST_ROWS, Page, Section
-from paraxis.reports._values import Collective, Communication, Finding, FindingKind, LineWork, Memory, Work
+from paraxis.reports._values import Collective, Communication, Finding, FindingKind, LineWork, Memory, Traffic, Work
 
+_MOST_MOVED = 5  # lines
 _CODE = 60  # the most letters of a line
 _SENT = ("bytes", "what", "along", "whose", "line", "code")
 _ONE_ITERATION = "one iteration of a loop without a known end"
@@ -28,6 +29,7 @@ class Report(Page):
         num_devices: on which it runs.
         collectives: what it sends, most bytes first, as :class:`paraxis.reports.Collective`.
         work: what it computes, as :class:`paraxis.reports.Work`.
+        traffic: what memory it reads and writes, as :class:`paraxis.reports.Traffic`.
         memory: what one device holds, as :class:`paraxis.reports.Memory`.
         arguments: how each lies, as :class:`paraxis.reports.Layout`.
         results: likewise.
@@ -41,6 +43,7 @@ class Report(Page):
     num_devices: int
     collectives: tuple[Collective, ...]
     work: Work
+    traffic: Traffic
     memory: Memory
     arguments: tuple[_layout.Layout, ...]
     results: tuple[_layout.Layout, ...]
@@ -51,12 +54,13 @@ class Report(Page):
 
     @property
     def communication(self) -> Communication:
-        """The number and bytes of each kind of collective; one in a loop counts once."""
-        found = Communication(dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0))
+        """The number, turns and bytes of each kind of collective."""
+        count, times, sent = (collections.Counter[str](dict.fromkeys(KINDS, 0)) for _ in range(3))
         for collective in self.collectives:
-            found.count[collective.kind] += 1
-            found.bytes[collective.kind] += collective.bytes
-        return found
+            count[collective.kind] += 1
+            times[collective.kind] += collective.times
+            sent[collective.kind] += collective.total_bytes
+        return Communication(count, times, sent, self.is_certain)
 
     @property
     def total_bytes(self) -> int:
@@ -67,6 +71,11 @@ class Report(Page):
     def is_certain(self) -> bool:
         """Return whether it is known how often each collective runs; a loop of unknown end counts as one iteration."""
         return all(collective.is_certain for collective in self.collectives)
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte that moves; a device that could do more is bound by its memory, not by its units."""
+        return (self.work.flops + self.work.elementwise) / max(self.traffic.bytes, 1)
 
     @property
     def fits(self) -> bool | None:
@@ -100,6 +109,7 @@ class Report(Page):
             found[f"{c.kind}{along}, times{each}"] += c.times
             found[f"{c.kind}{along}, bytes{each}"] += c.total_bytes
         found["flops" if self.work.is_certain else f"flops, {_ONE_ITERATION}"] = self.work.flops
+        found["elementwise operations"], found["traffic bytes"] = self.work.elementwise, self.traffic.bytes
         found["argument bytes"], found["result bytes"] = self.memory.arguments, self.memory.results
         found["temporary bytes"] = self.memory.temporaries
         return dict(found)
@@ -114,10 +124,13 @@ class Report(Page):
         lines = ", ".join(str(line or "an unknown line") for line in self.callbacks)
         calls = [f"Calls Python from {lines}"] if lines else []
         yield Section(self._sent(), [_collective(c) for c in self.collectives], _SENT, notes=calls)
-        work = [_line_work(line) for line in self.work.lines if line.flops]
+        work = [_line_work(line) for line in self.work.lines if line.flops or line.share]
         opaque = [f"not counted: {', '.join(self.work.uncounted)}"] if self.work.uncounted else []
         yield Section(self._computed(), work, ("work", "of its share", "line", "code"), notes=opaque)
-        yield Section(self._held())
+        moved = [[units.size(size), str(line or "unknown line"), _code(line)] for line, size in self.traffic.lines]
+        yield Section(self._moved(), moved, ("bytes", "line", "code"), most=_MOST_MOVED)
+        calls = "that of the program without XLA's library calls, whose memory it does not tell; a call may hold less"
+        yield Section(self._held(), notes=[] if self.memory.is_of_a_call else [calls])
         for title, arrays in (("Arguments", self.arguments), ("Results", self.results)):
             if arrays:
                 yield Section(title, [_array(x) for x in arrays], ("array", "dtype", "shape", "bytes", ""))
@@ -141,17 +154,22 @@ class Report(Page):
     def _computed(self) -> str:
         work = self.work
         if not work.flops:
-            return "Computes no matrix products or convolutions"
+            asked = f" that can be told, of {units.amount(work.share)} that it asks for" if work.share else ""
+            return f"Computes no matrix products or convolutions{asked}"
         share = f", {work.factor:.2f} × an equal share" if work.factor else ""
         open_ = "" if work.is_certain else f", counting {_ONE_ITERATION}"
         return f"Computes {units.amount(work.flops)} per device in products and convolutions{share}{open_}"
+
+    def _moved(self) -> str:
+        size, elementwise = units.size(self.traffic.bytes), units.amount(self.work.elementwise)
+        return f"Moves {size} of memory per device, with {elementwise} elementwise: {self.intensity:.2g} FLOP per byte"
 
     def _held(self) -> str:
         memory = self.memory
         limit = f" of {units.size(memory.limit)}" if memory.limit else ""
         parts = ", ".join(f"{x} {units.size(getattr(memory, x))}" for x in ("arguments", "results", "temporaries"))
         donated = f"; {units.size(memory.donated)} of the results lie where arguments were" if memory.donated else ""
-        return f"Holds {units.size(memory.peak)}{limit} per device: {parts}{donated}"
+        return f"Holds at most {units.size(memory.peak)}{limit} per device: {parts}{donated}"
 
 
 def _collective(c: Collective) -> list[str]:
@@ -165,8 +183,8 @@ def _collective(c: Collective) -> list[str]:
 
 
 def _line_work(line: LineWork) -> list[str]:
-    share = f"{line.flops / line.share:.2f} × its share" if line.share else ""
-    return [units.amount(line.flops), share, str(line.line or "unknown line"), _code(line.line)]
+    share = f"{line.factor:.2f} × its share" if line.factor else "not counted" if not line.flops else ""
+    return [units.amount(line.flops or line.share or 0), share, str(line.line or "unknown line"), _code(line.line)]
 
 
 def _array(array: _layout.Layout) -> list[str]:

@@ -112,7 +112,9 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
     calls: _Calls = {}
     given, static = _explain.partition((args, kwargs), is_array)
     params, rest, call = _taken(model, calls, given, static)
-    kind = getattr(getattr(model, "func", model), "__name__", type(model).__name__)
+    if not jax.tree.leaves((params, rest)):
+        params, call = _closed_over(functools.partial(call, params, rest), given, static)
+    kind = _explain.name_of(model)
 
     def both(params: Any, rest: Any, given: Any) -> Any:
         args, kwargs = _explain.combine(given, static)
@@ -259,6 +261,25 @@ def _of_tree(model: Any, calls: _Calls) -> tuple[Any, Any, Callable[..., Any]]:
         return copy(*args, **kwargs)
 
     return {"params": params}, {"rest": rest}, call
+
+
+def _closed_over(call: Callable[..., Any], given: Any, static: Any) -> tuple[Any, Callable[..., Any]]:
+    """Return the parameters that a function closes over, as of a model in ``jax.vmap``, and a function of them."""
+
+    def run(given: Any) -> Any:
+        args, kwargs = _explain.combine(given, static)
+        return call(*args, **kwargs)
+
+    closed, results = jax.make_jaxpr(run, return_shape=True)(given)
+    trained, others = _explain.partition(list(closed.consts), lambda x: jnp.issubdtype(x.dtype, jnp.inexact))
+
+    def of_them(params: Any, rest: Any, *args: Any, **kwargs: Any) -> Any:
+        consts = [other if x is None else x for x, other in zip(params["params"], others, strict=True)]
+        arrays = jax.tree.leaves(_explain.partition((args, kwargs), is_array)[0])
+        found = jax_api.jaxpr_as_fun(closed.replace(consts=consts))(*arrays)
+        return jax.tree.unflatten(jax.tree.structure(results), found)
+
+    return {"params": trained}, of_them
 
 
 def _equinox_modules(module: Any, path: _Path) -> Iterator[tuple[_Path, Any]]:

@@ -45,13 +45,13 @@ def chips(on: str) -> tuple[Any, ...]:
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def traced(trace: Callable[[], tuple[Any, Any]], chips: Sequence[Any]) -> tuple[Any, Any]:
+def traced(fn: Any, trace: Callable[[], tuple[Any, Any]], chips: Sequence[Any]) -> tuple[Any, Any]:
     """Trace for a topology: axes that lie over all devices lie over its chips, if JAX has fewer devices."""
     if not jax.sharding.get_abstract_mesh().empty or jax.device_count() >= len(chips):
         return trace()
     with jax.set_mesh(placing.mesh_of(chips)):
-        found = trace()
-    is_placed = any(_meshes.named(found[0].jaxpr.jaxpr)) if found[0] is not None else False
+        found, is_placed = trace(), getattr(fn, "num_devices", 1) > 1  # as steps know, which lay their arguments out
+    is_placed |= found[0] is not None and any(_meshes.named(found[0].jaxpr.jaxpr))
     return found if is_placed else trace()  # a function that lies nowhere runs on one device
 
 

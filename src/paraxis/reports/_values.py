@@ -54,15 +54,20 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Communication:
-    """The collectives in one compiled program: one inside a loop counts once, and so does one over several arrays.
+    """The collectives in one compiled program, and what they send in all turns of its loops.
 
     Attributes:
-        count: of each kind, with an entry for every kind.
-        bytes: likewise, of what each device contributes to or receives from them, whichever is larger.
+        count: of each kind in the program, with an entry for every kind; one inside a loop counts once, and so does one
+            over several arrays.
+        times: how often those run, loops multiplied; a loop without a known end counts as one iteration.
+        bytes: of what each device contributes or receives, whichever is larger, in all those times.
+        is_certain: whether it is known how often each runs.
     """
 
     count: dict[str, int]
+    times: dict[str, int]
     bytes: dict[str, int]
+    is_certain: bool = True
 
     @property
     def total_count(self) -> int:
@@ -73,8 +78,13 @@ class Communication:
         return sum(self.bytes.values())
 
     def __str__(self) -> str:
-        parts = [f"{self.count[kind]} {kind} ({self.bytes[kind]:,} bytes)" for kind in self.count if self.count[kind]]
-        return ", ".join(parts) or "no communication"
+        parts = [self._text(kind) for kind, count in self.count.items() if count]
+        open_ = "" if self.is_certain else "; a loop without a known end counts as one iteration"
+        return (", ".join(parts) or "no communication") + open_
+
+    def _text(self, kind: str) -> str:
+        count, times = self.count[kind], self.times[kind]
+        return f"{count} {kind} ({f'{times:,} times, ' if times > count else ''}{self.bytes[kind]:,} bytes)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +93,7 @@ class LineWork:
 
     Attributes:
         line: the user's; ``None``: unknown.
-        flops: floating-point operations of one device.
+        flops: floating-point operations of one device; 0: the compiled program has none that can be told.
         share: the same if the devices shared the work equally and did nothing twice; ``None``: unknown.
     """
 
@@ -91,10 +101,17 @@ class LineWork:
     flops: int
     share: float | None
 
+    @property
+    def factor(self) -> float | None:
+        """Return how often the work is done: 1 if nothing is done twice; ``None``: unknown, or not counted."""
+        return self.flops / self.share if self.flops and self.share else None
+
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Floating-point operations in matrix products and convolutions, two for each multiplication.
+    """Floating-point operations in matrix products and convolutions: two for each multiplication of real numbers.
+
+    One of complex numbers has eight, and in a convolution, which JAX makes of three real ones, six.
 
     Attributes:
         flops: of one device, loops multiplied.
@@ -102,6 +119,7 @@ class Work:
         lines: the same by line, most first.
         is_certain: whether all loops' ends are known; if not, such a loop counts as one iteration.
         uncounted: what other libraries compute, such as factorizations, of which nobody says how much it is.
+        elementwise: operations on single numbers of one device, such as a sine or an addition, loops multiplied.
     """
 
     flops: int
@@ -109,24 +127,41 @@ class Work:
     lines: tuple[LineWork, ...]
     is_certain: bool
     uncounted: tuple[str, ...]
+    elementwise: int
 
     @property
     def factor(self) -> float | None:
-        """Return how often the work is done: 1 if nothing is done twice; ``None``: unknown."""
-        return self.flops / self.share if self.share else None
+        """Return how often the work is done: 1 if nothing is done twice; ``None``: unknown, or not counted."""
+        return self.flops / self.share if self.flops and self.share else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """Bytes of memory that one device reads and writes, loops multiplied: of each operation or fusion, in and out.
+
+    Attributes:
+        bytes: of all operations.
+        lines: the same by line, most first; ``None`` in the place of a line that is unknown.
+    """
+
+    bytes: int
+    lines: tuple[tuple[Line | None, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes on one device.
+    """Bytes on one device: a bound. What is there at one time is less where buffers are used twice.
 
     Attributes:
-        arguments: of the arguments.
+        arguments: of the arguments, as they lie there: a TPU pads the last two dimensions to its tiles, of 8 × 128
+            numbers of 32 bits.
         results: of the results, the donated part included.
         temporaries: of values in between.
         donated: the part of the results that lies where arguments were.
-        peak: the most at one time, as far as the compiler says.
+        peak: the most at one time.
         limit: what the device has; ``None``: unknown, as on CPU.
+        is_of_a_call: whether this is the program that a call runs. On CPU, it is compiled without calls of a library
+            whose memory the compiler leaves out; the one that runs may need less.
     """
 
     arguments: int
@@ -135,6 +170,7 @@ class Memory:
     donated: int
     peak: int
     limit: int | None
+    is_of_a_call: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

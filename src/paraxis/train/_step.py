@@ -33,7 +33,7 @@ class _Step(abc.ABC):
         check.one_of(what, "precision", precision, (None, "bfloat16"), StateError)
         self._what, self._fn, self._axis = what, LossFunction(what, fn), _batches.axis_of(what, axis)
         self._microbatches = check.count(what, "microbatches", microbatches, write="microbatches=4", error=StateError)
-        self._dtype, self._shard = None if precision is None else jnp.dtype(precision), shard
+        self._dtype, self.shard = None if precision is None else jnp.dtype(precision), shard
         self._jitted = jax.jit(self._body, static_argnums=(2, 3), donate_argnums=(0,) if donate else ())
         self._last: tuple[Any, _batches.Devices] | None = (
             None  # the mesh in force at the last call, and the devices then
@@ -45,12 +45,15 @@ class _Step(abc.ABC):
         return _batches.devices_of(self._axis).placement.num_devices
 
     def lower(self, state: TrainState, batch: Any) -> Any:
-        """Lower the step, like ``jax.jit(f).lower``, to see its cost and communication, without running it."""
-        return self._run(self._jitted.lower, *self._placed(state, batch))
+        """Lower the step, like ``jax.jit(f).lower``, without running it; structs may stand for arrays, as in trace."""
+        return self._run(self._jitted.lower, *self._placed(*_abstract((state, batch))))
 
     def trace(self, state: TrainState, batch: Any) -> Any:
-        """Trace the step, like ``jax.jit(f).trace``, without running it."""
-        return self._run(self._jitted.trace, *self._placed(state, batch))
+        """Trace the step, like ``jax.jit(f).trace``, without running it.
+
+        ``jax.ShapeDtypeStruct`` may stand for arrays, as in ``jax.eval_shape(make_state)``: no device holds the state.
+        """
+        return self._run(self._jitted.trace, *self._placed(*_abstract((state, batch))))
 
     @abc.abstractmethod
     def _body(self, state: TrainState, padded: Any, size: int, devices: _batches.Devices) -> Any: ...
@@ -70,7 +73,7 @@ class _Step(abc.ABC):
         devices = last[1]
         padded, size = devices.lay_out(self._what, batch, self._microbatches)
         if devices.whole is not None and getattr(state.step, "sharding", None) != devices.whole:  # no step returned it
-            state = jax.tree.map(arrays.device_put, state, shardings(state, devices.placement, self._shard))
+            state = jax.tree.map(_put, state, shardings(state, devices.placement, self.shard))
         return state, padded, size, devices
 
     def _run(
@@ -172,7 +175,7 @@ class TrainStep(_Step):
         new, metrics = updated(state, gradient, Outcome(loss, metrics, mutable), self._clip, guard=self._guard)
         if devices.whole is not None:
             # Else the compiler may choose another place for what it returns, and the next step is compiled for that.
-            new = jax.lax.with_sharding_constraint(new, shardings(new, devices.placement, self._shard))
+            new = jax.lax.with_sharding_constraint(new, shardings(new, devices.placement, self.shard))
         return new, metrics
 
 
@@ -297,6 +300,18 @@ def eval_step(
         1.0
     """
     return EvalStep("px.eval_step", fn, axis=axis, microbatches=microbatches, precision=precision)
+
+
+def _abstract(tree: Any) -> Any:
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((a := jax.typeof(x)).shape, a.dtype, weak_type=a.weak_type), tree
+    )
+
+
+def _put(x: Any, target: Any) -> Any:
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return x.update(sharding=target)
+    return arrays.device_put(x, target)
 
 
 def _sums(found: Any) -> Any:
