@@ -112,7 +112,7 @@ def test_fit_averages_a_long_history_to_a_bounded_number_of_points(begun: int) -
 
 @pytest.mark.parametrize("launched", [None, False, True])
 def test_fit_refuses_before_it_writes(launched: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state, words = start(), r"rank 2 of 4 of paraxis launch, but px.initialize\(\) was not called"
+    state, words = start(), r"PROCESS=2 and PARAXIS_NUM_PROCESSES=4 say .* px.initialize\(\) was not called"
     if launched is None:
         step(state, arrays())
         words = "px.fit: the arrays of this state were donated"
@@ -125,6 +125,13 @@ def test_fit_refuses_before_it_writes(launched: bool | None, tmp_path: Path, mon
     with pytest.raises(px.StateError, match=words):
         fit(state, step, data(), steps=2, checkpoint=tmp_path / "run", log=tmp_path / "log")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_fit_tells_once_that_another_launcher_s_processes_train_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    with pytest.warns(UserWarning, match=r"PMI_RANK=1 and PMI_SIZE=2 .* or unset PMI_SIZE if each is alone"):
+        fit(start(), step, data(), steps=1)
 
 
 def _raising(state: int, batch: int) -> Any:

@@ -1,5 +1,6 @@
 """``initialize``: alone, by variables, by a scheduler; and how a process ends that has joined others."""
 
+import contextlib
 import importlib
 import os
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from jax._src import xla_bridge
 
 import paraxis as px
 import paraxis.launch
@@ -78,6 +80,41 @@ def test_initialize_leaves_no_process_alone_in_silence(
     else:
         assert initialize().num_processes == 1
     assert not jax.distributed.is_initialized()
+
+
+IDLE = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        (SLURM | IDLE | {"SLURM_STEP_TASKS_PER_NODE": "1(x4)", "SLURM_NODEID": "3"}, "4 GPUs and 1 of the processes"),
+        (SLURM | IDLE | {"SLURM_STEP_TASKS_PER_NODE": "4,2(x2)", "SLURM_NODEID": "1"}, "4 GPUs and 2 of the processes"),
+        (SLURM | IDLE | {"SLURM_STEP_TASKS_PER_NODE": "4"}, None),
+        (SLURM | IDLE | {"SLURM_STEP_TASKS_PER_NODE": "1", "JAX_LOCAL_DEVICE_IDS": "0"}, None),
+        (OPEN_MPI | IDLE | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "set JAX_LOCAL_DEVICE_IDS=0,1,2,3"),
+        (OPEN_MPI | IDLE | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, None),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, r"RANK=1 and WORLD_SIZE=2 .* int\(os.environ\[\"WORLD_SIZE\"\]\)"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "3"}, r"PMI_RANK=0 and PMI_SIZE=3 "),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, None),
+    ],
+)
+def test_initialize_leaves_no_device_and_no_process_out_in_silence(
+    initialize: Initialize, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], words: str | None
+) -> None:
+    joined: list[bool] = []
+    monkeypatch.setattr(xla_bridge, "backends_are_initialized", lambda: False)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda: joined.append(True))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    before = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
+    jax.config.update("jax_platforms", None)  # as on a machine with GPUs
+    try:
+        with contextlib.nullcontext() if words is None else pytest.raises(px.DeviceError, match=words):
+            assert initialize().num_processes == 1
+    finally:
+        jax.config.update("jax_platforms", before)
+    assert joined == [True] * (words is None and "RANK" not in variables)
 
 
 def ends(*processes: subprocess.Popen[str]) -> list[tuple[int, str, str]]:

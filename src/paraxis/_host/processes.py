@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any, Self
@@ -37,16 +38,31 @@ def is_launched() -> bool:
     return PROCESS in os.environ and os.environ.get(LAUNCHER, f"{os.getppid()}") == f"{os.getppid()}"
 
 
+# The rank and the number of processes, as torchrun, Open MPI, and MPICH and Intel MPI tell them.
+_OTHERS = (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
+
+
+def other_launcher() -> tuple[str, str] | None:
+    """Return the variables by which another launcher says that it has started several processes."""
+    both = (names for names in _OTHERS if all(os.environ.get(name, "").isdigit() for name in names))
+    return next(((rank, number) for rank, number in both if int(os.environ[number]) > 1), None)
+
+
 def require_joined(what: str) -> None:
-    """Refuse to work alone, and write where all others do, in one of several processes that has not joined them."""
-    number = os.environ.get(NUM_PROCESSES, "")
-    if not is_launched() or not number.isdigit() or int(number) < 2 or jax.distributed.is_initialized():
+    """Refuse to work alone, and write where all others do, in a rank of ours that has not joined; warn in another's."""
+    found = (PROCESS, NUM_PROCESSES) if is_launched() else other_launcher()
+    if found is None or jax.distributed.is_initialized():
         return
-    raise StateError(
-        f"{what}: this process is rank {os.environ[PROCESS]} of {number} of paraxis launch, but px.initialize() "
-        f"was not called, so each would train alone and write to the same place; write px.initialize() at the start, "
-        f"right after the imports"
-    )
+    rank, number = (os.environ.get(name, "") for name in found)
+    if number.isdigit() and int(number) > 1:
+        text = (
+            f"{what}: {found[0]}={rank} and {found[1]}={number} say that this is one of several processes, but "
+            f"px.initialize() was not called, so each would train alone and write to the same place; write "
+            f"px.initialize() at the start, right after the imports"
+        )
+        if is_launched():
+            raise StateError(text)
+        warnings.warn(f"{text}, or unset {found[1]} if each is alone", stacklevel=4)
 
 
 _LONGEST = 400

@@ -10,7 +10,7 @@ import jax
 
 from paraxis._host import processes
 from paraxis.errors import DeviceError
-from paraxis.launch import _rank
+from paraxis.launch import _rank, _schedulers
 
 COORDINATOR, ATTEMPT, GRACE = "PARAXIS_COORDINATOR", "PARAXIS_ATTEMPT", "PARAXIS_GRACE"
 
@@ -58,7 +58,9 @@ def initialize(*, stuck_after: float = 0) -> Processes:
         The number of this process, and the number of processes.
 
     Raises:
-        DeviceError: if JAX has already started its devices, or the variables cannot be read.
+        DeviceError: if JAX has already started its devices, or the variables cannot be read; if a launcher that JAX
+            does not know has started several processes; or if GPUs of a node would be idle, of which JAX gives one to
+            each task of SLURM or Open MPI.
 
     Communicates: with the coordinator, process 0. If one process does not join within a minute, JAX ends the others.
 
@@ -80,6 +82,7 @@ def _join() -> Processes:
     if not jax.distributed.is_initialized():
         is_launched = processes.is_launched()
         if not is_launched and not _detects_cluster():
+            _schedulers.require_known()
             return Processes(0, 1)
         from jax._src import xla_bridge  # no public function says whether devices were started
 
@@ -90,6 +93,7 @@ def _join() -> Processes:
             )
         if is_launched:
             return _join_launched()
+        _schedulers.require_all_gpus()
         jax.distributed.initialize()
     return Processes(jax.process_index(), jax.process_count())
 

@@ -1,0 +1,59 @@
+"""What a scheduler says of a process: its rank under launchers that JAX does not know, and the GPUs left idle."""
+
+import os
+import re
+
+import jax
+
+from paraxis._host import processes
+from paraxis.errors import DeviceError
+
+
+def require_known() -> None:
+    """Refuse to be alone where a launcher has started several processes, none of which JAX would find.
+
+    Raises:
+        DeviceError: with the call that joins them.
+    """
+    if (found := processes.other_launcher()) is not None:
+        rank, number = found
+        raise DeviceError(
+            f"px.initialize: {rank}={os.environ[rank]} and {number}={os.environ[number]} say that this is one of "
+            f"several processes, but JAX does not know their launcher; before px.initialize(), write "
+            f'jax.distributed.initialize("HOST:5000", int(os.environ["{number}"]), int(os.environ["{rank}"])), where '
+            f"HOST is that of rank 0, or unset {number} if each is alone"
+        )
+
+
+def require_all_gpus() -> None:
+    """Refuse to leave GPUs of this node idle: under SLURM and Open MPI, JAX gives a process one.
+
+    Raises:
+        DeviceError: with the variable that gives it more.
+    """
+    tasks, gpus = _tasks(), _gpus()
+    platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
+    if tasks and tasks < gpus and platforms != "cpu":
+        chosen = ",".join(map(str, range(gpus)))
+        raise DeviceError(
+            f"px.initialize: this node has {gpus} GPUs and {tasks} of the processes, and under its scheduler JAX gives "
+            f"each one GPU; start one task per GPU, as srun --ntasks-per-node={gpus}, or, of one task per node, set "
+            f"JAX_LOCAL_DEVICE_IDS={chosen}; to leave the others idle, set JAX_LOCAL_DEVICE_IDS=0"
+        )
+
+
+def _tasks() -> int:
+    """Return how many processes of this run are on this node; 0: nobody says, or the user has said which GPUs."""
+    if "JAX_LOCAL_DEVICE_IDS" in os.environ:
+        return 0
+    if "OMPI_COMM_WORLD_LOCAL_SIZE" in os.environ:
+        return int(os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"])
+    written = re.findall(r"(\d+)(?:\(x(\d+)\))?", os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""))  # as 4(x2),1
+    of_nodes = [int(tasks) for tasks, nodes in written for _ in range(int(nodes or 1))]
+    node = int(os.environ.get("SLURM_NODEID", 0))
+    return of_nodes[node] if node < len(of_nodes) else 0
+
+
+def _gpus() -> int:
+    """Return how many GPUs of NVIDIA a scheduler lets this process use."""
+    return len([name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()])
