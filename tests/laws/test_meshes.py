@@ -1,6 +1,7 @@
 """Where an axis may lie: meshes set or given, Auto and Explicit, shared with other axes, nested."""
 
 import contextlib
+import functools
 from typing import Any
 
 import jax
@@ -30,7 +31,7 @@ def loss(axis: px.Axis, w: jax.Array, x: jax.Array) -> Any:
         px.reduce_mean(z**2, axis)
         + px.reduce_weighted_mean(y, x[:, 0], axis).sum()
         + px.reduce_sum(y, axis, where=keep).sum()
-        + px.reduce_max(z, axis)
+        + px.reduce_max(z, axis) * px.reduce_min(y, axis).sum()
     )
 
 
@@ -38,7 +39,7 @@ def plain_loss(w: jax.Array, x: jax.Array) -> jax.Array:
     y = jnp.tanh(w * x)
     z = (y * x).sum(1) - y.sum(1).mean()
     weighted = (x[:, :1] * y).sum(0) / x[:, 0].sum()
-    return (z**2).mean() + weighted.sum() + y[::2].sum() + z.max()
+    return (z**2).mean() + weighted.sum() + y[::2].sum() + z.max() * y.min(0).sum()
 
 
 @pytest.fixture(params=list(KINDS))
@@ -51,12 +52,17 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("given", [True, False], ids=["mesh given", "mesh set"])
 def test_axes_lie_over_one_or_several_axes_of_a_mesh(kind: str, size: int, given: bool) -> None:
     mesh, w, x = mesh_of(kind, a=2, b=2, c=2), values(2), values(size, 2)
-    expected = jax.jit(jax.value_and_grad(plain_loss, argnums=(0, 1)))(w, x)
+
+    def derived(fn: Any) -> Any:
+        slope = lambda w, x: jax.jvp(fn, (w, x), (jnp.cos(w), jnp.cos(x)))[1]  # noqa: E731
+        both = jax.jit(lambda w, x: (jax.value_and_grad(fn, argnums=(0, 1))(w, x), slope(w, x)))
+        return jax.tree.map(np.asarray, both(w, x))
+
+    expected = derived(plain_loss)
     for over in ("b", ("c", "a", "b")):
         axis = px.Axis("rows", size, over=over, mesh=mesh if given else None)
         with jax.set_mesh(mesh):
-            gradient = jax.jit(jax.value_and_grad(lambda w, x, axis=axis: loss(axis, w, x), argnums=(0, 1)))
-            assert_close(jax.tree.map(np.asarray, gradient(w, x)), jax.tree.map(np.asarray, expected), rtol=1e-4)
+            assert_close(derived(functools.partial(loss, axis)), expected, rtol=1e-4)
 
 
 @pytest.mark.sampled(4)
@@ -219,38 +225,13 @@ def test_operations_keep_the_mesh_that_they_were_traced_with(body: str, types: s
     assert_close(jax.tree.map(np.asarray, got), jax.tree.map(np.asarray, expected), rtol=1e-5)
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("size", [3, 8, 10])
-def test_reductions_on_explicit_meshes_have_derivatives(size: int) -> None:
-    axis, x = px.Axis("rows", size, mesh=mesh_of("explicit", rows=4)), values(size, 2)
-    weights = np.arange(1.0, size + 1, dtype=np.float32)
-    theirs = {
-        "sum": lambda x: x.sum(0),
-        "mean": lambda x: x.mean(0),
-        "max": lambda x: x.max(0),
-        "min": lambda x: x.min(0),
-        "weighted_mean": lambda x: (weights @ x) / weights.sum(),
-    }
-
-    def ours(kind: str) -> Any:
-        reduce = getattr(px, f"reduce_{kind}")
-        return lambda x: reduce(x, weights, axis) if kind == "weighted_mean" else reduce(x, axis)
-
-    def both(x: jax.Array, fn: Any) -> Any:
-        return jax.value_and_grad(lambda x: fn(x).sum())(x), jax.jvp(fn, (x,), (jnp.cos(x),))[1]
-
-    here = jax.jit(lambda x: {kind: both(px.map_fn(jnp.sin, x, axis), ours(kind)) for kind in theirs})(x)
-    there = jax.jit(lambda x: {kind: both(jnp.sin(x), fn) for kind, fn in theirs.items()})(x)
-    assert_close(jax.tree.map(np.asarray, here), jax.tree.map(np.asarray, there), rtol=1e-4)
-
-
 def with_constants(x: jax.Array) -> Any:
     table = jnp.arange(3.0)
     drawn = x + jax.random.normal(jax.random.key(0), x.shape)
     return jnp.searchsorted(table, x), jnp.interp(x, table, table**2), jnp.histogram(x, bins=3)[0], drawn
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
 def test_constants_have_the_type_of_the_mesh_where_they_are_used(kind: str, jit: bool) -> None:
     x = np.asarray(values(16, 5))
