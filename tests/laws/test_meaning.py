@@ -140,7 +140,7 @@ def test_effects_happen_for_each_element(placement: tuple[int, int], at_once: in
             assert sorted(seen) == x.tolist()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 def test_programs_pass_the_checks_of_jax(placement: tuple[int, int]) -> None:
     axis, x = axis_on(*placement), values(placement[1], 2)
@@ -210,8 +210,8 @@ def test_convolutions_are_in_no_branch_where_a_device_is_idle(ends: bool) -> Non
     run = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(1.5, kernels).compile()
     assert (" conditional(" in (run.as_text() or "")) is not ends
     if ends:
-        expected = jax.value_and_grad(lambda w, k: jax.vmap(of_one, (None, 0))(w, k).sum(), (0, 1))(1.5, kernels)
-        assert_close(run(1.5, kernels), expected, rtol=1e-4)
+        plain = jax.value_and_grad(lambda w, k: jax.vmap(of_one, (None, 0))(w, k).sum(), (0, 1))
+        assert_close(run(1.5, kernels), jax.jit(plain)(1.5, kernels), rtol=1e-4)
 
 
 @pytest.mark.sampled(1)
@@ -253,6 +253,7 @@ def test_callbacks_that_compare_equal_are_told_apart() -> None:
         assert_close(px.map_fn(body, x, axis), x * factor)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("at_once", [None, 1, 2])
 def test_a_rule_of_the_users_has_a_second_derivative(at_once: int | None) -> None:
     """A rule that is not the derivative: of what its forward pass returns, the next derivative is the true one."""
