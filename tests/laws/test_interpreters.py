@@ -55,7 +55,7 @@ def test_checkify_sees_what_is_inside_and_names_the_first_element(name: str, kin
     assert str(checked(X)[0].get()).startswith(said)
     error, result = jax.jit(checked)(GOOD)
     assert error.get() is None
-    np.testing.assert_allclose(result, folded(name, plain(GOOD)[1]), rtol=1e-6)
+    np.testing.assert_allclose(result, folded(name, jax.jit(plain)(GOOD)[1]), rtol=1e-6)
 
 
 inside, elsewhere = MAPS["map_fn"](positive), lambda x: jax.device_put(x, jax.devices()[-1])
@@ -109,7 +109,7 @@ def test_a_reference_may_live_in_the_body(name: str) -> None:
         np.testing.assert_allclose(exchanging(X), 3 * X**2)
 
 
-matrix = lambda rows: sparse.BCOO.fromdense(rows, nse=20)  # noqa: E731
+matrix = jax.jit(lambda rows: sparse.BCOO.fromdense(rows, nse=20))
 products = lambda m, x: px.map_fn(lambda v: m @ v, x, ROWS)  # noqa: E731
 AFTER = r".*r = jax.new_ref\(px.map_fn\(…\)\)"
 REFUSED: dict[str, tuple[Function, str]] = {

@@ -80,7 +80,7 @@ def _axis(devices, at_once=None):
 
 
 def _rows(body, w, x):
-    return jax.tree.map(np.asarray, jax.vmap(body, (None, 0))(w, x))
+    return jax.tree.map(np.asarray, jax.jit(jax.vmap(body, (None, 0)))(w, x))
 
 
 def _close(actual, expected, tolerance=2e-5):
@@ -130,7 +130,7 @@ def _all_factors(x: jax.Array) -> dict[str, Any]:
 def test_masks_and_weights_of_a_body_go_into_its_products(devices: int, at_once: int | None) -> None:
     axis, (_, x) = _axis(devices, at_once), _weights()
     total = jax.jit(lambda x: px.reduce_sum(px.map_fn(_all_factors, x, axis), axis))
-    expected = jax.tree.map(lambda a: np.asarray(a, np.float64).sum(0), jax.vmap(_all_factors)(x))
+    expected = jax.tree.map(lambda a: np.asarray(a, np.float64).sum(0), jax.jit(jax.vmap(_all_factors))(x))
     for name, found in total(x).items():
         _close(found, expected[name])
 
