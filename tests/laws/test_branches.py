@@ -72,7 +72,7 @@ def _differences(body: Any, x: jax.Array) -> np.ndarray:
         return np.array([(score(at + step) - score(at - step)) / 2e-5 for step in steps]).reshape(at.shape)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("placement", [(2, 5), *at_night([(1, 4)], 1)], ids=str)
 @pytest.mark.parametrize(("name", "alike"), BODIES, ids=str)
 def test_branches_have_the_functions_derivative_or_none(name: str, alike: bool, placement: tuple[int, int]) -> None:
@@ -133,7 +133,7 @@ def _summed_back(x: jax.Array) -> jax.Array:
 _summed_back.defvjp(lambda x: (2 * x, None), lambda _, ct: (lax.psum(ct, NAME),))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", [(1, 5), (2, 5), (8, 8), (8, 5)], ids=str)
 @pytest.mark.parametrize("mesh_axis", [NAME, "devices"])
 def test_an_exchange_may_stand_in_a_rule_alone(placement: tuple[int, int], mesh_axis: str) -> None:
