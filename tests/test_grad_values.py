@@ -21,7 +21,7 @@ def square_loss(net: Any, x: Any, y: Any) -> jax.Array:
 
 
 def by_nnx(net: Any, *args: Any) -> tuple[jax.Array, list[jax.Array]]:
-    value, gradients = nnx.value_and_grad(square_loss)(net, *args)
+    value, gradients = nnx.jit(nnx.value_and_grad(square_loss))(net, *args)
     return value, jax.tree.leaves(gradients)
 
 
