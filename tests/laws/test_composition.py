@@ -167,7 +167,7 @@ MANUAL: dict[str, Callable[[Fn], Fn]] = {"jax.pmap": lambda f: jax.pmap(f, axis_
 
 @pytest.mark.parametrize(
     ("outer", "inner", "size"),
-    table([("jax.vmap", "pmap", 4), ("jax.vmap", "program", 13)],
+    table([("jax.vmap", "pmap", 4), ("map_fn", "program", 13)],
           [*itertools.product(OURS | VMAP | MANUAL, OURS, (4, 13)), *itertools.product(OURS, VMAP, (4, 13))]),
 )  # fmt: skip
 def test_a_name_means_the_innermost_axis_of_that_name(outer: str, inner: str, size: int) -> None:

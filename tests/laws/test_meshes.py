@@ -163,13 +163,6 @@ def test_an_axis_may_have_the_name_of_another_s_mesh_axis() -> None:
     assert_close(got, jax.vmap(jax.vmap(plain, axis_name="c"), axis_name="r")(x))
 
 
-def test_an_axis_within_itself_is_refused() -> None:
-    """A map of the same name inside: the inner name hides the outer one."""
-    outer, inner, x = px.Axis("rows", 3), px.Axis("rows", 4), values(3, 4)
-    got = px.map_fn(lambda x: px.map_fn(lambda x: x / px.psum(x, "rows"), x, inner), x, outer)
-    assert_close(got, x / x.sum(1, keepdims=True))
-
-
 def test_an_axis_that_the_mesh_lacks_is_refused() -> None:
     axis, x = px.Axis("clients", 4), values(4)
     lacks = r"axis 'clients' cannot be placed: the mesh set by jax\.set_mesh has no axis 'clients'; .*over='data'\)"
