@@ -159,7 +159,7 @@ TRANSFORMATIONS: dict[str, Callable[[Program], Program]] = {
 # Eager programs compile verb by verb, twenty times as many programs as under jit: of every day is one of them alone.
 CASES_OF_EVERY_DAY = [
     ("eager", (8, 10)),
-    *(("jit(grad)", placement) for placement in EVERY_DAY),
+    *(("jit(grad)", placement) for placement in EVERY_DAY[1:]),
     *((name, (8, 10)) for name in ("jit(vmap(grad))", "grad(scan)", "jit(cond)")),
 ]
 CASES_OF_THE_NIGHT = at_night(
@@ -186,22 +186,6 @@ def test_at_once_never_changes_the_answer(case: tuple[tuple[int, int], int]) -> 
     assert_close(
         jax.jit(with_gradients(here))(w, x), in_double(with_gradients(oracle(size)), w, x), rtol=1e-4, atol=1e-4
     )
-
-
-def test_convolutions_may_have_weights_per_element() -> None:
-    """The bodies that ``auto`` unrolls on CPU."""
-
-    def convolve(w: jax.Array, x: jax.Array) -> jax.Array:
-        return jax.lax.conv_general_dilated(x[None], w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))[0]
-
-    w, x = values(5, 3, 3, 1, 2), values(5, 4, 4, 1, seed=1)
-    expected = jax.jit(jax.grad(lambda w: (jax.vmap(convolve)(w, x) ** 2).sum()))(w)
-    for axis in (axis_on(2, 5), axis_on(1, 5, at_once=2)):
-
-        def loss(w: jax.Array, axis: px.Axis = axis) -> jax.Array:
-            return px.reduce_sum(px.map_fn(lambda w, x: (convolve(w, x) ** 2).sum(), (w, x), axis), axis)
-
-        assert_close(jax.jit(jax.grad(loss))(w), expected, rtol=1e-4, atol=1e-4)
 
 
 NUMPY: dict[str, tuple[Callable[..., Any], Callable[[np.ndarray], Any]]] = {
