@@ -57,6 +57,7 @@ def test_wrapped_modules_show_edits_made_outside_without_compiling(mode: str) ->
     assert len(traces) == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_wrapped_modules_take_train_and_eval_and_are_traced_once_each(mode: str) -> None:
     here, there, x = Noisy(nnx.Rngs(0)), Noisy(nnx.Rngs(0)), values(4, 3)
