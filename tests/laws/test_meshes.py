@@ -137,7 +137,6 @@ NESTED: dict[str, tuple[str, dict[str, int]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("where", NESTED)
 @pytest.mark.parametrize("sizes", [(4, 8), (3, 5)], ids=str)
 def test_nested_axes_have_gradients_through_both(where: str, sizes: tuple[int, int]) -> None:
