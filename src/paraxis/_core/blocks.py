@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -133,71 +133,61 @@ class _Loop(NamedTuple):
 
 
 class _Analysis:
-    """Which loops elements leave apart, ``every`` one or those to cut. It is asked of a body again and again."""
+    """Which loops elements leave apart, of those worth it. It is asked of a body again and again."""
 
-    def __init__(self, *, every: bool) -> None:
-        self.every = every
-        self._differing = functools.cache(self._find_differing)
-        self._parts_in = functools.cache(self._find_parts_in)
+    def __init__(self) -> None:
+        self._known, self._cuts_in = functools.cache(self._find_known), functools.cache(self._find_cuts_in)
         self.price = functools.cache(self._find_price)
 
     def cuts(self, eqn: JaxprEqn, differ: Sequence[bool], around: float) -> bool:
         """Return whether an operation is a loop to cut, or holds one; ``around`` is the price of the code around it."""
         if eqn.primitive.name == "cond":
-            inside = (branch.jaxpr for branch in eqn.params["branches"])
-            return any(self._parts_in(body, tuple(differ[1:]), around) for body in inside)
+            return any(self._cuts_in(branch.jaxpr, tuple(differ[1:]), around) for branch in eqn.params["branches"])
         if eqn.primitive.name not in ("while", "scan") or eqn.params.get("length") == 0:
             return False
         parts, of_body = self._in_loop(eqn, differ)
         body = _Loop.of(eqn, differ).body.jaxpr
-        if parts and (self.every or (self.price(body) >= _SHARE * around and not _counts(eqn, differ))):
-            return True
-        return self._parts_in(body, of_body, self.price(body, turns=0))
+        is_worth_it = parts and self.price(body) >= _SHARE * around and not _counts(eqn, differ)
+        return is_worth_it or self._cuts_in(body, of_body, self.price(body, turns=0))
 
-    def _find_parts_in(self, jaxpr: Jaxpr, differ: OperandMask, around: float) -> bool:
-        return any(self.cuts(eqn, of_eqn, around) for eqn, of_eqn in self._walk(jaxpr, differ, {}))
+    def _find_cuts_in(self, jaxpr: Jaxpr, differ: OperandMask, around: float) -> bool:
+        known = self._known(jaxpr, differ)
+        return any(self.cuts(eqn, _marks(eqn.invars, known), around) for eqn in jaxpr.eqns)
 
-    def _find_differing(self, jaxpr: Jaxpr, differ: OperandMask) -> tuple[bool, ...]:
-        """Return which results differ between elements, if these arguments do."""
-        known = dict[Any, bool]()
-        for _ in self._walk(jaxpr, differ, known):
-            pass
-        return tuple([not isinstance(v, Literal) and known.get(v, False) for v in jaxpr.outvars])
-
-    def _walk(self, jaxpr: Jaxpr, differ: OperandMask, known: dict[Any, bool]) -> Iterator[tuple[JaxprEqn, list[bool]]]:
-        """Yield each operation with which of its operands differ; what is ``known`` of values is added."""
-        known.update(zip(jaxpr.invars, differ, strict=True))
+    def _find_known(self, jaxpr: Jaxpr, differ: OperandMask) -> dict[Any, bool]:
+        """Return which variables differ between elements, if these arguments do."""
+        known = dict[Any, bool](zip(jaxpr.invars, differ, strict=True))
         for eqn in jaxpr.eqns:
-            of_eqn = [not isinstance(v, Literal) and known.get(v, False) for v in eqn.invars]
-            yield eqn, of_eqn
-            known.update(zip(eqn.outvars, self._of_results(eqn, of_eqn), strict=True))
+            known.update(zip(eqn.outvars, self._of_results(eqn, _marks(eqn.invars, known)), strict=True))
+        return known
 
     def _of_results(self, eqn: JaxprEqn, differ: Sequence[bool]) -> Sequence[bool]:
-        if eqn.primitive.name in ("while", "scan"):
+        name, inputs = eqn.primitive.name, tuple(differ)
+        if name in ("while", "scan"):
             loop, (_, of_body) = _Loop.of(eqn, differ), self._in_loop(eqn, differ)
-            return of_body[len(loop.of_body) :] if loop.condition else self._differing(loop.body.jaxpr, of_body)
-        bodies, inputs = list[Jaxpr](), tuple(differ)
-        if eqn.primitive.name == "cond":
-            bodies, inputs = [branch.jaxpr for branch in eqn.params["branches"]], inputs[1:]
-        elif eqn.primitive.name in jax_api.CALLS:
-            bodies = list(jax_api.jaxprs_in_params(eqn.params))
-        if not bodies or (eqn.primitive.name == "cond" and differ[0]):
-            return [any(differ)] * len(eqn.outvars)
-        return [any(each) for each in zip(*(self._differing(body, inputs) for body in bodies), strict=True)]
+            carry = of_body[len(loop.of_body) :]
+            return carry if name == "while" else self._results(loop.body.jaxpr, of_body)
+        if not any(inputs) or name not in ("cond", *jax_api.CALLS) or (name == "cond" and inputs[0]):
+            return [any(inputs)] * len(eqn.outvars)
+        inputs = inputs[1:] if name == "cond" else inputs
+        return [
+            *map(any, zip(*(self._results(body, inputs) for body in jax_api.jaxprs_in_params(eqn.params)), strict=True))
+        ]
 
-    def _in_loop(self, eqn: JaxprEqn, differ: Sequence[bool]) -> tuple[bool, tuple[bool, ...]]:
+    def _in_loop(self, eqn: JaxprEqn, differ: Sequence[bool]) -> tuple[bool, OperandMask]:
         """Return whether elements turn a loop differently often, and which arguments of its body differ."""
-        loop, parts = _Loop.of(eqn, differ), False
+        loop, parts, before = _Loop.of(eqn, differ), False, None
         carry = loop.carry
-        while True:
-            of_body = (*loop.of_body, *carry, *loop.rows)
+        while carry != before:
+            before = carry
             if loop.condition is not None:
-                [parts] = self._differing(loop.condition.jaxpr, (*loop.of_condition, *carry))
-            after = self._differing(loop.body.jaxpr, of_body)
-            grown = [parts or a or b for a, b in zip(carry, after[: len(carry)], strict=True)]
-            if grown == carry:
-                return parts, of_body
-            carry = grown
+                [parts] = self._results(loop.condition.jaxpr, (*loop.of_condition, *carry))
+            after = self._results(loop.body.jaxpr, (*loop.of_body, *carry, *loop.rows))
+            carry = [parts or a or b for a, b in zip(carry, after, strict=False)]
+        return parts, (*loop.of_body, *carry, *loop.rows)
+
+    def _results(self, jaxpr: Jaxpr, differ: OperandMask) -> list[bool]:
+        return _marks(jaxpr.outvars, self._known(jaxpr, differ))
 
     def _find_price(self, jaxpr: Jaxpr, turns: int = _TURNS) -> float:
         """Return roughly how many small operations a jaxpr is; a ``while`` turns so often."""
@@ -213,44 +203,28 @@ class _Analysis:
         return times * sum(self.price(body, turns=turns) for body in bodies)
 
 
+def _marks(atoms: Sequence[Any], known: Mapping[Any, bool]) -> list[bool]:
+    return [not isinstance(v, Literal) and known.get(v, False) for v in atoms]
+
+
 def _size(atom: Any) -> int:
     return math.prod(atom.aval.shape)
 
 
+_COUNTING = ({"lt", "and", "convert_element_type"}, {"add", "convert_element_type"})
+"""What the condition of a loop that counts is made of, and its next numbers are."""
+
+
 def _counts(eqn: JaxprEqn, differ: Sequence[bool]) -> bool:
-    """Return whether a ``while`` counts, by a number that is known, up to bounds that all elements share."""
-    loop = _Loop.of(eqn, differ)
-    condition, body, first = eqn.params["cond_jaxpr"].jaxpr, loop.body.jaxpr, len(loop.of_condition)
-    bounds = [v for v, differs in zip(condition.invars[:first], loop.of_condition, strict=True) if not differs]
-    tests = [condition.outvars[0]]
-    while tests:
-        test = _made_by(condition, tests.pop())
-        if isinstance(test, JaxprEqn) and test.primitive.name == "and":
-            tests += test.invars
-            continue
-        if not isinstance(test, JaxprEqn) or test.primitive.name != "lt":
-            return False
-        counter, bound = (_made_by(condition, v) for v in test.invars)
-        if counter not in condition.invars[first:] or not (isinstance(bound, Literal) or bound in bounds):
-            return False
-        at = condition.invars.index(counter) - first
-        step = _made_by(body, body.outvars[at])
-        if not isinstance(step, JaxprEqn) or step.primitive.name != "add":
-            return False
-        before, number = (_made_by(body, v) for v in step.invars)
-        if before is not body.invars[len(loop.of_body) + at] or not isinstance(number, Literal):
-            return False
-    return True
-
-
-def _made_by(jaxpr: Jaxpr, atom: Any) -> Any:
-    """Return the operation, argument or literal that a value comes from, through what leaves it as it is."""
-    made = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-    while not isinstance(atom, Literal) and (eqn := made.get(atom)) is not None:
-        if eqn.primitive.name not in ("convert_element_type", "copy", "squeeze", "reshape"):
-            return eqn
-        atom = eqn.invars[0]
-    return atom
+    """Return whether a ``while`` counts, by numbers that are known, up to bounds that all elements share."""
+    loop, number = _Loop.of(eqn, differ), eqn.params["cond_nconsts"]
+    test, read = jax_api.dce(eqn.params["cond_jaxpr"], unread=False)
+    counters = read[number:]
+    step, needed = jax_api.dce(loop.body, select(loop.body.jaxpr.outvars, counters), unread=False)
+    is_apart = needed == [*[False] * len(loop.of_body), *counters] and not any(select(loop.of_condition, read[:number]))
+    names = [{e.primitive.name for e in closed.eqns} for closed in (test, step)]
+    is_known = all(found <= kinds for found, kinds in zip(names, _COUNTING, strict=True))
+    return is_apart and is_known and set(step.jaxpr.outvars).isdisjoint(step.jaxpr.invars)
 
 
 # --- cutting -------------------------------------------------------------------------------------------------------
@@ -261,13 +235,11 @@ INDEX = ShapedArray((), np.dtype(np.int32))
 
 @dataclasses.dataclass(eq=False)
 class Block:
-    """Straight code. It may start with rows of a ``scan``, and ends with assignments and a choice of where to go on.
+    """Straight code. It ends with assignments and a choice of where to go on.
 
     Attributes:
         number: its place in the program.
-        depth: the number of loops that it is in.
         arguments: variables of the element's operands, of the entry.
-        loads: variable, array and index: ``variable = array[index]``.
         eqns: the operations.
         moves: register and value: carries of loops and results of branches, assigned together.
         stores: array, index and value: ``array[index] = value``.
@@ -278,9 +250,7 @@ class Block:
     """
 
     number: int
-    depth: int
     arguments: list[Any] = dataclasses.field(default_factory=list)
-    loads: list[tuple[Any, Any, Any]] = dataclasses.field(default_factory=list)
     eqns: list[JaxprEqn] = dataclasses.field(default_factory=list)
     moves: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
     stores: list[tuple[Any, Any, Any]] = dataclasses.field(default_factory=list)
@@ -290,29 +260,20 @@ class Block:
     is_crowded: bool = False
 
     @property
-    def is_entry(self) -> bool:
-        return self.number == 0
-
-    @property
     def is_innermost(self) -> bool:
         """Whether it is the body of a loop that holds no other."""
         return self in self.targets
 
     def reads(self) -> list[Any]:
         """Return the variables that it reads and others assign."""
-        atoms = [atom for _, array, index in self.loads for atom in (array, index)]
-        atoms += itertools.chain(*(eqn.invars for eqn in self.eqns), *(each[1:] for each in self.stores))
+        atoms = [*itertools.chain(*(eqn.invars for eqn in self.eqns), *(each[1:] for each in self.stores))]
         atoms += [*(atom for _, atom in self.moves), self.choice, *self.results]
-        own = {*self.arguments, *(row for row, *_ in self.loads)}.union(*(eqn.outvars for eqn in self.eqns))
+        own = {v for v, atom in self.assigns() if v is atom}
         return [v for v in dict.fromkeys(atom for atom in atoms if isinstance(atom, Var)) if v not in own]
 
     def assigns(self) -> list[tuple[Any, Any]]:
         """Return the variables that it assigns, but for arrays of which it stores rows, each with its value."""
-        rows, results = (row for row, *_ in self.loads), itertools.chain(*(eqn.outvars for eqn in self.eqns))
-        return [*((v, v) for v in (*self.arguments, *rows, *results)), *self.moves]
-
-    def assigned(self) -> list[Any]:
-        return [*(v for v, _ in self.assigns()), *(array for array, *_ in self.stores)]
+        return [*((v, v) for v in itertools.chain(self.arguments, *(e.outvars for e in self.eqns))), *self.moves]
 
 
 class Program(NamedTuple):
@@ -332,7 +293,7 @@ class Program(NamedTuple):
 def cut(closed: ClosedJaxpr, shared: OperandMask) -> Program | None:
     """Cut a function of one element, as :func:`alone` returns it; ``None``: no loop is to be cut."""
     cutter, operands = _Cutter(), [Var(v.aval) for v in closed.jaxpr.invars]
-    entry = cutter.block(0)
+    entry = cutter.block()
     entry.arguments = select(operands, shared, False)
     cutter.own.update(entry.arguments)
     results, last = cutter.inline(closed, operands, entry, 0.0)
@@ -357,12 +318,11 @@ class _Cutter:
 
     def __init__(self) -> None:
         self.blocks, self.common, self.own = list[Block](), list[JaxprEqn](), set[Any]()
-        self.constants = dict[Any, Any]()
-        self.analysis, self.every = _Analysis(every=False), _Analysis(every=True)
+        self.constants, self.analysis = dict[Any, Any](), _Analysis()
         self.cut = {"while": self.cut_while, "scan": self.cut_scan, "cond": self.cut_cond}
 
-    def block(self, depth: int) -> Block:
-        self.blocks.append(Block(len(self.blocks), depth))
+    def block(self) -> Block:
+        self.blocks.append(Block(len(self.blocks)))
         return self.blocks[-1]
 
     def variables(self, avals: Sequence[Any]) -> list[Any]:
@@ -391,13 +351,11 @@ class _Cutter:
 
     def append(self, block: Block, eqn: JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
         outvars: list[Any] = [Var(v.aval) for v in eqn.outvars]
-        eqn = eqn.replace(invars=[*inputs], outvars=outvars)
-        if any(map(self.is_own, inputs)) or holds(eqn, "while", "pure_callback"):  # who does not get there need not end
+        eqn, is_crowded = eqn.replace(invars=[*inputs], outvars=outvars), holds(eqn, "while", "pure_callback")
+        if is_crowded or any(map(self.is_own, inputs)):  # a shared loop that no element gets to need not end
             self.own.update(outvars)
             block.eqns.append(eqn)
-            is_known = eqn.primitive.name in self.cut
-            waits = self.every.cuts(eqn, [*map(self.is_own, inputs)], 0.0) if is_known else holds(eqn, "while")
-            block.is_crowded |= waits or holds(eqn, "pure_callback")
+            block.is_crowded |= is_crowded
         else:
             self.common.append(eqn)
         return outvars
@@ -405,12 +363,13 @@ class _Cutter:
     def cut_while(self, eqn: JaxprEqn, inputs: Sequence[Any], block: Block, _: float) -> tuple[list[Any], Block]:
         """Cut at the end of a turn. The condition is there and before the loop, so that a turn can be one block."""
         loop, carry = _Loop.of(eqn, inputs), self.variables([v.aval for v in eqn.outvars])
-        assert loop.condition is not None
-        [goes], block = self.inline(loop.condition, [*loop.of_condition, *loop.carry], block, math.inf)
-        start, price = self.block(block.depth + 1), self.analysis.price(loop.body.jaxpr, turns=0)
-        results, end = self.inline(loop.body, [*loop.of_body, *carry], start, price)
-        [again], end = self.inline(loop.condition, [*loop.of_condition, *results], end, math.inf)
-        after = self.block(block.depth)
+        [goes], block = self.inline(eqn.params["cond_jaxpr"], [*loop.of_condition, *loop.carry], block, math.inf)
+        start = self.block()
+        results, end = self.inline(
+            loop.body, [*loop.of_body, *carry], start, self.analysis.price(loop.body.jaxpr, turns=0)
+        )
+        [again], end = self.inline(eqn.params["cond_jaxpr"], [*loop.of_condition, *results], end, math.inf)
+        after = self.block()
         for last, values, choice in ((block, loop.carry, goes), (end, results, again)):
             last.moves += zip(carry, values, strict=True)
             last.choice, last.targets = choice, [after, start]
@@ -421,18 +380,16 @@ class _Cutter:
         loop, length, number = _Loop.of(eqn, inputs), eqn.params["length"], len(_Loop.of(eqn, inputs).carry)
         first, step, stop = (length - 1, -1, -1) if eqn.params["reverse"] else (0, 1, length)
         found, [index] = self.variables([v.aval for v in eqn.outvars]), self.variables([INDEX])
-        start, price = self.block(block.depth + 1), self.analysis.price(loop.body.jaxpr, turns=0)
-        rows = self.variables([v.aval for v in loop.body.jaxpr.invars[len(loop.of_body) + number :]])
-        start.loads += zip(rows, loop.rows, [index] * len(rows), strict=True)
-        results, end = self.inline(loop.body, [*loop.of_body, *found[:number], *rows], start, price)
+        start = self.block()
+        row_of = [jax_api.call(jax.jit(lambda x, i: x[i]), x, index) for x in loop.rows]
+        rows = [self.append(start, at, at.invars)[0] for at in row_of]
+        inner = [*loop.of_body, *found[:number], *rows]
+        results, end = self.inline(loop.body, inner, start, self.analysis.price(loop.body.jaxpr, turns=0))
         end.stores += zip(found[number:], [index] * len(found[number:]), results[number:], strict=True)
         to_next = jax_api.call(jax.jit(lambda index: (index + step, index + step != stop)), index)
-        after, [following, again] = self.block(block.depth), self.append(end, to_next, [index])
-        for last, values in (
-            (block, [*loop.carry, Literal(np.int32(first), INDEX)]),
-            (end, [*results[:number], following]),
-        ):
-            last.moves += zip([*found[:number], index], values, strict=True)
+        after, [following, again] = self.block(), self.append(end, to_next, [index])
+        block.moves += zip([*found[:number], index], [*loop.carry, Literal(np.int32(first), INDEX)], strict=True)
+        end.moves += zip([*found[:number], index], [*results[:number], following], strict=True)
         block.targets, end.choice, end.targets = [start], again, [after, start]
         return found, after
 
@@ -440,11 +397,11 @@ class _Cutter:
         results, (block.choice, *operands) = self.variables([v.aval for v in eqn.outvars]), inputs
         ends = list[Block]()
         for branch in eqn.params["branches"]:
-            block.targets.append(self.block(block.depth))
+            block.targets.append(self.block())
             values, end = self.inline(branch, operands, block.targets[-1], around)
             end.moves += zip(results, values, strict=True)
             ends.append(end)
-        after = self.block(block.depth)
+        after = self.block()
         for end in ends:
             end.targets = [after]
         return results, after

@@ -8,22 +8,20 @@ kept. With as many lanes as elements, an innermost body turns as often as the el
 an eighth of them may wait for the others, since to take an element costs as much as several turns.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core import arrays, blocks, jax_api, sums
-from paraxis._core.blocks import INDEX, Block, Program
-from paraxis._core.jax_api import ClosedJaxpr, ShapedArray, Var
+from paraxis._core.blocks import Block, Program
+from paraxis._core.jax_api import ClosedJaxpr
 from paraxis._core.pytrees import select
 from paraxis._core.record import Map
 from paraxis.errors import AxisError
-
-_Values = dict[Any, jax.Array]
-"""Values of variables; those of the program are ``(num_lanes, ...)``."""
 
 
 def prepare(m: Map, env: Mapping[str, int]) -> tuple[Map, Program | None]:
@@ -49,162 +47,149 @@ def run(m: Map, program: Program, *operands: jax.Array) -> list[jax.Array]:
     """
     num_local, real = m.placement.num_local, next(iter(operands[len(m.shared) :]), None)
     num_lanes = min(m.placement.axis.at_once or num_local, num_local)
-    return Machine(m, program, operands[: len(m.shared)], num_lanes, real).run()[0]
+    return Machine(m, program, operands[: len(m.shared)], num_lanes, real).run().results
 
 
-class Machine:
-    """A program, what it is given, and the variables that are not the program's.
+class State(NamedTuple):
+    """What changes.
 
     Attributes:
         place: the number of the block in which each lane is; after the last: there is no element left.
-        element: the number of the element that each lane works on; ``following``: of the one to be taken next.
-        turns: those of the innermost bodies together.
+        element: the number of the element that each lane works on.
+        following: the number of the element to be taken next.
+        live: values of variables that one block assigns and another reads, ``(num_lanes, ...)``.
         results: rows ``(num_local, ...)``, or sums.
-        live: variables of the program that one block assigns and another reads.
+        turns: of innermost bodies, ``(num_lanes,)``: those that each lane needed; ``all_turns``: that there were.
     """
 
+    place: jax.Array
+    element: jax.Array
+    following: jax.Array
+    live: list[jax.Array]
+    results: list[jax.Array]
+    turns: jax.Array
+    all_turns: jax.Array
+
+
+class Machine:
+    """A program, and what it is given. Lanes that are ``in_step`` wait for each other as by ``vmap``: it is counted."""
+
     def __init__(
-        self, m: Map, program: Program, operands: Sequence[Any], num_lanes: int, real: jax.Array | None
+        self, m: Map, program: Program, operands: Sequence[Any], num_lanes: int, real: Any, *, in_step: bool = False
     ) -> None:
-        self.blocks, self.done, self.jaxpr = program.blocks, len(program.blocks), m.body.jaxpr
-        self.num_lanes, self.size, self.summed = num_lanes, m.placement.num_local, m.summed
-        self.order = None if real is None else jnp.argsort(~real, stable=True)  # real ones first
-        self.count = self.size if real is None else jnp.sum(real, dtype=np.int32)
-        self.has_fixed_lanes = num_lanes == self.size and real is None  # each has one element
+        self.blocks, self.done, self.num_lanes, self.m = program.blocks, len(program.blocks), num_lanes, m
+        self.turn = self.turn_of_vmap if in_step else self.turn_of_lanes
+        real = jnp.ones(m.placement.num_local, bool) if real is None else real
+        self.order, self.count = jnp.argsort(~real, stable=True), jnp.sum(real, dtype=np.int32)  # real ones first
         common = jax_api.jaxpr_as_fun(program.common)(*select(operands, m.shared))
         self.common = dict[Any, Any](zip(program.known, common, strict=True))
         self.rows = dict[Any, Any](zip(self.blocks[0].arguments, select(operands, m.shared, False), strict=True))
-        self.place, self.element = (_variable(INDEX, num_lanes) for _ in range(2))
-        self.following, self.turns = _variable(INDEX), _variable(INDEX)
-        sides = zip(m.body.out_avals, m.summed, strict=True)
-        self.results = [
-            _variable(a.update(dtype=sums.wide(a.dtype))) if s else _variable(a, self.size) for a, s in sides
-        ]
         read = {v for block in self.blocks[1:] for v in block.reads()}
-        self.live = [v for v in dict.fromkeys(v for block in self.blocks for v in block.assigned()) if v in read]
+        stored = [array for block in self.blocks for array, *_ in block.stores]
+        assigned = [*(v for block in self.blocks for v, _ in block.assigns()), *stored]
+        self.live = [v for v in dict.fromkeys(assigned) if v in read]
 
-    def run(self) -> tuple[list[jax.Array], jax.Array]:
-        """Return the results, and the turns of the innermost bodies together."""
-        own = [self.place, self.element, self.following, self.turns, *self.results]
-        shapes = {v: v.aval.shape for v in own} | {v: (self.num_lanes, *v.aval.shape) for v in self.live}
-        start = [arrays.zeros(jax.ShapeDtypeStruct(shape, v.aval.dtype)) for v, shape in shapes.items()]
+    def run(self) -> State:
+        """Return the last state."""
+        lanes, size, avals = self.num_lanes, self.m.placement.num_local, self.m.body.out_avals
+        outs = zip(avals, self.m.summed, strict=True)
+        place, element, following, turns, all_turns = (
+            jnp.zeros(shape, np.int32) for shape in (lanes, lanes, (), lanes, ())
+        )
+        start = State(
+            place,
+            element,
+            following,
+            [_zeros(v.aval, lanes) for v in self.live],
+            [_zeros(a.update(dtype=sums.wide(a.dtype))) if s else _zeros(a, size) for a, s in outs],
+            turns,
+            all_turns,
+        )
+        return jax.lax.while_loop(lambda state: jnp.any(state.place < self.done), self.turn, start)
 
-        def step(found: list[jax.Array]) -> list[jax.Array]:
-            return [*self.turn(dict(zip(shapes, found, strict=True))).values()]
+    def turn_of_vmap(self, state: State) -> State:
+        """Run the first block in which a lane is: whoever has left a loop, or taken another branch, waits after it."""
+        return jax.lax.switch(jnp.min(state.place), [functools.partial(self.step, b) for b in self.blocks], state)
 
-        found = jax.lax.while_loop(lambda found: jnp.any(found[0] < self.done), step, start)
-        values = dict(zip(shapes, found, strict=True))
-        return [values[v] for v in self.results], values[self.turns]
-
-    def turn(self, values: _Values) -> _Values:
+    def turn_of_lanes(self, state: State) -> State:
         """Visit all blocks, from the first innermost body on: who leaves it may be back before the next turn."""
         first = next((block.number for block in self.blocks if block.is_innermost), 0)
         for block in [*self.blocks[first:], *self.blocks[:first]]:
-            changed = self.changed(block)
-            found = (self.repeat if block.is_innermost else self.visit)(block, changed, values)
-            values = {**values, **dict(zip(changed, found, strict=True))}
-        return values
+            state = (self.repeat if block.is_innermost else self.visit)(block, state)
+        return state
 
-    def visit(self, block: Block, changed: Sequence[Any], values: _Values) -> list[jax.Array]:
+    def visit(self, block: Block, state: State) -> State:
         """Run a block, if a lane is in it."""
-        is_there, after = jnp.any(values[self.place] == block.number), lambda: self.step(block, values)
-        return jax.lax.cond(is_there, lambda: _of(changed, after()), lambda: _of(changed, values))
+        is_there = jnp.any(state.place == block.number)
+        return jax.lax.cond(is_there, functools.partial(self.step, block), lambda state: state, state)
 
-    def repeat(self, block: Block, changed: Sequence[Any], values: _Values) -> list[jax.Array]:
+    def repeat(self, block: Block, state: State) -> State:
         """Run an innermost body until lanes have left it, at least once, if a lane is in it.
 
         While there are elements to take, an eighth of the lanes may wait.
         """
-        alive = jnp.sum(values[self.place] < self.done)
-        leaving = jnp.where(values[self.following] < self.count, max(1, self.num_lanes // 8), 1)
+        alive = jnp.sum(state.place < self.done)
+        leaving = jnp.where(state.following < self.count, max(1, self.num_lanes // 8), 1)
 
-        def goes(carry: tuple[jax.Array, list[jax.Array]]) -> jax.Array:
-            number = jnp.sum(carry[1][0] == block.number)
+        def goes(carry: tuple[jax.Array, State]) -> jax.Array:
+            number = jnp.sum(carry[1].place == block.number)
             return (number > 0) & (carry[0] | (alive - number < leaving))
 
-        def step(carry: tuple[jax.Array, list[jax.Array]]) -> tuple[jax.Array, list[jax.Array]]:
-            after = self.step(block, {**values, **dict(zip(changed, carry[1], strict=True))})
-            return jnp.array(False), _of(changed, after)
+        return jax.lax.while_loop(goes, lambda c: (jnp.array(False), self.step(block, c[1])), (jnp.array(True), state))[
+            1
+        ]
 
-        return jax.lax.while_loop(goes, step, (jnp.array(True), _of(changed, values)))[1]
-
-    def changed(self, block: Block) -> list[Any]:
-        """Return the variables that a block changes, first of all the lanes' places."""
-        own = [self.turns] * block.is_innermost + [self.element, self.following] * block.is_entry
-        assigned = [v for v in dict.fromkeys(block.assigned()) if v in self.live]
-        return [self.place, *own, *assigned, *(() if block.targets else self.results)]
-
-    def step(self, block: Block, values: _Values) -> _Values:
+    def step(self, block: Block, state: State) -> State:
         """Run a block for the lanes that are in it."""
-        asked, values = values[self.place] == block.number, dict(values)
-        here = self.take(asked, values) if block.is_entry else asked
-        given = {**values, **self.common}
-        if block.is_entry:
-            at = slice(None) if self.has_fixed_lanes else values[self.element]
-            given |= {v: x[at] for v, x in self.rows.items()}
-        for row, array, index in block.loads:
-            pick = jax.vmap(lambda x, i: x[i], (None if array in self.common else 0, 0))
-            given[row] = pick(given[array], given[index])
-        pairs = [(v, atom) for v, atom in block.assigns() if v in self.live]
-        stores = [each for each in block.stores if each[0] in self.live]
-        atoms = [*(atom for _, atom in pairs), *(atom for *_, atom in stores), *block.results]
-        *found, choice = self.compute(block, here, given, [*atoms, block.choice])
-        values |= {v: _where(here, y, values[v]) for (v, _), y in zip(pairs, found, strict=False)}
+        asked, is_entry = state.place == block.number, block.number == 0
+        here, state = self.take(asked, state) if is_entry else (asked, state)
+        live = dict(zip(self.live, state.live, strict=True))
+        given = {**live, **self.common, **{v: x[state.element] for v, x in self.rows.items() if is_entry}}
+        pairs = [(v, atom) for v, atom in block.assigns() if v in live]
+        stores = [each for each in block.stores if each[0] in live]
+        atoms = [*(atom for _, atom in pairs), *(atom for *_, atom in stores), *block.results, block.choice]
+        *found, choice = self.compute(block, here, given, atoms)
+        live |= {v: _where(here, y, live[v]) for (v, _), y in zip(pairs, found, strict=False)}
         for (array, index, _), y in zip(stores, found[len(pairs) :], strict=False):
-            at = jnp.where(here, given[index], values[array].shape[1])
-            values[array] = values[array].at[np.arange(self.num_lanes), at].set(y, mode="drop")
+            at = jnp.where(here, given[index], live[array].shape[1])
+            live[array] = live[array].at[np.arange(self.num_lanes), at].set(y, mode="drop")
+        if block.is_innermost:
+            state = state._replace(turns=state.turns + here.astype(np.int32), all_turns=state.all_turns + np.int32(1))
+        state = state._replace(live=[*live.values()])
         if block.targets:
             target = jnp.asarray([target.number for target in block.targets], np.int32)[choice.astype(np.int32)]
         else:
-            self.finish(here, found[len(found) - len(self.results) :], values)
-            target = jnp.where(values[self.following] < self.count, self.blocks[0].number, self.done)
-        place = jnp.where(here, target, values[self.place])
-        values[self.place] = jnp.where(asked & ~here, self.done, place)
-        values[self.turns] += np.int32(block.is_innermost)
-        return values
+            target = jnp.where(state.following < self.count, 0, self.done)
+            state = state._replace(results=self.finished(here, found[len(found) - len(state.results) :], state))
+        place = jnp.where(here, target, jnp.where(asked, self.done, state.place))
+        return state._replace(place=place.astype(np.int32))
 
-    def take(self, asked: jax.Array, values: _Values) -> jax.Array:
+    def take(self, asked: jax.Array, state: State) -> tuple[jax.Array, State]:
         """Give lanes the next elements, and return which have got one."""
-        number = values[self.following] + jnp.cumsum(asked, dtype=np.int32) - 1
-        values[self.following] += jnp.sum(asked, dtype=np.int32)
+        number = state.following + jnp.cumsum(asked, dtype=np.int32) - 1
         here = asked & (number < self.count)
-        element = number if self.order is None else self.order[number].astype(np.int32)
-        values[self.element] = jnp.where(here, element, values[self.element])
-        return here
+        element = jnp.where(here, self.order[number].astype(np.int32), state.element)
+        return here, state._replace(element=element, following=state.following + jnp.sum(asked, dtype=np.int32))
 
-    def finish(self, here: jax.Array, found: Sequence[jax.Array], values: _Values) -> None:
-        """Keep the results of the lanes' elements."""
-        for v, y, is_summed in zip(self.results, found, self.summed, strict=True):
-            if is_summed:
-                values[v] += sums.of_rows(y, here)
-            elif self.has_fixed_lanes:
-                values[v] = _where(here, y, values[v])
-            else:
-                values[v] = values[v].at[jnp.where(here, values[self.element], self.size)].set(y, mode="drop")
+    def finished(self, here: jax.Array, found: Sequence[jax.Array], state: State) -> list[jax.Array]:
+        """Return the results with those of the lanes' elements."""
+        at = jnp.where(here, state.element, self.m.placement.num_local)
+        triples = zip(state.results, found, self.m.summed, strict=True)
+        return [x + sums.of_rows(y, here) if s else x.at[at].set(y, mode="drop") for x, y, s in triples]
 
-    def compute(self, block: Block, here: jax.Array, given: _Values, atoms: Sequence[Any]) -> list[jax.Array]:
+    def compute(self, block: Block, here: jax.Array, given: Mapping[Any, Any], atoms: Sequence[Any]) -> list[jax.Array]:
         """Return some of a block's values, ``(num_lanes, ...)``.
 
         A loop that is kept whole, and a call to the host, sees one of those here in the place of those elsewhere.
         """
-        read = [*block.arguments, *(row for row, *_ in block.loads), *block.reads()]
-        jaxpr = self.jaxpr.replace(
-            constvars=[],
-            invars=read,
-            outvars=list(atoms),
-            eqns=block.eqns,
-            debug_info=self.jaxpr.debug_info.with_unknown_names(),
-        )
+        read, jaxpr = [*block.arguments, *block.reads()], self.m.body.jaxpr
+        info = jaxpr.debug_info.with_unknown_names()
+        jaxpr = jaxpr.replace(constvars=[], invars=read, outvars=[*atoms], eqns=block.eqns, debug_info=info)
+        inputs, axes = [given[v] for v in read], [None if v in self.common else 0 for v in read]
         if block.is_crowded:
             one = jnp.argmax(here)
-            given |= {v: _where(here, given[v], given[v][one]) for v in read if v not in self.common}
-        axes = [None if v in self.common else 0 for v in read]
-        fn = jax.vmap(jax_api.jaxpr_as_fun(ClosedJaxpr(jaxpr, ())), axes, axis_size=self.num_lanes)
-        return fn(*_of(read, given))
-
-
-def _of(variables: Sequence[Any], values: _Values) -> list[jax.Array]:
-    return [values[v] for v in variables]
+            inputs = [x if at is None else _where(here, x, x[one]) for x, at in zip(inputs, axes, strict=True)]
+        return jax.vmap(jax_api.jaxpr_as_fun(ClosedJaxpr(jaxpr, ())), axes, axis_size=self.num_lanes)(*inputs)
 
 
 def _where(here: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
@@ -213,5 +198,5 @@ def _where(here: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
         return jax.vmap(jnp.where, (0, 0, 0 if old.ndim == new.ndim else None))(here, new, old)
 
 
-def _variable(aval: Any, *lead: int) -> Any:
-    return Var(ShapedArray((*lead, *aval.shape), aval.dtype))
+def _zeros(aval: Any, *lead: int) -> jax.Array:
+    return arrays.zeros(jax.ShapeDtypeStruct((*lead, *aval.shape), aval.dtype))
