@@ -19,6 +19,7 @@ ROWS = px.Axis("rows", 4)
 X = np.arange(4.0, dtype=np.float32)
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "an axis without elements": (lambda: px.Axis("rows", 0), r"size must be an integer of at least 1"),
+    "a layout that there is not": (lambda: px.Axis("rows", 4, layout="round"), "layout must be one of 'blocks', 'cy"),  # pyright: ignore
     "an axis that is only a name": (lambda: px.broadcast(X, "b"), "there is no axis 'b', and this is in no"),
     "an axis that a program lacks": (
         lambda: px.program(a=4)(lambda x: px.reduce_sum(x, "b"))(X),

@@ -40,6 +40,12 @@ def test_a_map_sends_nothing(size: int) -> None:
                          laid_out(axis, 3), **NOTHING, max_bytes=0)  # fmt: skip
 
 
+def test_elements_that_are_dealt_change_devices_twice() -> None:
+    axis = axis_on(8, 64, layout="cyclic")
+    sent = {**NOTHING, "all_to_all": 2}  # operands, and results
+    assert_communication(lambda x: px.map_fn(jnp.sin, x, axis), laid_out(axis, 3), **sent)
+
+
 def test_a_map_of_sizes_that_do_not_divide_sends_nothing() -> None:
     """The rows lie whole on every device (JAX has no uneven blocks), so each takes its own."""
     axis = axis_on(8, 10)

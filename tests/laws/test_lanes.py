@@ -290,6 +290,11 @@ def test_lanes_are_there_wherever_maps_are() -> None:
     expected = one_by_one(count, n, x)
     outer, axis = px.Axis("outer", 2), axis_on(2, 7, at_once=2)
     numbered = lambda n, x: (px.axis_index("rows"), count(n, x))  # noqa: E731
+    for dealt in (axis_on(3, 7, layout="cyclic"), axis_on(2, 7, layout="cyclic", at_once=2)):
+        assert_close(lanes(numbered, (n, x), dealt), (jnp.arange(7), expected))
+        assert_close(px.map_fn(numbered, (n, x), dealt), (jnp.arange(7), expected))
+        summed = jax.jit(lambda n, x, axis=dealt: px.reduce_sum(lanes(count, (n, x), axis), axis, where=n > 2))
+        assert_close(summed(n, x), expected.sum(where=n > 2))
     assert_close(px.pmap(count, lowering="lanes", at_once=2)(n, x), expected)
     assert_close(lanes(numbered, (n, x), axis), (jnp.arange(7), expected))
     within = lambda n, x: lanes(count, (n, x), axis_on(1, 7, at_once=2))  # noqa: E731

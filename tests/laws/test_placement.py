@@ -176,13 +176,18 @@ def test_every_verb_under_every_transformation_is_that_of_one_device(case: tuple
     assert_close(change(program(axis_on(devices, size)))(w, x), expected, rtol=1e-4, atol=1e-4)
 
 
+WAYS: Any = [((2, 7), 2, "blocks"), ((3, 7), None, "cyclic"), ((2, 7), 2, "cyclic")]
+
+
 @pytest.mark.parametrize(
-    "case", [((2, 7), 2), *at_night(itertools.product(ALL_PLACEMENTS, (1, 2, 3)), 16, seed=1)], ids=str
+    "case",
+    [*WAYS, *at_night(itertools.product(ALL_PLACEMENTS, (None, 1, 2, 3), ("blocks", "cyclic")), 24, seed=1)],
+    ids=str,
 )
-def test_at_once_never_changes_the_answer(case: tuple[tuple[int, int], int]) -> None:
-    (devices, size), at_once = case
+def test_at_once_and_layout_never_change_the_answer(case: tuple[tuple[int, int], int | None, Any]) -> None:
+    (devices, size), at_once, layout = case
     w, x = values(2), values(size, 2, seed=1)
-    here = program(axis_on(devices, size, at_once=at_once))
+    here = program(axis_on(devices, size, at_once=at_once, layout=layout))
     assert_close(
         jax.jit(with_gradients(here))(w, x), in_double(with_gradients(oracle(size)), w, x), rtol=1e-4, atol=1e-4
     )

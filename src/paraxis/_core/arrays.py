@@ -1,6 +1,7 @@
 """Rows of an axis as arrays: padded, laid over the devices of this process and of others, and brought back.
 
-Elements lie in blocks: device ``d`` holds rows ``d * num_local`` up to ``(d + 1) * num_local`` of the padded axis.
+Elements lie in blocks: device ``d`` holds rows ``d * num_local`` up to ``(d + 1) * num_local`` of the padded axis. If
+they are dealt, a map takes them by :func:`deal`, which :func:`from_blocks` undoes; nothing else knows of it.
 Padding rows repeat a real one, so that whatever a function does is safe on them; what they give is never used. It is
 the last one, by :func:`repeat_last`; or, inside a program, where it would have to be sent, a device's own first one, by
 :func:`pad` and :func:`fill`.
@@ -84,7 +85,27 @@ def real_rows(placement: Placement) -> jax.Array | None:
     if not placement.is_padded:
         return None
     device = jax.lax.axis_index(placement.crossed_axes) if placement.crossed_axes else 0
-    return device * placement.num_local + jnp.arange(placement.num_local, dtype=np.int32) < placement.size
+    row = jnp.arange(placement.num_local, dtype=np.int32)
+    number = row * placement.num_devices + device if placement.is_dealt else device * placement.num_local + row
+    return number < placement.size
+
+
+def deal(x: jax.Array, placement: Placement, *, back: bool = False) -> jax.Array:
+    """Rows ``(num_padded, ...)`` in the order of the elements → as devices have them; or ``back``."""
+    if not placement.is_dealt:
+        return x
+    x = constrain(x, placement, rows=False)
+    split = (placement.num_devices, placement.num_local)
+    hands = x.reshape(*(split if back else split[::-1]), *x.shape[1:])
+    return in_blocks(jnp.swapaxes(hands, 0, 1).reshape(x.shape), placement)
+
+
+def in_blocks(x: jax.Array, placement: Placement) -> jax.Array:
+    """Ask the compiler to lay rows ``(num_padded, ...)`` in blocks, if no type says where they lie."""
+    if placement.mesh is None or placement.is_explicit:
+        return x
+    target: Any = NamedSharding(placement.mesh, P(placement.mesh_axes, *(P.UNCONSTRAINED,) * (x.ndim - 1)))
+    return jax.lax.with_sharding_constraint(x, target)
 
 
 def unpad(x: jax.Array, placement: Placement) -> jax.Array:
@@ -116,7 +137,7 @@ def from_blocks(blocks: Sequence[jax.Array], placement: Placement, outs: Outs) -
         if isinstance(out, jax_api.ShapedArray):
             x = jnp.sum(x, 0, dtype=x.dtype).astype(out.dtype)
             return jax_api.weak(x) if out.weak_type else x
-        return x[0] if out is None else jnp.moveaxis(unpad(x, placement), 0, out)
+        return x[0] if out is None else jnp.moveaxis(unpad(deal(x, placement, back=True), placement), 0, out)
 
     return [result(x, out) for x, out in zip(blocks, outs, strict=True)]
 
@@ -132,7 +153,7 @@ def waited(blocks: Sequence[jax.Array], placement: Placement, outs: Outs) -> lis
     """
     if placement.is_on_cpu_devices:
         jax.block_until_ready(blocks)
-    is_done = not placement.is_padded and all([out == 0 for out in outs])  # noqa: C419  # fewer calls
+    is_done = not (placement.is_padded or placement.is_dealt) and all([out == 0 for out in outs])  # noqa: C419  # fewer calls
     return list(blocks) if is_done else _from_blocks(blocks, placement, tuple(outs))
 
 

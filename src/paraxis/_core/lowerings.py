@@ -71,13 +71,16 @@ def _by_shard_map(
             return [jnp.where(real[0], y, arrays.zeros(y)) for y in work(*blocks)]
         return jax.lax.cond(real[0], work, rest, *blocks)
 
-    padded = [x if s else arrays.pad(x, placement, safe=not has_idle) for x, s in zip(operands, m.shared, strict=True)]
-    operands = [arrays.constrain(x, placement, rows=None if s else True) for x, s in zip(padded, m.shared, strict=True)]
+    def laid(x: jax.Array, is_safe: bool) -> jax.Array:
+        return arrays.constrain(arrays.deal(arrays.pad(x, placement, safe=is_safe), placement), placement, rows=True)
+
+    pairs = zip(operands, m.shared, strict=True)
+    operands = [arrays.constrain(x, placement) if s else laid(x, not has_idle) for x, s in pairs]
     if placement.is_explicit and any(any([*jax.typeof(x).sharding.spec][1:]) for x in operands):
         jax_api.warn_of_gathers(placement.axis.name)
     in_specs = [P() if is_shared else placement.spec for is_shared in m.shared]
     if given is not None:
-        operands, in_specs = [*operands, arrays.pad(given, placement, safe=False)], [*in_specs, placement.spec]
+        operands, in_specs = [*operands, laid(given, False)], [*in_specs, placement.spec]
     on_mesh = placing.shard_map(on_device, placement.mesh, placement.mesh_axes, tuple(in_specs))
     return (on_mesh if placement.mesh_axes else on_device)(*operands)
 
@@ -168,10 +171,7 @@ def _by_vmap(m: Map, operands: Sequence[Any]) -> list[jax.Array]:
 def _in_blocks(x: jax.Array, placement: Placement) -> jax.Array:
     """``(size, ...)`` → ``(num_padded, ...)`` over the devices, as compilers return no blocks of uneven length."""
     x = arrays.pad(arrays.constrain(x, placement, rows=placement.divides), placement, safe=False)
-    if placement.mesh is None or placement.is_explicit:
-        return x
-    target: Any = NamedSharding(placement.mesh, P(placement.mesh_axes, *(P.UNCONSTRAINED,) * (x.ndim - 1)))
-    return jax.lax.with_sharding_constraint(x, target)
+    return arrays.in_blocks(x, placement)
 
 
 def _whole(closed: ClosedJaxpr, placement: Placement) -> ClosedJaxpr:

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,12 @@ class Axis:
         at_once: the largest number of elements per device in flight, forward and backward. It bounds memory and does
             not change the answer. Inside ``jit`` or a program, results of a map that are only summed or averaged are
             not stored; results that are both summed and used themselves are computed twice.
+        layout: which elements a device has: ``"blocks"``, neighbours; or ``"cyclic"``, they are dealt like cards, so
+            that a sorted sweep loads all devices alike. All else goes by elements, as ever; a map whose elements
+            exchange values is in blocks. Deal only with ``lowering="lanes"`` or ``at_once=1``: by ``vmap``, a device
+            takes as long as its slowest element, and neighbours are alike. Rows of operands, of results, and of what
+            a derivative keeps, change devices: by an all-to-all if a device has a multiple of as many elements as there
+            are devices, else each device gets all. For a sweep's few numbers an element, that is nothing.
 
     Raises:
         AxisError: if an argument is malformed, or if a verb uses an axis that cannot be placed.
@@ -63,6 +69,7 @@ class Axis:
     mesh: Mesh | None = None
     over: str | tuple[str, ...] | None = None
     at_once: int | None = None
+    layout: Literal["blocks", "cyclic"] = "blocks"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -70,6 +77,7 @@ class Axis:
         for field in ("size", "at_once") if self.at_once is not None else ("size",):
             number = check.count(f"Axis {self.name!r}", field, getattr(self, field), error=AxisError)
             object.__setattr__(self, field, number)
+        check.one_of(f"Axis {self.name!r}", "layout", self.layout, ("blocks", "cyclic"), AxisError)
 
 
 @dataclasses.dataclass(eq=False)
@@ -161,8 +169,9 @@ def mapped_axis(collective: str, axis: Axis | str) -> Axis:
 
 @dataclasses.dataclass(unsafe_hash=True)  # once made, it stays as it is
 class Placement:
-    """An axis with its place decided, and what follows: the elements lie in blocks of equal size, run in equal chunks.
+    """An axis with its place decided, and what follows: devices have blocks of equal size, which run in equal chunks.
 
+    A block is of neighbours, or of elements that are dealt: element ``i`` is row ``i // num_devices`` of its device's.
     Rows beyond the elements are padding; a device that has no other rows is idle.
     """
 
@@ -180,7 +189,8 @@ class Placement:
         self.num_local = self.chunk * self.num_chunks  # rows of a block
         self.num_padded = self.num_local * self.num_devices  # rows of all
         self.is_padded = self.num_padded > self.size
-        self.has_idle_device = self.num_padded - self.size >= self.num_local
+        self.is_dealt = self.axis.layout == "cyclic" and min(self.num_devices, self.num_local) > 1
+        self.has_idle_device = not self.is_dealt and self.num_padded - self.size >= self.num_local
         self.divides = self.size % self.num_devices == 0  # blocks could be equal without padding
         self.is_chosen = self.axis.mesh is not None or isinstance(self.mesh, AbstractMesh)  # not chosen by default
         self.is_explicit = self.mesh is not None and not set(names).isdisjoint(self.mesh.explicit_axes)
@@ -195,8 +205,13 @@ class Placement:
         return f"{self.axis.name}={self.size} on {number} device{'s' * (number > 1)} ({each})"
 
     def is_where(self, other: "Placement") -> bool:
-        """Return whether the same elements lie in the same places, however many are under way at once."""
-        return self == dataclasses.replace(other, axis=dataclasses.replace(other.axis, at_once=self.axis.at_once))
+        """Return whether an axis lies in the same place, however many are under way at once, and which on a device."""
+        own = {"at_once": self.axis.at_once, "layout": self.axis.layout}
+        return self == dataclasses.replace(other, axis=dataclasses.replace(other.axis, **own))
+
+    def in_blocks(self) -> "Placement":
+        """Return the same place, of neighbours on each device."""
+        return dataclasses.replace(self, axis=dataclasses.replace(self.axis, layout="blocks"))
 
     def holding(self, size: int) -> "Placement":
         """Return the same place for another number of elements."""

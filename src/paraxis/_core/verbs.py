@@ -162,7 +162,7 @@ def _traced(
     scope = entered(mapped=mapped, mesh=outer.mesh or mesh, covered=covered)
     with scope, maps.mesh_hidden(covered), axis_advice(f"map_fn: the axis that is mapped is {axis.name!r}"):
         m, inputs, out_tree = trace(element, operands, shared)
-        is_apart = placement.num_chunks > 1 or lowering in ("unroll", "lanes")
+        is_apart = placement.num_chunks > 1 or placement.is_dealt or lowering in ("unroll", "lanes")
         if is_apart and m.uses_axis and outer.chunk is None and not lowerings.exchanges(m):
             number = Number(len(outer.mapped))  # elements that only ask for their number are given it
             with entered(numbers=(*outer.numbers, number)):
@@ -174,7 +174,8 @@ def _traced(
                 f"a collective inside the body names the mesh axis {named!r}, which carries the elements of axis "
                 f"{axis.name!r}: it would miss those that share a device. Write px.psum(x, {axis.name!r}), or the like"
             )
-    return m._replace(body=interpreters.without_references(m.body, env)), inputs, out_tree
+    placement = placement.in_blocks() if m.uses_axis else placement  # they are in step: nothing is gained
+    return m._replace(body=interpreters.without_references(m.body, env), placement=placement), inputs, out_tree
 
 
 @overload
