@@ -3,9 +3,9 @@
 Radul et al., *Automatically Batching Control-Intensive Programs for Modern Accelerators* (MLSys 2020, arXiv
 1910.11141), give each element a program counter, from Python source; Dance et al., *Efficiently Vectorized MCMC on
 Modern Accelerators* (ICML 2025, arXiv 2503.17405), write samplers as such state machines by hand. Here the jaxpr is
-cut. A loop is, if its condition differs between elements, or if it holds a loop that is. Two kinds stay whole: loops
-that count to a bound that all share, and loops that are cheap beside the code around them, which cost more to part at
-than to wait for.
+cut. A loop is, if its condition differs between elements, or if it holds a loop that is. Three kinds stay whole: loops
+that count to a bound that all share; loops that are cheap beside the code around them, which cost more to part at than
+to wait for; and those of which ``vmap`` has made one, within an element or around the map.
 """
 
 import dataclasses
@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core import jax_api
@@ -75,23 +74,7 @@ def _bind_alone(eqn: JaxprEqn, *operands: Any) -> Sequence[Any]:
     if name in ("while", "scan", "cond"):
         params = jax.tree.map(lambda value: alone(value, {}) if isinstance(value, ClosedJaxpr) else value, eqn.params)
         eqn = eqn.replace(params=params)
-    if name == "while" and eqn.params["cond_jaxpr"].out_avals[0].shape:
-        return _until_all_are_done(eqn, own)
     return jax_api.bind(eqn, *own)
-
-
-def _until_all_are_done(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-    """Bind a loop of which ``vmap`` has made one for a batch, with a condition for each: as one with one condition."""
-    loop = _Loop.of(eqn, operands)
-    assert loop.condition is not None
-    goes, body = jax_api.jaxpr_as_fun(loop.condition), jax_api.jaxpr_as_fun(loop.body)
-
-    def turn(carry: list[Any]) -> list[Any]:
-        [going], after = goes(*loop.of_condition, *carry), body(*loop.of_body, *carry)
-        shapes = [going.shape + (1,) * (y.ndim - going.ndim) for y in after]
-        return [jnp.where(going.reshape(s), y, x) for s, y, x in zip(shapes, after, carry, strict=True)]
-
-    return jax.lax.while_loop(lambda carry: jnp.any(goes(*loop.of_condition, *carry)[0]), turn, loop.carry)
 
 
 def _alone(x: Any) -> Any:
@@ -145,8 +128,10 @@ class _Analysis:
             return any(self._cuts_in(branch.jaxpr, tuple(differ[1:]), around) for branch in eqn.params["branches"])
         if eqn.primitive.name not in ("while", "scan") or eqn.params.get("length") == 0:
             return False
-        parts, of_body = self._in_loop(eqn, differ)
-        body = _Loop.of(eqn, differ).body.jaxpr
+        loop, (parts, of_body) = _Loop.of(eqn, differ), self._in_loop(eqn, differ)
+        if loop.condition is not None and loop.condition.out_avals[0].shape:  # of several, for which vmap made one
+            return False
+        body = loop.body.jaxpr
         is_worth_it = parts and self.price(body) >= _SHARE * around and not _counts(eqn, differ)
         return is_worth_it or self._cuts_in(body, of_body, self.price(body, turns=0))
 
@@ -162,17 +147,10 @@ class _Analysis:
         return known
 
     def _of_results(self, eqn: JaxprEqn, differ: Sequence[bool]) -> Sequence[bool]:
-        name, inputs = eqn.primitive.name, tuple(differ)
-        if name in ("while", "scan"):
-            loop, (_, of_body) = _Loop.of(eqn, differ), self._in_loop(eqn, differ)
-            carry = of_body[len(loop.of_body) :]
-            return carry if name == "while" else self._results(loop.body.jaxpr, of_body)
-        if not any(inputs) or name not in ("cond", *jax_api.CALLS) or (name == "cond" and inputs[0]):
-            return [any(inputs)] * len(eqn.outvars)
-        inputs = inputs[1:] if name == "cond" else inputs
-        return [
-            *map(any, zip(*(self._results(body, inputs) for body in jax_api.jaxprs_in_params(eqn.params)), strict=True))
-        ]
+        if eqn.primitive.name not in ("while", "scan"):
+            return [any(differ)] * len(eqn.outvars)
+        loop, (_, of_body) = _Loop.of(eqn, differ), self._in_loop(eqn, differ)
+        return of_body[len(loop.of_body) :] if loop.condition else self._results(loop.body.jaxpr, of_body)
 
     def _in_loop(self, eqn: JaxprEqn, differ: Sequence[bool]) -> tuple[bool, OperandMask]:
         """Return whether elements turn a loop differently often, and which arguments of its body differ."""
@@ -239,7 +217,6 @@ class Block:
 
     Attributes:
         number: its place in the program.
-        arguments: variables of the element's operands, of the entry.
         eqns: the operations.
         moves: register and value: carries of loops and results of branches, assigned together.
         stores: array, index and value: ``array[index] = value``.
@@ -250,7 +227,6 @@ class Block:
     """
 
     number: int
-    arguments: list[Any] = dataclasses.field(default_factory=list)
     eqns: list[JaxprEqn] = dataclasses.field(default_factory=list)
     moves: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
     stores: list[tuple[Any, Any, Any]] = dataclasses.field(default_factory=list)
@@ -268,58 +244,32 @@ class Block:
         """Return the variables that it reads and others assign."""
         atoms = [*itertools.chain(*(eqn.invars for eqn in self.eqns), *(each[1:] for each in self.stores))]
         atoms += [*(atom for _, atom in self.moves), self.choice, *self.results]
-        own = {v for v, atom in self.assigns() if v is atom}
+        own = set(itertools.chain(*(eqn.outvars for eqn in self.eqns)))
         return [v for v in dict.fromkeys(atom for atom in atoms if isinstance(atom, Var)) if v not in own]
 
     def assigns(self) -> list[tuple[Any, Any]]:
         """Return the variables that it assigns, but for arrays of which it stores rows, each with its value."""
-        return [*((v, v) for v in itertools.chain(self.arguments, *(e.outvars for e in self.eqns))), *self.moves]
+        return [*((v, v) for v in itertools.chain(*(eqn.outvars for eqn in self.eqns))), *self.moves]
 
 
-class Program(NamedTuple):
-    """A function of one element as blocks, in the order of the code.
+class Program:
+    """A function of one element, as :func:`alone` returns it, cut into blocks. There is one if no loop is to be cut.
 
     Attributes:
-        blocks: the first is the entry, which has the element's own operands as arguments.
-        common: the jaxpr of what depends on shared operands alone.
-        known: variables of its results.
+        blocks: in the order of the code; the first is the entry.
+        arguments, shared: variables of the element's own operands, which are given to the entry, and of the others.
+        constants: values of more variables.
+        common: operations on what all elements share, carried out once.
     """
 
-    blocks: list[Block]
-    common: ClosedJaxpr
-    known: list[Any]
-
-
-def cut(closed: ClosedJaxpr, shared: OperandMask) -> Program | None:
-    """Cut a function of one element, as :func:`alone` returns it; ``None``: no loop is to be cut."""
-    cutter, operands = _Cutter(), [Var(v.aval) for v in closed.jaxpr.invars]
-    entry = cutter.block()
-    entry.arguments = select(operands, shared, False)
-    cutter.own.update(entry.arguments)
-    results, last = cutter.inline(closed, operands, entry, 0.0)
-    last.results = results
-    if len(cutter.blocks) == 1:
-        return None
-    read = {v for block in cutter.blocks for v in block.reads()}
-    common = itertools.chain(cutter.constants, *(eqn.outvars for eqn in cutter.common))
-    known = [v for v in (*select(operands, shared), *common) if v in read]
-    jaxpr = closed.jaxpr.replace(
-        constvars=[*cutter.constants],
-        invars=select(operands, shared),
-        outvars=known,
-        eqns=cutter.common,
-        debug_info=closed.jaxpr.debug_info.with_unknown_names(),
-    )
-    return Program(cutter.blocks, ClosedJaxpr(jaxpr, [*cutter.constants.values()]), known)
-
-
-class _Cutter:
-    """Appends code to blocks. Operations on what all elements share are ``common``: carried out once."""
-
-    def __init__(self) -> None:
-        self.blocks, self.common, self.own = list[Block](), list[JaxprEqn](), set[Any]()
-        self.constants, self.analysis = dict[Any, Any](), _Analysis()
-        self.cut = {"while": self.cut_while, "scan": self.cut_scan, "cond": self.cut_cond}
+    def __init__(self, closed: ClosedJaxpr, shared: OperandMask) -> None:
+        self.blocks, self.common, self.constants = list[Block](), list[JaxprEqn](), dict[Any, Any]()
+        self._analysis, operands = _Analysis(), [Var(v.aval) for v in closed.jaxpr.invars]
+        self.arguments, self.shared = select(operands, shared, False), select(operands, shared)
+        self._own, entry = set[Any](self.arguments), self.block()
+        entry.moves += zip(self.arguments, self.arguments, strict=True)
+        results, last = self.inline(closed, operands, entry, 0.0)
+        last.results = results
 
     def block(self) -> Block:
         self.blocks.append(Block(len(self.blocks)))
@@ -327,33 +277,34 @@ class _Cutter:
 
     def variables(self, avals: Sequence[Any]) -> list[Any]:
         """Return new variables that each element has of its own."""
-        found = [Var(aval) for aval in avals]
-        self.own.update(found)
+        self._own.update(found := [Var(aval) for aval in avals])
         return found
 
     def inline(self, closed: ClosedJaxpr, atoms: Sequence[Any], block: Block, around: float) -> tuple[list[Any], Block]:
         """Append a jaxpr to a block; return its results, and the block in which they are known."""
-        jaxpr, values = closed.jaxpr, dict[Any, Any](zip(closed.jaxpr.invars, atoms, strict=True))
-        constants = {Var(v.aval): x for v, x in zip(jaxpr.constvars, closed.consts, strict=True)}
-        self.constants |= constants
-        values |= zip(jaxpr.constvars, constants, strict=True)
+        jaxpr, consts = closed.jaxpr, [Var(v.aval) for v in closed.jaxpr.constvars]
+        self.constants.update(zip(consts, closed.consts, strict=True))
+        values = dict[Any, Any](zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *atoms], strict=True))
         for eqn in jaxpr.eqns:
             inputs = [v if isinstance(v, Literal) else values[v] for v in eqn.invars]
-            if self.analysis.cuts(eqn, [self.is_own(x) for x in inputs], around):
-                results, block = self.cut[eqn.primitive.name](eqn, inputs, block, around)
+            if self._analysis.cuts(eqn, [self.is_own(x) for x in inputs], around):
+                cut = {"while": self.cut_while, "scan": self.cut_scan, "cond": self.cut_cond}[eqn.primitive.name]
+                results, block = cut(eqn, inputs, block, around)
             else:
                 results = self.append(block, eqn, inputs)
             values.update(zip(eqn.outvars, results, strict=True))
         return [v if isinstance(v, Literal) else values[v] for v in jaxpr.outvars], block
 
     def is_own(self, atom: Any) -> bool:
-        return not isinstance(atom, Literal) and atom in self.own
+        return not isinstance(atom, Literal) and atom in self._own
 
     def append(self, block: Block, eqn: JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
         outvars: list[Any] = [Var(v.aval) for v in eqn.outvars]
-        eqn, is_crowded = eqn.replace(invars=[*inputs], outvars=outvars), holds(eqn, "while", "pure_callback")
+        bodies, names = jax_api.jaxprs_in_params(eqn.params), ("while", "pure_callback")
+        is_crowded = eqn.primitive.name in names or any(jax_api.holds(body, *names) for body in bodies)
+        eqn = eqn.replace(invars=[*inputs], outvars=outvars)
         if is_crowded or any(map(self.is_own, inputs)):  # a shared loop that no element gets to need not end
-            self.own.update(outvars)
+            self._own.update(outvars)
             block.eqns.append(eqn)
             block.is_crowded |= is_crowded
         else:
@@ -365,9 +316,7 @@ class _Cutter:
         loop, carry = _Loop.of(eqn, inputs), self.variables([v.aval for v in eqn.outvars])
         [goes], block = self.inline(eqn.params["cond_jaxpr"], [*loop.of_condition, *loop.carry], block, math.inf)
         start = self.block()
-        results, end = self.inline(
-            loop.body, [*loop.of_body, *carry], start, self.analysis.price(loop.body.jaxpr, turns=0)
-        )
+        results, end = self.inline(loop.body, [*loop.of_body, *carry], start, self._analysis.price(loop.body.jaxpr, 0))
         [again], end = self.inline(eqn.params["cond_jaxpr"], [*loop.of_condition, *results], end, math.inf)
         after = self.block()
         for last, values, choice in ((block, loop.carry, goes), (end, results, again)):
@@ -384,7 +333,7 @@ class _Cutter:
         row_of = [jax_api.call(jax.jit(lambda x, i: x[i]), x, index) for x in loop.rows]
         rows = [self.append(start, at, at.invars)[0] for at in row_of]
         inner = [*loop.of_body, *found[:number], *rows]
-        results, end = self.inline(loop.body, inner, start, self.analysis.price(loop.body.jaxpr, turns=0))
+        results, end = self.inline(loop.body, inner, start, self._analysis.price(loop.body.jaxpr, 0))
         end.stores += zip(found[number:], [index] * len(found[number:]), results[number:], strict=True)
         to_next = jax_api.call(jax.jit(lambda index: (index + step, index + step != stop)), index)
         after, [following, again] = self.block(), self.append(end, to_next, [index])
@@ -403,11 +352,5 @@ class _Cutter:
             ends.append(end)
         after = self.block()
         for end in ends:
-            end.targets = [after]
+            end.targets.append(after)
         return results, after
-
-
-def holds(eqn: JaxprEqn, *names: str) -> bool:
-    """Return whether an operation, or one in its bodies, has one of these names."""
-    bodies = jax_api.jaxprs_in_params(eqn.params)
-    return eqn.primitive.name in names or any(jax_api.holds(body, *names) for body in bodies)

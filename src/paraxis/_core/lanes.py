@@ -18,7 +18,7 @@ import numpy as np
 
 from paraxis._core import arrays, blocks, jax_api, sums
 from paraxis._core.blocks import Block, Program
-from paraxis._core.jax_api import ClosedJaxpr
+from paraxis._core.jax_api import ClosedJaxpr, Literal
 from paraxis._core.pytrees import select
 from paraxis._core.record import Map
 from paraxis.errors import AxisError
@@ -35,9 +35,8 @@ def prepare(m: Map, env: Mapping[str, int]) -> tuple[Map, Program | None]:
             f"axis {m.placement.axis.name!r} has lowering='lanes', so an element's effects would come in an order that "
             f"nobody knows: {', '.join(type(effect).__name__ for effect in m.body.effects)}; leave the lowering out"
         )
-    is_divided = any(jax_api.struct(a).sharding for a in m.body.in_avals)
-    program = None if is_divided else blocks.cut(m.body, m.shared)
-    return m if program else m._replace(lowering="vmap"), program
+    program, is_divided = Program(m.body, m.shared), any(jax_api.struct(a).sharding for a in m.body.in_avals)
+    return (m, program) if len(program.blocks) > 1 and not is_divided else (m._replace(lowering="vmap"), None)
 
 
 def run(m: Map, program: Program, *operands: jax.Array) -> list[jax.Array]:
@@ -81,9 +80,11 @@ class Machine:
         self.turn = self.turn_of_vmap if in_step else self.turn_of_lanes
         real = jnp.ones(m.placement.num_local, bool) if real is None else real
         self.order, self.count = jnp.argsort(~real, stable=True), jnp.sum(real, dtype=np.int32)  # real ones first
-        common = jax_api.jaxpr_as_fun(program.common)(*select(operands, m.shared))
-        self.common = dict[Any, Any](zip(program.known, common, strict=True))
-        self.rows = dict[Any, Any](zip(self.blocks[0].arguments, select(operands, m.shared, False), strict=True))
+        self.common = {**program.constants, **dict(zip(program.shared, select(operands, m.shared), strict=True))}
+        for eqn in program.common:
+            inputs = [v.val if isinstance(v, Literal) else self.common[v] for v in eqn.invars]
+            self.common.update(zip(eqn.outvars, jax_api.bind(eqn, *inputs), strict=True))
+        self.rows = dict[Any, Any](zip(program.arguments, select(operands, m.shared, False), strict=True))
         read = {v for block in self.blocks[1:] for v in block.reads()}
         stored = [array for block in self.blocks for array, *_ in block.stores]
         assigned = [*(v for block in self.blocks for v, _ in block.assigns()), *stored]
@@ -93,18 +94,10 @@ class Machine:
         """Return the last state."""
         lanes, size, avals = self.num_lanes, self.m.placement.num_local, self.m.body.out_avals
         outs = zip(avals, self.m.summed, strict=True)
-        place, element, following, turns, all_turns = (
-            jnp.zeros(shape, np.int32) for shape in (lanes, lanes, (), lanes, ())
-        )
-        start = State(
-            place,
-            element,
-            following,
-            [_zeros(v.aval, lanes) for v in self.live],
-            [_zeros(a.update(dtype=sums.wide(a.dtype))) if s else _zeros(a, size) for a, s in outs],
-            turns,
-            all_turns,
-        )
+        live = [_zeros(v.aval, lanes) for v in self.live]
+        results = [_zeros(a.update(dtype=sums.wide(a.dtype))) if s else _zeros(a, size) for a, s in outs]
+        of_lanes, one = jnp.zeros(lanes, np.int32), jnp.zeros((), np.int32)
+        start = State(of_lanes, of_lanes, one, live, results, of_lanes, one)
         return jax.lax.while_loop(lambda state: jnp.any(state.place < self.done), self.turn, start)
 
     def turn_of_vmap(self, state: State) -> State:
@@ -115,29 +108,20 @@ class Machine:
         """Visit all blocks, from the first innermost body on: who leaves it may be back before the next turn."""
         first = next((block.number for block in self.blocks if block.is_innermost), 0)
         for block in [*self.blocks[first:], *self.blocks[:first]]:
-            state = (self.repeat if block.is_innermost else self.visit)(block, state)
+            if block.is_innermost:
+                state = self.repeat(block, state)
+            else:
+                step, is_there = functools.partial(self.step, block), jnp.any(state.place == block.number)
+                state = jax.lax.cond(is_there, step, lambda state: state, state)
         return state
 
-    def visit(self, block: Block, state: State) -> State:
-        """Run a block, if a lane is in it."""
-        is_there = jnp.any(state.place == block.number)
-        return jax.lax.cond(is_there, functools.partial(self.step, block), lambda state: state, state)
-
     def repeat(self, block: Block, state: State) -> State:
-        """Run an innermost body until lanes have left it, at least once, if a lane is in it.
-
-        While there are elements to take, an eighth of the lanes may wait.
-        """
-        alive = jnp.sum(state.place < self.done)
-        leaving = jnp.where(state.following < self.count, max(1, self.num_lanes // 8), 1)
-
-        def goes(carry: tuple[jax.Array, State]) -> jax.Array:
-            number = jnp.sum(carry[1].place == block.number)
-            return (number > 0) & (carry[0] | (alive - number < leaving))
-
-        return jax.lax.while_loop(goes, lambda c: (jnp.array(False), self.step(block, c[1])), (jnp.array(True), state))[
-            1
-        ]
+        """Run an innermost body until lanes have left it; while there are elements to take, an eighth may wait."""
+        alive = jnp.sum(state.place < self.done, dtype=np.int32)
+        most = jnp.where(state.following < self.count, max(1, self.num_lanes // 8), 1).astype(np.int32)
+        goes = lambda carry: alive - jnp.sum(carry[1].place == block.number, dtype=np.int32) < carry[0]  # noqa: E731
+        step = lambda carry: (jnp.minimum(alive, most), self.step(block, carry[1]))  # noqa: E731
+        return jax.lax.while_loop(goes, step, (alive, state))[1]  # at least once, if a lane is in it
 
     def step(self, block: Block, state: State) -> State:
         """Run a block for the lanes that are in it."""
@@ -182,7 +166,7 @@ class Machine:
 
         A loop that is kept whole, and a call to the host, sees one of those here in the place of those elsewhere.
         """
-        read, jaxpr = [*block.arguments, *block.reads()], self.m.body.jaxpr
+        read, jaxpr = block.reads(), self.m.body.jaxpr
         info = jaxpr.debug_info.with_unknown_names()
         jaxpr = jaxpr.replace(constvars=[], invars=read, outvars=[*atoms], eqns=block.eqns, debug_info=info)
         inputs, axes = [given[v] for v in read], [None if v in self.common else 0 for v in read]

@@ -209,10 +209,6 @@ class Placement:
         own = {"at_once": self.axis.at_once, "layout": self.axis.layout}
         return self == dataclasses.replace(other, axis=dataclasses.replace(other.axis, **own))
 
-    def in_blocks(self) -> "Placement":
-        """Return the same place, of neighbours on each device."""
-        return dataclasses.replace(self, axis=dataclasses.replace(self.axis, layout="blocks"))
-
     def holding(self, size: int) -> "Placement":
         """Return the same place for another number of elements."""
         return dataclasses.replace(self, axis=dataclasses.replace(self.axis, size=size))

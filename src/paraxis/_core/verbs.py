@@ -174,8 +174,9 @@ def _traced(
                 f"a collective inside the body names the mesh axis {named!r}, which carries the elements of axis "
                 f"{axis.name!r}: it would miss those that share a device. Write px.psum(x, {axis.name!r}), or the like"
             )
-    placement = placement.in_blocks() if m.uses_axis else placement  # they are in step: nothing is gained
-    return m._replace(body=interpreters.without_references(m.body, env), placement=placement), inputs, out_tree
+    if m.uses_axis:  # elements are in step: nothing is gained by dealing them
+        m = m._replace(placement=dataclasses.replace(placement, axis=dataclasses.replace(axis, layout="blocks")))
+    return m._replace(body=interpreters.without_references(m.body, env)), inputs, out_tree
 
 
 @overload
