@@ -47,7 +47,7 @@ if typing.TYPE_CHECKING:
     from paraxis._tables import Table
     from paraxis.ensembles import Ensemble, ensemble
     from paraxis.launch import initialize
-    from paraxis.reports import compare, explain, show, tabulate
+    from paraxis.reports import balance, compare, explain, show, tabulate
     from paraxis.streaming import Groups, Stream, ray_map, retrying
     from paraxis.train import (
         Checkpoints,
@@ -91,6 +91,7 @@ __all__ = [
     "all_gather",
     "axis_index",
     "axis_size",
+    "balance",
     "broadcast",
     "compare",
     "ensemble",
@@ -132,7 +133,7 @@ _ROOM_OF = {
     "Table": "_tables",
     "initialize": "launch",
     **dict.fromkeys(("Groups", "Stream", "ray_map", "retrying"), "streaming"),
-    **dict.fromkeys(("compare", "explain", "show", "tabulate"), "reports"),
+    **dict.fromkeys(("balance", "compare", "explain", "show", "tabulate"), "reports"),
     **dict.fromkeys(("Checkpoints", "Evaluate", "Mean", "TrainState", "TrainingStopped"), "train"),
     **dict.fromkeys(("eval_step", "fit", "loader", "train_step"), "train"),
     **dict.fromkeys(("GradValues", "Jit", "Optimizer", "Parallel", "Vectorize"), "transforms"),

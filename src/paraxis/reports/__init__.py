@@ -1,5 +1,6 @@
 """Reports of what compiled functions send, compute and hold, where arrays lie, what models contain, what is faster."""
 
+from paraxis.reports._balance import Balance, balance
 from paraxis.reports._compare import Comparison, Timing, assert_alike as assert_alike, compare
 from paraxis.reports._explain import explain
 from paraxis.reports._layout import Layout
@@ -18,6 +19,7 @@ from paraxis.reports._values import (
 
 __all__ = [
     "Arrays",
+    "Balance",
     "Collective",
     "Comparison",
     "Finding",
@@ -31,6 +33,7 @@ __all__ = [
     "Timing",
     "Traffic",
     "Work",
+    "balance",
     "compare",
     "explain",
     "show",
