@@ -26,7 +26,7 @@ SHOWN_BY_FUNCTION |= {"LBFGSState", "ProximalGradientState"}
 SHOWN_BY_FUNCTION |= {"Padded", "Progress", "Schedule"}
 SHOWN_BY_FUNCTION |= {"Fitted", "Loader", "Record", "Restored"}
 SHOWN_BY_FUNCTION |= {"Collective", "Finding", "Layout", "LineWork", "Memory", "Report", "Traffic", "Work"}
-SHOWN_BY_FUNCTION |= {"Arrays", "Comparison", "Leaf", "ModuleRow", "ModuleTable", "Timing"}
+SHOWN_BY_FUNCTION |= {"Arrays", "Balance", "Comparison", "Leaf", "ModuleRow", "ModuleTable", "Timing"}
 SHOWN_BY_OTHERS = {"none"}  # the operator that leaves all as it is
 
 
