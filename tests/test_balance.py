@@ -15,8 +15,6 @@ LENGTHS = np.random.default_rng(3).geometric(0.2, (12, 5)).astype("int32")
 
 
 def nest(lengths: jax.Array) -> jax.Array:
-    """Of each length in turn, an inner loop so long."""
-
     def outer(total: jax.Array, length: jax.Array) -> tuple[jax.Array, None]:
         inner = lambda s: (s[0] + 1, s[1] + 1.0)  # noqa: E731
         return jax.lax.while_loop(lambda s: s[0] < length, inner, (0, total))[1], None
@@ -34,12 +32,9 @@ def test_balance_counts_turns_as_numpy_does(layout: Any) -> None:
     own = by_device[layout]
     np.testing.assert_array_equal(found.turns, needed)
     in_step = [LENGTHS[group].max(0, initial=0).sum() for group in own]
-    assert found.most == {
-        "at_once=1": max(needed[group].sum() for group in own),
-        "vmap": max(in_step),
-        "lanes": needed.max(),
-        "lanes, at_once=1": max(needed[group].sum() for group in own),
-    }
+    one_by_one = max(needed[group].sum() for group in own)
+    most = {"at_once=1": one_by_one, "vmap": max(in_step), "lanes": needed.max(), "lanes, at_once=1": one_by_one}
+    assert found.most == most
     assert found.waste["vmap"] == pytest.approx(3 * sum(in_step) / needed.sum())
     assert found.waste["lanes"] < found.waste["vmap"]
     assert found.waste["lanes, at_once=1"] == found.waste["at_once=1"] == 1
@@ -51,11 +46,8 @@ def test_balance_counts_turns_as_numpy_does(layout: Any) -> None:
 def test_balance_prints_what_to_write(tmp_path: Path) -> None:
     count = lambda n: jax.lax.while_loop(lambda i: i < n, lambda i: i + 1, 0)  # noqa: E731
     found = px.balance(count, jnp.arange(1, 65), axis_on(4, 64))
-    assert str(found).endswith(
-        "the busiest device needs, over the mean: 1.74 in blocks, 1.05 in cyclic\n"
-        '  write px.map_fn(…, px.Axis(\'rows\', 64, at_once=4, layout="cyclic"), lowering="lanes"); on CPU, try '
-        "at_once=1 too"
-    )
+    assert "over the mean: 1.74 in blocks, 1.05 in cyclic\n  write px.map_fn(…, px.Axis('rows', 64, " in str(found)
+    assert 'at_once=4, layout="cyclic"), lowering="lanes")' in found.advice
     assert "leave the lowering out" in px.balance(count, jnp.full(8, 3), axis_on(1, 8)).advice
     found.plot(tmp_path / "turns.png")
     assert (tmp_path / "turns.png").read_bytes().startswith(b"\x89PNG")

@@ -227,6 +227,26 @@ def test_only_an_element_that_runs_raises_in_lanes(at_once: int | None) -> None:
             jax.block_until_ready(run(most - 1, rates))
 
 
+def _funnel(x: jax.Array) -> jax.Array:
+    return -((x[0] / 3) ** 2) / 2 - jnp.sum(x[1:] ** 2 * jnp.exp(-x[0])) / 2 - x[0] * (x.shape[0] - 1) / 2
+
+
+@pytest.mark.slow
+def test_leapfrogs_of_a_gaussian_are_as_many_as_a_prototype_took() -> None:
+    """By vmap and in lanes; BlackJAX itself says how many each chain takes. A funnel's change with rounding."""
+    density = lambda x: -jnp.sum((x / jnp.geomspace(0.05, 1.0, 32)) ** 2) / 2  # noqa: E731
+
+    def chain(key: jax.Array) -> Any:
+        kernel: Any = blackjax.nuts(density, 0.06, jnp.ones(32))
+        draw = lambda state, key: (lambda new, info: (new, info.num_integration_steps))(*kernel.step(key, state))  # noqa: E731
+        return jax.lax.scan(draw, kernel.init(jnp.full(32, 0.1)), jax.random.split(key, 200))[1].sum()
+
+    keys = jax.random.split(jax.random.key(0), 64)
+    found = px.balance(chain, keys, axis_on(1, 64), widths=[64])
+    np.testing.assert_array_equal(found.turns, jax.lax.map(chain, keys))
+    assert (found.most["vmap"], found.most["lanes"]) == (13_336, 8_584)
+
+
 @pytest.mark.slow
 def test_no_chain_waits_for_another_in_lanes() -> None:
     """Leapfrogs are as many as the longest chain needs: by vmap, the sum of what the slowest takes of each doubling."""
@@ -239,12 +259,8 @@ def test_no_chain_waits_for_another_in_lanes() -> None:
 
     noted.defjvp(lambda primals, tangents: (noted(*primals), tangents[0]))
 
-    def funnel(x: jax.Array) -> jax.Array:
-        x = noted(x)
-        return -((x[0] / 3) ** 2) / 2 - jnp.sum(x[1:] ** 2 * jnp.exp(-x[0])) / 2 - x[0] * (x.shape[0] - 1) / 2
-
     def chain(key: jax.Array) -> Any:
-        kernel: Any = blackjax.nuts(funnel, step_size=0.3, inverse_mass_matrix=jnp.ones(10))
+        kernel: Any = blackjax.nuts(lambda x: _funnel(noted(x)), step_size=0.3, inverse_mass_matrix=jnp.ones(10))
 
         def draw(state: Any, key: jax.Array) -> Any:
             state, info = kernel.step(key, state)
