@@ -1,5 +1,6 @@
 """Each finding has a program that causes it, and one that is alike and does not."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -75,6 +76,12 @@ CASES: dict[str, tuple[Callable[[], Report], Callable[[], Report], str | None, s
         lambda: px.explain(functools.partial(many_rows, size=15))(struct(15, 8, 8)),
         "clients",
         "the 10 elements of 'clients' on 8 devices are padded to 16: 38% of the places are empty",
+    ),
+    "waiting": (
+        lambda: px.explain(lambda x: px.map_fn(until, x, ROWS))(struct(64, 4)),  # map
+        lambda: px.explain(lambda x: px.map_fn(until, x, dataclasses.replace(ROWS, at_once=1)))(struct(64, 4)),
+        "map",
+        "a loop ends at different times for the 8 elements of 'rows' that a device has",
     ),
     "replicated": (
         lambda: px.explain(lambda x: x.sum())(struct(4 * MIB, lies=over())),

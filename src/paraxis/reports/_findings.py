@@ -4,6 +4,7 @@ Each function looks for one thing, and yields nothing if it is not there, or too
 """
 
 import collections
+import contextlib
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from paraxis._core import jax_api
+from paraxis._core import jax_api, lanes
+from paraxis._core.record import Map
+from paraxis.errors import AxisError
 from paraxis.reports import _flops, _hlo, _lines, _meshes, units
 from paraxis.reports._layout import Layout
 from paraxis.reports._report import Report
@@ -29,7 +32,7 @@ def findings(fn: Any, report: Report, jaxpr: jax_api.Jaxpr | None, consts: Seque
     found = [*_too_large(report), *_conditions(report), *_replicated(fn, report), *_undonated(report)]
     found += _gathers(fn, report, jaxpr)
     if jaxpr is not None:
-        found += [*_redundant(report, jaxpr), *_padding(jaxpr), *_constants(report, jaxpr, consts)]
+        found += [*_redundant(report, jaxpr), *_padding(jaxpr), *_waiting(jaxpr), *_constants(report, jaxpr, consts)]
     return tuple(sorted(found, key=lambda finding: -finding.weight))
 
 
@@ -126,6 +129,27 @@ def _padding(jaxpr: jax_api.Jaxpr) -> Iterator[Finding]:
                 write=f"take a multiple of {devices}, such as {padded:,}, which takes as long",
                 weight=part,
             )
+
+
+def _waiting(jaxpr: jax_api.Jaxpr) -> Iterator[Finding]:
+    for eqn, *_ in _flops.walk(jaxpr):
+        m = Map.of(eqn.params) if _meshes.placement(eqn) is not None else None
+        if m is None or m.lowering == "lanes" or min(m.placement.axis.at_once or 2, m.placement.num_local) < 2:
+            continue
+        if not jax_api.holds(m.body.jaxpr, "while"):
+            continue
+        with contextlib.suppress(AxisError, NotImplementedError):  # elements that exchange values have to be in step
+            if lanes.prepare(m, dict(m.axis_env))[1] is not None:
+                name, number = m.placement.axis.name, m.placement.num_local
+                yield Finding(
+                    kind="waiting",
+                    text=f"a loop ends at different times for the {number} elements of {name!r} that a device has, and "
+                    f"each turns as often as the last",
+                    line=_lines.behind(jax_api.frames_of(eqn))[0],
+                    write="px.balance(fn, args, axis) tells how much they wait; px.map_fn(…, lowering='lanes'), or "
+                    "at_once=1, lets each go on by itself",
+                    weight=0.25,
+                )
 
 
 # --- held ------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,9 @@ from typing import Literal
 
 from paraxis.reports._lines import Line
 
-FindingKind = Literal["too_large", "gather", "redundant", "condition", "padding", "replicated", "constant", "undonated"]
+FindingKind = Literal[
+    "too_large", "gather", "redundant", "condition", "padding", "waiting", "replicated", "constant", "undonated"
+]
 
 
 @dataclasses.dataclass(frozen=True)
