@@ -103,7 +103,7 @@ def _epochs(make: Any, step: Any, size: int, x: Any, y: Any, repeats: int) -> di
     """Ten epochs of 40 steps: scanned, as ``fit`` chooses here; and by calls."""
     ens, batches = px.ensemble(make, size, 0), [(x[i : i + 32], y[i : i + 32]) for i in range(0, 1280, 32)]
     rivals = {
-        "fit, scanned": lambda: ens.fit(step, (x, y), batch_size=32, epochs=10, key=0, progress=False) and ens.state,
+        "fit, scanned": lambda: ens.fit(step, (x, y), batch_size=32, epochs=10, progress=False) and ens.state,
         "train, step by step": lambda: [ens.train(step, *batch) for _ in range(10) for batch in batches],
     }
     found = harness.in_turn(rivals, repeats)

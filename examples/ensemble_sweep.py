@@ -1,6 +1,6 @@
 """A sweep, bagging, and a regression that says how sure it is: three more things that are ensembles.
 
-**Sweep.** Nine learning rates are nine members that start from the same weights; ``per_member`` gives each its rate.
+**Sweep.** Nine learning rates are nine members that start from the same weights; each has its own rate.
 The largest rates diverge, and ``where=ens.finite()`` leaves those members out of the average.
 **Bagging** (Breiman 1996): each of 30 members sees ``rows=`` drawn with replacement.
 The rows that a member has not seen test it: the out-of-bag error is an estimate without held-out data.
@@ -73,9 +73,10 @@ def mean_squared_error(params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.mean((predicted(params, x) - y) ** 2)
 
 
-def descent(params: Params, x: jax.Array, y: jax.Array, rate: jax.Array) -> tuple[Params, jax.Array]:
+def descent(params: Params, x: jax.Array, y: jax.Array) -> tuple[Params, jax.Array]:
+    """Gradient descent; the rate is one of the parameters, whose gradient is zero."""
     loss, gradient = jax.value_and_grad(mean_squared_error)(params, x, y)
-    return jax.tree.map(lambda p, g: p - rate * g, params, gradient), loss
+    return jax.tree.map(lambda p, g: p - params["rate"] * g, params, gradient), loss
 
 
 def patients() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
@@ -92,8 +93,9 @@ def patients() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndar
 def sweep(num_epochs: int) -> dict[str, Any]:
     """Learning rates side by side; the held-out error of each, and of the average of those that are left."""
     train, test = patients()
-    ens = px.ensemble(lambda _, rate: network(jax.random.key(0), 10, 32, 1), len(RATES), 0, RATES, apply=predicted)
-    ens.fit(descent, train, batch_size=38, epochs=num_epochs, key=1, per_member=(RATES,))
+    make = lambda _, rate: network(jax.random.key(0), 10, 32, 1) | {"rate": rate}  # noqa: E731
+    ens = px.ensemble(make, len(RATES), 0, RATES, apply=predicted)
+    ens.fit(descent, train, batch_size=38, epochs=num_epochs, seed=1)
     errors = np.mean((np.asarray(ens.members(test[0])) - test[1]) ** 2, 1)
     average = ens.predict(test[0], average="mean", where=ens.finite())
     found = {
@@ -109,11 +111,11 @@ def sweep(num_epochs: int) -> dict[str, Any]:
 def bagging(num_members: int, num_epochs: int) -> dict[str, float]:
     """The held-out error of a member and of the average; the error of averages over those that have not seen a row."""
     train, test = patients()
-    ens = px.ensemble(lambda key: network(key, 10, 32, 1), num_members, 0, apply=predicted)
+    make = lambda key: network(key, 10, 32, 1) | {"rate": jnp.float32(0.03)}  # noqa: E731
+    ens = px.ensemble(make, num_members, 0, apply=predicted)
     n, keys = len(train[1]), px.keys(jax.random.key(2), ens.axis)
     rows = np.asarray(jax.vmap(lambda key: jax.random.randint(key, (n,), 0, n))(keys))
-    rates = np.full(num_members, 0.03, np.float32)
-    ens.fit(descent, train, batch_size=38, epochs=num_epochs, key=1, rows=rows, per_member=(rates,))
+    ens.fit(descent, px.loader(train, 38, seed=1, rows=rows), epochs=num_epochs)
 
     unseen = np.stack([~np.isin(np.arange(len(train[1])), own) for own in rows])
     tested = unseen.any(0)
@@ -162,7 +164,7 @@ def regression(num_epochs: int, path: str | None) -> dict[str, tuple[float, floa
     rng = np.random.default_rng(0)
     data = cubes(rng, -4, 4, 100)
     ens = px.ensemble(make_regression, 5, 0, apply=mean_and_variance)
-    ens.fit(likelihood_step, data, batch_size=20, epochs=num_epochs, key=1)
+    ens.fit(likelihood_step, data, batch_size=20, epochs=num_epochs, seed=1)
     found = {}
     for where, (x, y) in {"inside": cubes(rng, -4, 4, 1000), "outside": cubes(rng, 4, 6, 1000)}.items():
         (mean, variance), (all_mean, all_variance) = ens.members(x), ens.predict(x, average="mixture")

@@ -104,7 +104,7 @@ def train(num_members: int, train: Labelled, num_epochs: int) -> px.Ensemble:
     print(ens)
     rng = np.random.default_rng(1)
     orders = np.stack([rng.permutation(len(train.images)) for _ in range(num_members)])
-    ens.fit(step, tuple(train), batch_size=BATCH, epochs=num_epochs, key=1, rows=orders)
+    ens.fit(step, px.loader((train.images, train.labels), BATCH, seed=1, rows=orders), epochs=num_epochs)
     return ens
 
 

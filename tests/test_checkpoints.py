@@ -124,12 +124,6 @@ def test_checkpoints_refuses_what_cannot_be_saved(use: Any, kind: type[Exception
     assert os.listdir(tmp_path) == []
 
 
-def test_checkpoints_refuses_those_of_0_2(tmp_path: Path) -> None:
-    (tmp_path / ".paraxis").mkdir()
-    with pytest.raises(px.CheckpointError, match=r"checkpoints of Paraxis 0\.2"):
-        px.Checkpoints(tmp_path)
-
-
 def test_checkpoints_leaves_a_directory_of_somebody_s_own_alone(tmp_path: Path) -> None:
     with px.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(3, {"x": 1})

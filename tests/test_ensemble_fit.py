@@ -1,284 +1,292 @@
-"""``fit`` trains as a Python loop over single members does: same rows, same order, whatever the devices."""
+"""``ens.fit`` trains each member as ``px.fit`` trains it alone: the same loop, batches and words, on any devices."""
 
 import functools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
 import paraxis as px
-from paraxis.ensembles import Epoch, History
-from paraxis.train import StopEarly
-from tests._members import mesh_of
-from tests._modules import host
-from tests._support import assert_close, values
+from paraxis.train import Event, Fitted, StopEarly
+from tests import _fits as fits
+from tests._members import UNIFORM, Regular, mesh_of
+from tests._support import values
 
-DIMS = ("NWC", "WIO", "NWC")
-NUM_ROWS, BATCH, NUM_STEPS = 22, 4, 5  # two rows are left over in every epoch
-X, Y = np.asarray(values(NUM_ROWS, 3)), np.asarray(values(NUM_ROWS, seed=1))
+NUM_ROWS, BATCH, PER_EPOCH = 22, 8, 3  # the third batch has six rows
+X, Y = np.asarray(values(NUM_ROWS, 3)), np.arange(NUM_ROWS) % 4
+RATES = np.array([0.01, 0.1, 0.03, 0.3, 0.05], "float32")
+DATA = px.loader({"x": X, "y": Y}, BATCH, seed=5)
+TEST = px.loader({"x": X[:9], "y": Y[:9]}, 4)
 
 
-def make_mlp(key: jax.Array) -> Any:
+def sgd(rate: Any) -> Any:
+    return optax.inject_hyperparams(optax.sgd)(learning_rate=rate, momentum=0.9)
+
+
+class LinenNet(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        x = nn.BatchNorm(use_running_average=not train)(nn.Dense(8, use_bias=False, kernel_init=UNIFORM)(x))
+        return nn.Dense(4, kernel_init=UNIFORM)(nn.Dropout(0.5, deterministic=not train)(nn.relu(x)))
+
+
+def entropy(logits: Any, batch: Any) -> Any:
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
+
+
+def params_of(key: jax.Array) -> dict[str, jax.Array]:
     first, last = jax.random.split(key)
-    return {"first": jax.random.uniform(first, (3, 6)) - 0.5, "last": jax.random.uniform(last, (6,))}
+    return {"first": jax.random.uniform(first, (2, 1, 8)) - 0.5, "last": jax.random.uniform(last, (8, 4))}
 
 
-def apply_mlp(params: Any, x: jax.Array) -> jax.Array:
-    return jnp.tanh(x @ params["first"]) @ params["last"]
+def dense(params: Any, x: jax.Array) -> jax.Array:
+    return jnp.tanh(x[:, :2] @ params["first"][:, 0]) @ params["last"]
 
 
-def make_conv(key: jax.Array) -> Any:
-    return {"kernel": jax.random.uniform(key, (2, 1, 2)), "last": jnp.full((2,), 0.3)}
-
-
-def apply_conv(params: Any, x: jax.Array) -> jax.Array:
-    y = jax.lax.conv_general_dilated(x[..., None], params["kernel"], (1,), "VALID", dimension_numbers=DIMS)
+def convolved(params: Any, x: jax.Array) -> jax.Array:
+    dims = ("NWC", "WIO", "NWC")
+    y = jax.lax.conv_general_dilated(x[..., None], params["first"], (1,), "VALID", dimension_numbers=dims)
     return jnp.tanh(y).mean(1) @ params["last"]
 
 
+def eqx_of(key: jax.Array) -> Any:
+    return eqx.nn.Sequential([eqx.nn.Linear(3, 4, key=key), eqx.nn.Dropout(0.5)])
+
+
+def eqx_loss(net: Any, batch: Any, key: Any = None) -> Any:
+    keys = None if key is None else jax.random.split(key, len(batch["x"]))
+    return entropy(jax.vmap(lambda x, key: net(x, key=key), (0, None if key is None else 0))(batch["x"], keys), batch)
+
+
+# What is trained, of a key; and the loss.
+MODELS: dict[str, tuple[Callable[[jax.Array], dict[str, Any]], Callable[..., Any]]] = {
+    "nnx": (lambda key: {"model": Regular(nnx.Rngs(key))}, lambda net, b: entropy(net(b["x"]), b)),
+    "linen": (
+        lambda key: {"model": LinenNet(), "sample": X[:1]},
+        lambda net, b, key=None: entropy(net(b["x"], train=key is not None), b),
+    ),
+    "equinox": (lambda key: {"model": eqx_of(key)}, eqx_loss),
+    "params": (lambda key: {"model": params_of(key), "ema": 0.9}, lambda p, b: entropy(dense(p, b["x"]), b)),
+    "conv": (lambda key: {"model": params_of(key)}, lambda p, b: entropy(convolved(p, b["x"]), b)),
+}
+
+
 @functools.cache
-def sgd(apply: Callable[..., Any]) -> Callable[..., Any]:
-    def step(params: Any, x: jax.Array, y: jax.Array, rate: Any = 0.1) -> Any:
-        loss, gradient = jax.value_and_grad(lambda p: jnp.mean((apply(p, x) - y) ** 2))(params)
-        return jax.tree.map(lambda p, g: p - rate * g, params, gradient), loss
-
-    return step
+def steps_of(name: str) -> tuple[Any, Any]:
+    loss = MODELS[name][1]
+    return px.train_step(loss, clip=1.0), px.eval_step(loss)
 
 
-MODELS = {"mlp": (make_mlp, apply_mlp), "conv": (make_conv, apply_conv)}
+def make(name: str, size: int = 3, devices: int = 2) -> px.Ensemble:
+    of_key = lambda key, rate: px.TrainState.create(optimizer=sgd(rate), key=key, **MODELS[name][0](key))  # noqa: E731
+    return px.ensemble(of_key, size, 1, RATES[:size], mesh=mesh_of(devices))
 
 
-def batches(key: int, epoch: int, num_rows: int = NUM_ROWS) -> np.ndarray:
-    """The row numbers of an epoch, written down again."""
-    order = np.asarray(jax.random.permutation(jax.random.fold_in(jax.random.key(key), epoch), num_rows))
-    return order[: num_rows // BATCH * BATCH].reshape(-1, BATCH)
-
-
-def check(ens: px.Ensemble, step: Any, key: int, pick: Callable[..., Any], **options: Any) -> History:
-    """Two epochs of ``fit`` against each member alone; ``pick(member, epoch)`` gives the arguments of its steps."""
-    alone, losses = [host(member) for member in ens], np.zeros((2, len(ens)))
-    history, once = ens.fit(step, (X, Y), batch_size=BATCH, epochs=2, key=key, **options), jax.jit(step)
-    outs: list[float] = []
+def assert_alone(ens: px.Ensemble, fitted: Fitted, alone: Callable[[int], Fitted]) -> None:
+    """Each member, and its column of the history, against a run of its own."""
     for index, member in enumerate(ens):
-        for epoch in range(2):
-            outs.clear()
-            for args in pick(index, epoch):
-                alone[index], loss = once(alone[index], *args)
-                outs.append(float(loss))
-            losses[epoch, index] = np.mean(outs)
-        assert_close(host(member), alone[index])
-    steps, found = history.curve("loss")
-    assert steps.tolist() == [len(outs), 2 * len(outs)]
-    np.testing.assert_allclose(found, losses, rtol=1e-4)
-    return history
+        one = alone(index)
+        for found, expected in zip(jax.tree.leaves(member), jax.tree.leaves(one.state), strict=True):
+            found, expected = map(fits.models.data, (found, expected))
+            np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)
+        for metric in {name for r in (*one.history.steps[:1], *one.history.evaluations) for name in r.metrics}:
+            (steps, column), (own_steps, own) = fitted.history.curve(metric), one.history.curve(metric)
+            np.testing.assert_array_equal(steps[: len(own)], own_steps)
+            np.testing.assert_allclose(column[: len(own), index], own, rtol=1e-3, atol=1e-5)
+        assert one.best is None or fitted.best is None or fitted.best.step[index] == one.best.step
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("devices", [8, 1, 2])
-@pytest.mark.parametrize("size", [3, 5, 7])
-@pytest.mark.parametrize("model", ["mlp", "conv"])
-def test_ensemble_fit_is_a_python_loop_over_single_members(model: str, size: int, devices: int) -> None:
-    make, apply = MODELS[model]
-    ens = px.ensemble(make, size, 3, mesh=mesh_of(devices))
-    history = check(ens, sgd(apply), 11, lambda index, epoch: [(X[rows], Y[rows]) for rows in batches(11, epoch)])
-    assert (history.best_epoch == -1).all()
-    assert (history.stopped == -1).all()
+@pytest.mark.parametrize(("size", "devices"), [(3, 2), (5, 8), (2, 1)])
+@pytest.mark.parametrize("name", MODELS)
+def test_ensemble_fit_trains_each_member_as_it_is_trained_alone(name: str, size: int, devices: int) -> None:
+    ens, (step, evaluate) = make(name, size, devices), steps_of(name)
+    before, words = list(ens), {"epochs": 3, "evaluate": px.Evaluate(evaluate, TEST), "progress": False}
+    fitted = ens.fit(step, DATA, **words)
+    assert fitted.state is ens is fitted.last or len(fitted.last) == size
+    assert_alone(ens, fitted, lambda index: px.fit(before[index], step, DATA, **words))
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("model", ["conv", "mlp"])
-def test_ensemble_fit_gives_each_member_its_own_rows_and_rate(model: str) -> None:
-    make, apply = MODELS[model]
-    shares, rates = np.random.default_rng(0).integers(0, NUM_ROWS, (3, 13)), jnp.array([0.01, 0.1, 0.0])
-    ens = px.ensemble(make, 3, 0, mesh=mesh_of(2))
-    before = host(ens[2])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    "case", ["rows", "list", "transform", "steps", "early", "in batches", "of a state that has done steps"]
+)
+def test_ensemble_fit_takes_the_words_of_fit(case: str) -> None:
+    """Bagging; data that are read batch by batch; schedules within an epoch; early stopping of each member."""
+    ens, (step, evaluate), words = make("params"), steps_of("params"), {"steps": 7, "progress": False}
+    shares, arrays = np.random.default_rng(0).integers(0, NUM_ROWS, (3, 13)), {"x": X, "y": Y}
+    data: dict[str, Any] = {
+        "rows": px.loader(arrays, BATCH, seed=2, rows=shares),
+        "list": [{"x": X[at], "y": Y[at]} for at in (slice(0, 8), slice(8, 15))],
+        "transform": px.loader(arrays, BATCH, transform=lambda b: b | {"x": b["x"] + 1}),
+    }
+    if case in ("steps", "early"):
+        words["evaluate"] = px.Evaluate(evaluate, [{"x": X[:9], "y": -Y[:9] % 4}], every=2)
+    if case == "early":
+        words |= {"stop_early": StopEarly("test/loss", patience=1), "steps": 30}
+    if case.startswith("of"):
+        ens.fit(step, DATA, steps=2, progress=False)
+    before, found = list(ens), data.get(case, DATA)
+    if case == "in batches":
+        fitted = ens.fit(step, arrays, batch_size=BATCH, seed=5, **words)
+    else:
+        fitted = ens.fit(step, found, **words)
+    of_one = lambda index: px.loader(arrays, BATCH, seed=2, rows=shares[index]) if case == "rows" else found  # noqa: E731
+    assert_alone(ens, fitted, lambda index: px.fit(before[index], step, of_one(index), **words))
+    if case == "early":
+        assert fitted.best is not None
+        assert len({*fitted.best.step.tolist()}) > 1
+        assert int(ens[0].step) == fitted.best.step[0] < int(fitted.last[0].step)
 
-    def pick(index: int, epoch: int) -> list[Any]:
-        chosen = [shares[index][at] for at in batches(5, epoch, num_rows=13)]
-        return [(X[rows], Y[rows], rates[index]) for rows in chosen]
 
-    check(ens, sgd(apply), 5, pick, rows=shares, per_member=(rates,))
-    assert_close(host(ens[2]), before, rtol=0, atol=0)  # a rate of zero
+def test_ensemble_fit_without_data_gives_each_member_its_own_keys() -> None:
+    step = lambda w, key: (w + jax.random.normal(key), {"loss": w})  # noqa: E731
+    ens, key = px.ensemble(lambda key: jax.random.normal(key), 5, 0, mesh=mesh_of(2)), jax.random.key(4)
+    before, keys = list(ens), px.keys(key, ens.axis)
+    fitted = ens.fit(step, key, steps=4, progress=False)
+    assert_alone(ens, fitted, lambda index: px.fit(before[index], step, keys[index], steps=4, progress=False))
 
 
 @pytest.mark.parametrize("convolve", [False, True])
-def test_ensemble_fit_averages_metrics_of_any_kind_however_epochs_run(convolve: bool) -> None:
+def test_ensemble_fit_takes_plain_steps_in_one_program_or_not(convolve: bool) -> None:
     """On CPU a step with a convolution is called for each batch, since a loop would be slow."""
 
-    def step(w: jax.Array, x: jax.Array) -> Any:
-        return w, {"loss": (jnp.convolve(x, x)[0] if convolve else x[0] ** 2) + 2j, "rows": x}
+    def step(w: jax.Array, x: jax.Array, y: jax.Array) -> Any:
+        return w + 1, (jnp.convolve(x, x)[0] if convolve else x[0] ** 2) + w
 
-    ens = px.ensemble(jax.random.normal, 2, 0, mesh=mesh_of(2))
-    history = ens.fit(step, (np.ones(8, np.float32),), batch_size=4, key=0)
-    np.testing.assert_allclose(history.curve("loss")[1], [[1 + 2j, 1 + 2j]])
-    np.testing.assert_allclose(history.curve("rows")[1], np.ones((1, 2, 4)))
-
-
-ROWS = (np.arange(8, dtype=np.float32),)  # in batches of 4: two steps
-NAN = float("nan")
-
-
-def make_scripted(key: jax.Array, number: jax.Array) -> Any:
-    return {"number": number, "steps": jnp.array(0)}
-
-
-def count(state: Any, x: jax.Array) -> Any:
-    return state | {"steps": state["steps"] + 1}, x.mean()
-
-
-def count_with_convolution(state: Any, x: jax.Array) -> Any:
-    return state | {"steps": state["steps"] + 1}, jnp.convolve(x, x).mean()
-
-
-def look_up(state: Any, table: jax.Array) -> dict[str, jax.Array]:
-    value = table[state["number"], state["steps"] // 2 - 1]
-    return {"loss": value, "accuracy": -value}
-
-
-def scripted(table: Any, rule: Any = None, step: Any = count, **options: Any) -> tuple[px.Ensemble, History]:
-    """Members trained for as many epochs as the table ``(size, epochs)`` has."""
-    table = np.asarray(table, np.float32)
-    size, epochs = table.shape
-    ens = px.ensemble(make_scripted, size, 0, np.arange(size), mesh=mesh_of(2))
-    options = {"evaluate": look_up, "held_out": (table,), "stop_early": rule, "epochs": epochs} | options
-    return ens, ens.fit(step, ROWS, batch_size=4, key=0, **options)
-
-
-def stopped_by_hand(losses: np.ndarray, patience: int) -> tuple[int, int, list[float]]:
-    """One member: the best epoch, the one it was stopped after, and the losses of the epochs that it saw."""
-    best, least, seen = -1, float("inf"), []
-    for epoch, loss in enumerate(losses):
-        seen.append(float(loss))
-        if loss < least:
-            best, least = epoch, loss
-        if epoch - best >= patience:
-            return best, epoch, seen
-    return best, -1, seen
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("step", [count, count_with_convolution])
-@pytest.mark.parametrize("mode", ["min", "max"])
-@pytest.mark.parametrize("patience", [1, 2, 3])
-def test_ensemble_fit_stops_each_member_by_itself_at_its_best_state(patience: int, mode: Any, step: Any) -> None:
-    table = np.random.default_rng(patience).uniform(0.5, 1.5, (7, 6)).astype(np.float32)
-    table[5] = np.linspace(2, 1, 6)  # never stops
-    table[6] = np.linspace(1, 2, 6)  # is never better than after its first epoch
-    ens, history = scripted(table, StopEarly("test/loss" if mode == "min" else "test/accuracy", patience, mode), step)
-    expected = [stopped_by_hand(losses, patience) for losses in table]
-    np.testing.assert_array_equal(history.best_epoch, [best for best, _, _ in expected])
-    np.testing.assert_array_equal(history.stopped, [stop for _, stop, _ in expected])
-    np.testing.assert_array_equal(ens.stacked()["steps"], [2 * (best + 1) for best, _, _ in expected])
-    for losses, (_, _, seen) in zip(history.curve("test/loss")[1].T, expected, strict=True):
-        np.testing.assert_array_equal(losses[: len(seen)], np.asarray(seen, np.float32))
-        assert (losses[len(seen) :] == losses[len(seen) - 1]).all()  # a member that was stopped does not change
-
-
-def test_ensemble_fit_takes_a_metric_that_is_not_a_number_for_no_improvement() -> None:
-    table = [[3, NAN, 2, 1], [NAN, NAN, NAN, NAN], [3, NAN, NAN, 1], [4, 3, 2, 1]]
-    ens, history = scripted(table, StopEarly("test/loss", patience=2))
-    np.testing.assert_array_equal(history.best_epoch, [3, -1, 0, 3])
-    np.testing.assert_array_equal(history.stopped, [-1, 1, 2, -1])
-    np.testing.assert_array_equal(np.asarray(ens.stacked()["steps"])[[0, 2, 3]], [8, 2, 8])
-
-
-def test_ensemble_fit_may_watch_the_training_loss() -> None:
-    step = lambda w, x: (w + 1, jnp.where(w < 4, -w, w))  # noqa: E731
-    ens = px.ensemble(lambda key, w: w, 2, 0, jnp.array([0.0, 2.0]))
-    history = ens.fit(step, ROWS, batch_size=8, epochs=9, key=0, stop_early=StopEarly("loss", patience=2))
-    np.testing.assert_array_equal(history.best_epoch, [3, 1])
-    np.testing.assert_array_equal(ens.stacked(), [4, 4])
+    ens = px.ensemble(lambda key, w: w, 3, 0, np.arange(3.0), mesh=mesh_of(2))
+    told: list[Event] = []
+    data = np.arange(1.0, 9.0, dtype="f"), np.ones(8)
+    fitted = ens.fit(step, px.loader(data, 4, shuffle=False), epochs=2, callbacks=told.append, progress=False)
+    losses = [1.0, 26.0, 3.0, 28.0] + np.arange(3.0)[:, None]
+    np.testing.assert_allclose(fitted.history.curve("loss")[1].T, [[1, 26, 3, 28], [2, 27, 4, 29], [3, 28, 5, 30]])
+    np.testing.assert_allclose([r.metrics["loss"] for r in fitted.history.epochs], losses.T.reshape(2, 2, 3).mean(1))
+    assert [(e.kind, e.step, e.rows) for e in told if e.kind == "step"] == [("step", k, 4) for k in (1, 2, 3, 4)]
+    assert {e.state is ens for e in told if e.kind in ("start", "epoch", "end")} == {True}
+    assert str(fitted.history).splitlines()[1].split("  ")[-1] == "14.5 (13.5 to 15.5)"
 
 
 def test_ensemble_fit_evaluates_in_eval_mode() -> None:
     ens = px.ensemble(lambda key: nnx.Dropout(0.5, rngs=nnx.Rngs(key)), 3, 0, mesh=mesh_of(2))
     mean = lambda net, x: net(x).mean()  # noqa: E731
-    history = ens.fit(mean, (X,), batch_size=11, epochs=2, key=4, evaluate=mean, held_out=(X,))
-    np.testing.assert_allclose(history.curve("test/loss")[1], np.full((2, 3), X.mean()), rtol=1e-4)
-    assert (np.abs(history.curve("loss")[1] - X.mean()) > 1e-3).all()
+    fitted = ens.fit(mean, (X,), batch_size=11, epochs=2, evaluate=px.Evaluate(mean, [(X,)]), progress=False)
+    np.testing.assert_allclose(fitted.history.curve("test/loss")[1], np.full((2, 3), X.mean()), rtol=1e-4)
+    assert np.abs(fitted.history.curve("loss")[1] - X.mean()).mean() > 0.01
 
 
-def test_ensemble_fit_tells_a_callback_of_each_epoch() -> None:
-    told: list[Epoch] = []
-    rule = StopEarly("test/loss", patience=2)
-    _, history = scripted([[3, 4, 5, 5], [3, 2, 1, 1]], rule, callbacks=told.append)
-    assert told == history.epochs
-    assert [(one.epoch, one.step) for one in told] == [(0, 2), (1, 4), (2, 6), (3, 8)]
-    assert str(history).splitlines()[3] == (
-        "epoch 4 of 4, loss 3.5 (3.5 to 3.5), test/accuracy -3 (-5 to -1), test/loss 3 (1 to 5), 1 of 2 active"
-    )
-    assert [one.active.tolist() for one in told] == [[True, True]] * 2 + [[False, True]] * 2
+NAN = float("nan")
+
+
+def scripted(table: Any, rule: Any = None, **words: Any) -> tuple[px.Ensemble, Fitted]:
+    """Members whose evaluation after epoch ``k`` is column ``k`` of a table ``(size, epochs)``."""
+    table = np.asarray(table, np.float32)
+    make = lambda key, number: {"number": number, "steps": jnp.array(0)}  # noqa: E731
+    count = lambda state, x: (state | {"steps": state["steps"] + 1}, x.mean())  # noqa: E731
+    look_up = lambda state, table: {"loss": table[state["number"], state["steps"] // 2 - 1]}  # noqa: E731
+    ens = px.ensemble(make, len(table), 0, np.arange(len(table)), mesh=mesh_of(2))
+    words = {"evaluate": px.Evaluate(look_up, [table]), "epochs": table.shape[1], "progress": False} | words
+    return ens, ens.fit(count, np.arange(8.0, dtype="f"), batch_size=4, stop_early=rule, **words)
+
+
+@pytest.mark.parametrize(("mode", "sign"), [("min", 1), ("max", -1)])
+def test_ensemble_fit_stops_each_member_by_itself_at_its_best_state(mode: Any, sign: int) -> None:
+    """The last of all, a member whose metric is never a number keeps what it has."""
+    table = np.array([[3, 2, 4, 4, 1], [5, 4, 3, 2, 1], [1, 2, 2, 3, 3], [3, NAN, 2, NAN, NAN], [NAN] * 5])
+    ens, fitted = scripted(sign * table, StopEarly("test/loss", patience=2, mode=mode))
+    assert fitted.best is not None
+    assert fitted.best.step.tolist() == [4, 10, 2, 6, -1]
+    assert np.asarray(ens.stacked()["steps"])[:4].tolist() == [4, 10, 2, 6]
+    assert np.asarray(fitted.last.stacked()["steps"]).tolist() == [8, 10, 6, 10, 4]
+    assert fitted.active.tolist() == [False, True, False, False, False]
+    seen = sign * fitted.history.curve("test/loss")[1].T  # a member that was stopped does not change
+    np.testing.assert_array_equal(seen[[0, 2]], [[3, 2, 4, 4, 4], [1, 2, 2, 2, 2]])
+    _, over = scripted(table[[0, 2]], StopEarly("test/loss", patience=2))
+    assert (over.history.epochs[-1].epoch, over.stopped and over.stopped[:31]) == (3, "test/loss was not better than 1")
 
 
 class KilledError(Exception):
     pass
 
 
-def kill(epoch: Epoch) -> None:
-    if epoch.epoch == 2:
-        raise KilledError
-
-
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(("rule", "size"), [(None, 4), (StopEarly("test/loss", patience=2), 3)], ids=["all", "best"])
-def test_ensemble_fit_that_was_killed_ends_with_the_same_bits(rule: Any, size: int, tmp_path: Path) -> None:
-    """Its members, its history, and who has stopped; also when it was complete, and on other devices."""
+@pytest.mark.parametrize("rule", [None, StopEarly("test/loss", patience=1)], ids=["all", "best"])
+def test_ensemble_fit_that_was_killed_ends_with_the_same_bits(rule: Any, tmp_path: Path) -> None:
+    """Also when it was complete, and on other devices; and what a callback does to members is saved."""
 
-    def run(name: str, devices: int = 2, epochs: int = 6, **options: Any) -> tuple[px.Ensemble, History]:
-        ens, checkpoint = px.ensemble(make_mlp, size, 0, mesh=mesh_of(devices)), px.Checkpoints(tmp_path / name)
-        evaluate = lambda params, x, y: {"loss": jnp.mean((apply_mlp(params, x) - y) ** 2)}  # noqa: E731
-        options |= {"evaluate": evaluate, "held_out": (X[:5], Y[:5]), "stop_early": rule, "checkpoint": checkpoint}
-        return ens, ens.fit(sgd(apply_mlp), (X, Y), batch_size=BATCH, epochs=epochs, key=1, **options)
+    def run(name: str, devices: int = 2, dies: bool = False) -> tuple[px.Ensemble, Fitted]:
+        ens, (step, evaluate) = make("params", 4, devices), steps_of("params")
+
+        def exploit(event: Event) -> None:
+            if event.kind == "epoch":  # the worst copies the first
+                worst = event.metrics["loss"] == event.metrics["loss"].max()
+                first = lambda state, is_worst: jax.tree.map(  # noqa: E731
+                    lambda x: jnp.where(is_worst, px.pick(x, 0, "members"), x) if x.dtype == "f" else x, state
+                )
+                ens.train(first, worst, in_axes=0)
+            if dies and event.kind == "step" and event.step == 4 * PER_EPOCH - 1:
+                raise KilledError
+
+        paths: dict[str, Any] = {"checkpoint": tmp_path / name, "log": tmp_path / f"{name}.log"}
+        evaluations = px.Evaluate(evaluate, [{"x": X[:9], "y": -Y[:9] % 4}])
+        words = {"evaluate": evaluations, "stop_early": rule, "callbacks": exploit, "progress": False}
+        return ens, ens.fit(step, DATA, epochs=6, **words, **paths)
 
     whole, told = run("whole")
     with pytest.raises(KilledError):
-        run("killed", callbacks=kill)
-    for found, history in (run("killed"), run("killed"), run("whole", devices=3)):
-        jax.tree.map(np.testing.assert_array_equal, found.state, whole.state)
-        assert str(history) == str(told)
-        for name in told.epochs[0].metrics:
-            np.testing.assert_array_equal(history.curve(name)[1], told.curve(name)[1])
-        np.testing.assert_array_equal(history.stopped, told.stopped)
+        run("killed", dies=True)
+    for ens, fitted in (run("killed"), run("killed"), run("whole", devices=3)):
+        assert (fits.bits(ens.state), fits.bits(fitted.last.state)) == (
+            fits.bits(whole.state),
+            fits.bits(told.last.state),
+        )
+        assert (str(fitted.history), str(fitted.best)) == (str(told.history), str(told.best))
+    assert fits.lines(tmp_path / "killed.log") == fits.lines(tmp_path / "whole.log")
 
 
-def test_ensemble_fit_refuses_a_checkpoint_of_another_run(tmp_path: Path) -> None:
-    ens, checkpoint = px.ensemble(make_mlp, 3, 0, mesh=mesh_of(2)), px.Checkpoints(tmp_path / "run")
-    ens.fit(sgd(apply_mlp), (X, Y), batch_size=BATCH, key=1, checkpoint=checkpoint)
-    rows = np.tile(np.arange(NUM_ROWS)[::-1], (3, 1))
-    for name, other in ("key", {"key": 2}), ("batch_size", {"batch_size": 5}), ("data", {"rows": rows}):
-        options: Any = {"batch_size": BATCH, "key": 1, "checkpoint": checkpoint} | other
-        with pytest.raises(px.StateError, match=f"has a run with other {name}; write"):
-            ens.fit(sgd(apply_mlp), (X, Y), **options)
+def test_ensemble_fit_writes_a_number_for_each_member(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"log": tmp_path / "log", "tensorboard": tmp_path / "board", "checkpoint": tmp_path / "run"}
+    fitted = scripted([[3, NAN], [2, 1]], **words)[1]
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [line["metrics"]["test/loss"] for line in lines if line["event"] == "evaluate"] == [[3, 2], [None, 1]]
+    found = fits.points(tmp_path / "board")
+    assert (found["test/loss/1"], found["epoch/loss/0"]) == ({2: 2, 4: 1}, {2: 3.5, 4: 3.5})
+    fitted.history.plot(tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 1000
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "other numbers of rows": ({"data": (np.ones(8), np.ones(7))}, r"same number of rows, got \(\(8,\), \(7,\)\)"),
-    "rows of one member": ({"rows": np.arange(8)}, r"integers \(size, m\)"),
-    "rows beyond": ({"rows": np.full((2, 6), 8)}, "rows must be numbers"),
+    "rows of other numbers": ({"data": (np.ones(8), np.ones(7))}, "source must be a tree of arrays"),
+    "a metric that is no number": ({"step": lambda w, x: (w, x), "data": np.ones(8)}, "metric 'loss' is .*, not a num"),
     "a metric that is not there": (
-        {"stop_early": StopEarly("test/error"), "evaluate": lambda w: {"loss": w}},
-        "stop_early watches 'test/error', but the metrics are test/loss",
+        {"stop_early": StopEarly("test/error")},
+        "names the metric 'test/error', but there is",
     ),
-    "integers that JAX would cut": (
-        {"evaluate": lambda w, n: {"n": n.sum()}, "held_out": (np.array([2**40]),)},
-        r"\(data, held_out\)\[1\]\[0\] holds 1099511627776",
-    ),
-    "a path": ({"checkpoint": "runs"}, r"checkpoint is 'runs'; write checkpoint=px\.Checkpoints\('runs'\)"),
+    "integers that JAX would cut": ({"data": np.array([2**40] * 8)}, "holds 1099511627776"),
     "a patience": ({"stop_early": 3}, r"stop_early is 3; write stop_early=px\.train\.StopEarly"),
-    "a pair of evaluate": ({"evaluate": lambda w: (w, w)}, "step and evaluate give one array"),
+    "a state of flax's": ({"step": px.train_step(lambda w, x: w)}, "a step takes a px.TrainState"),
+    "no epochs": ({"epochs": None}, "give either epochs or steps"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_ensemble_fit_refuses_what_would_be_wrong_in_silence(case: str) -> None:
-    wrong, message = REFUSED[case]
     two = px.ensemble(lambda key: jax.random.normal(key), 2, 0, mesh=mesh_of(2))
-    options: dict[str, Any] = {"step": lambda w, *batch: w, "data": ROWS, "batch_size": 4, "key": 0}
-    options |= wrong
+    words = {"step": lambda w, x: w, "data": np.ones(8), "batch_size": 4, "epochs": 1, "progress": False}
+    wrong, message = REFUSED[case]
     with pytest.raises((px.DataError, px.StateError), match=message):
-        two.fit(**options)
+        two.fit(**(words | wrong))
+
+
+@pytest.mark.parametrize("rows", [[[0, 1]], [0, 9], [0.5]])
+def test_loader_refuses_rows_that_are_none_of_its_source(rows: Any) -> None:
+    with pytest.raises(px.DataError, match=r"rows must be numbers of the source's 8 rows|rows=rows"):
+        next(px.loader(np.ones(8), 2, rows=rows).epoch(0))

@@ -155,7 +155,10 @@ def dev(step: Any, **options: Any) -> px.Evaluate:
     return px.Evaluate(step, [0], name="dev", **options)
 
 
-NOT_OK, NO_DEV = start().replace(ok=jnp.array(False)), "'test/loss', but there is no such evaluation; write evaluate="
+NOT_OK, NO_DEV = (
+    start().replace(ok=jnp.array(False)),
+    "'test/loss', but there is 'loss'; write one of these, or evaluate=",
+)
 ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (run(iter([1])), px.DataError, "does not give batches anew"),
     (run({"x": 1}), px.DataError, r"data is a dict, .*px.loader"),
@@ -169,6 +172,8 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (run([0], evaluate=dev(lambda model, x: model(x))), TypeError, r"by evaluation 'dev'.* write px\.eval_step"),
     (run([0], evaluate=_ok), px.DataError, r"evaluate is a function; write px\.Evaluate"),
     (run([0], evaluate=dev(_ok), stop_early=StopEarly("test/loss")), px.DataError, NO_DEV),
+    (run([0], lambda s, b: (s, {"dev/a": 1.0}), evaluate=dev(lambda s, b: {"a": 1.0})), px.DataError, "called 'dev/a'"),
+    (run(jax.random.key(0), steps=None, epochs=1), px.DataError, "a random key, which has no epochs; write steps="),
     (run([0, 1], _raising), ZeroDivisionError, r"raised by step 3 \(number 1 of"),
     (run(_breaking), OSError, "data: raised when batch number 4 of epoch 1"),
     (run(lambda: iter([0]), step, start().replace(step=jnp.int32(3))), px.DataError, "a state after 3 steps continues"),
@@ -203,8 +208,8 @@ def stopped_early(values: list[float], rule: StopEarly, **options: Any) -> px.tr
 def test_stop_early_ends_a_run_whose_metric_was_no_better(values: Any, options: Any, steps: int, best: int) -> None:
     fitted = stopped_early(values, StopEarly("test/loss", **options))
     words = f"test/loss was not better than {values[best - 1]:.6g}, its best, of step {best}"
-    assert fitted.state == steps
-    assert fitted.best == px.train.Record(best, best - 1, {"test/loss": values[best - 1]})
+    assert (fitted.state, fitted.last, bool(fitted.active)) == (best, steps, steps == len(values))
+    assert fitted.best == px.train.Record(best, best - 1, {"test/loss": values[best - 1]}, "test")
     assert words in fitted.stopped if fitted.stopped else steps == len(values)
 
 
@@ -212,4 +217,48 @@ def test_stop_early_watches_the_average_of_an_epoch() -> None:
     losses = [4.0, 2.0, 3.0, 1.0, 2.0, 2.0, 9.0]  # epochs of two steps: 3, 2, 2, …
     rule = StopEarly("loss", patience=1)
     fitted = fit(0, lambda s, b: (s + 1, losses[s]), [0, 0], epochs=9, stop_early=rule)
-    assert (fitted.state, fitted.best and fitted.best.step) == (6, 4)
+    assert (fitted.state, fitted.best and fitted.best.step, fitted.last) == (4, 4, 6)
+
+
+def test_fit_knows_evaluations_and_metrics_whatever_their_names(tmp_path: Path) -> None:
+    """A name may begin with another one, and a metric's may have slashes: nothing is read out of a name."""
+    even = lambda state, batch: {"hard/loss": float(state % 2), "acc/top1": float(state)}  # noqa: E731
+    evaluate = [px.Evaluate(even, [0], every=1, name=name) for name in ("test/more", "test")]
+    step = lambda state, batch: (state + 1, {"err/l1": 9.0 - state})  # noqa: E731
+    for metric, mode in (("test/acc/top1", "max"), ("test/more/acc/top1", "max"), ("err/l1", "min")):
+        best = px.Checkpoints(tmp_path / metric, every=9, best=(metric, mode))  # type: ignore[arg-type]
+        rule = StopEarly(metric, 2, mode)  # type: ignore[arg-type]
+        fitted = fit(0, step, [0], steps=3, evaluate=evaluate, stop_early=rule, checkpoint=best)
+        assert (fitted.state, fitted.best and fitted.best.metrics[metric], best.best) == (
+            3,
+            7.0 if "l1" in metric else 3.0,
+            3,
+        )
+    assert [(r.step, r.evaluation) for r in fitted.history.evaluations][:4] == [
+        (1, "test/more"),
+        (1, "test"),
+        (2, "test/more"),
+        (2, "test"),
+    ]
+
+
+def test_fit_without_data_gives_each_step_a_key_and_goes_on_with_its_own() -> None:
+    noise = lambda state, key: (state + jax.random.normal(key), {"loss": 0.0})  # noqa: E731
+    key = jax.random.key(3)
+    expected = np.cumsum([jax.random.normal(jax.random.fold_in(key, k)) for k in range(6)], dtype="f")[-1]
+    found = fit(jnp.zeros(()), noise, key, steps=6)
+    np.testing.assert_allclose(found.state, expected, rtol=1e-6)
+    count = lambda state, key: (Steps(state.step + 1), {"first": jax.random.bits(key)})  # noqa: E731
+    first = fit(Steps(4), count, key, steps=5).history.steps[0].metrics["first"]
+    assert first == jax.random.bits(jax.random.fold_in(key, 4))
+
+
+class EveryThird:
+    def should_save(self, step: int) -> bool:
+        return step % 3 == 1
+
+
+def test_fit_saves_when_an_object_says_so(tmp_path: Path) -> None:
+    checkpoints = px.Checkpoints(tmp_path, every=EveryThird(), keep=None)
+    fit(0, _ok, [0], steps=9, checkpoint=checkpoints)
+    assert checkpoints.steps == (1, 4, 7, 9)

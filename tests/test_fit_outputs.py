@@ -73,6 +73,22 @@ def test_fit_cuts_a_log_after_the_step_and_where_a_line_is_not_whole(tmp_path: P
     assert steps_after(0, 1) == [None, 1]
 
 
+@pytest.mark.parametrize("argument", ["log", "tensorboard"])
+def test_fit_refuses_a_log_that_another_run_writes(
+    argument: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    where: Any = {argument: tmp_path / "there", "progress": False}
+
+    def another(event: px.train.Event) -> None:
+        if event.kind == "start":
+            with pytest.raises(px.DataError, match=f"{argument}: another run writes to {tmp_path}"):
+                px.fit(start(), step, data(), steps=1, **where)
+
+    px.fit(start(), step, data(), steps=1, callbacks=another, **where)
+    px.fit(start(), step, data(), steps=1, **where)  # it has ended
+
+
 @pytest.mark.parametrize("content", [b"notes\n", b'{"event": "other"}\n', b"\x89PNG"])
 def test_fit_leaves_a_file_that_is_no_log_as_it_is(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"

@@ -96,7 +96,7 @@ def test_ensemble_fit_in_a_notebook_shows_one_area_that_changes_unless_it_is_off
 
     for shows in (False, True):
         ens = px.ensemble(lambda key, start: start, 2, 0, np.zeros(2, np.float32))
-        ens.fit(step, (np.ones(8, np.float32),), batch_size=4, epochs=3, key=1, progress=shows)
+        ens.fit(step, (np.ones(8, np.float32),), batch_size=4, epochs=3, progress=shows)
         assert len(kernel.areas) == shows
-    assert kernel.areas[0][-1]["text/plain"] == "epoch 3 of 3, loss 4.5 (4.5 to 4.5), 2 of 2 active"
-    assert '<progress value="3" max="3">' in kernel.areas[0][-1]["text/html"]
+    assert kernel.areas[0][-1]["text/plain"].startswith("step 6 of 6, epoch 3 of 3  loss 5 (5 to 5)")
+    assert '<progress value="6" max="6">' in kernel.areas[0][-1]["text/html"]

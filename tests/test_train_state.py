@@ -12,7 +12,7 @@ from flax import nnx
 from flax.jax_utils import replicate
 
 import paraxis as px
-from tests._steps import LinenNet, Net, assert_same_bits, loss, plain_loss, plain_params, rows
+from tests._steps import LinenNet, Net, assert_near, assert_same_bits, loss, plain_loss, plain_params, rows
 
 SGD = optax.sgd(0.1)
 
@@ -62,7 +62,6 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (create({"f": Net()}), px.StateError, "Net in a dict would be trained like parameters"),
     (create(nnx.state(Net())), px.StateError, "would be trained like parameters"),
     (create(variables()), px.StateError, "batch_stats in a dict would be trained"),
-    (lambda: jax.jit(px.train_step(plain_loss))(STATE, rows(4)), px.StateError, r"outside of jax\.jit"),
     (stepped(state=replicate(STATE)), px.StateError, "and not replicated"),
     (stepped(lambda p, b: b["x"][:3, 0] * p["b"][0]), px.DataError, r"has shape \(3,\), but there are 4 rows"),
     (stepped(lambda p, b: jnp.asarray(1)), px.DataError, "a loss of int32"),
@@ -74,6 +73,15 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (stepped(batch=UNEVEN), px.DataError, r"as many rows each, .*'x': \(3, 2\), 'y': \(4,\)"),
     (stepped(batch={"x": np.ones((0, 2))}), px.DataError, r"at least one; .*\(0, 2\)"),
 ]
+
+
+def test_a_step_within_another_program_is_a_part_of_it() -> None:
+    step, batches = px.train_step(plain_loss, donate=False), jax.tree.map(lambda *x: np.stack(x), rows(6), rows(6, 1))
+    scanned, metrics = jax.lax.scan(step, STATE, batches)
+    first = step(STATE, rows(6))
+    second = step(first[0], rows(6, 1))
+    assert_near(scanned.params, second[0].params)
+    assert_near(metrics["loss"].value, np.array([float(first[1]["loss"]), float(second[1]["loss"])]))
 
 
 @pytest.mark.parametrize(("call", "kind", "message"), REFUSED)

@@ -137,7 +137,8 @@ def test_train_step_takes_the_norm_of_a_gradient_in_float32() -> None:
 
 def adversarial() -> Any:
     """Sharpness-aware minimisation, whose update refuses the loss."""
-    return optax.contrib.sam(optax.sgd(0.1), optax.chain(optax.contrib.normalize(), optax.sgd(0.05)), sync_period=2)
+    inner = optax.chain(optax.contrib.normalize(), optax.sgd(0.05))
+    return optax.GradientTransformation(*optax.contrib.sam(optax.sgd(0.1), inner, sync_period=2))
 
 
 @pytest.mark.parametrize(

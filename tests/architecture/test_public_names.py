@@ -21,10 +21,10 @@ PUBLIC = {  # a name that the root has too is documented as the root's
 }
 SHOWN_BY_MESSAGE = "Error"  # an error is documented by what it says, and by the tree it stands in
 # Results, by the function that gives them.
-SHOWN_BY_FUNCTION = {"Communication", "CrossValidated", "Epoch", "OptStep", "Rows"}
+SHOWN_BY_FUNCTION = {"Communication", "CrossValidated", "OptStep", "Rows"}
 SHOWN_BY_FUNCTION |= {"LBFGSState", "ProximalGradientState"}
 SHOWN_BY_FUNCTION |= {"Padded", "Progress", "Schedule"}
-SHOWN_BY_FUNCTION |= {"Fitted", "Loader", "Record", "Restored"}
+SHOWN_BY_FUNCTION |= {"Batches", "Callback", "Fitted", "Loader", "Record", "Restored", "SaveDecision", "Step"}
 SHOWN_BY_FUNCTION |= {"Collective", "Finding", "Layout", "LineWork", "Memory", "Report", "Traffic", "Work"}
 SHOWN_BY_FUNCTION |= {"Arrays", "Balance", "Comparison", "Leaf", "ModuleRow", "ModuleTable", "Timing"}
 SHOWN_BY_OTHERS = {"none"}  # the operator that leaves all as it is

@@ -25,14 +25,14 @@ BUDGETS = {  # lines
     "_core": 4_330,  # 3,600 were planned: other interpreters of jaxprs took 200, lanes 540, dealing elements 50
     "_host": 635,  # 600 were planned: a map that tries tasks again
     "cli": 420,
-    "ensembles": 900,
+    "ensembles": 800,
     "launch": 550,
     "reports": 2_865,  # 2,600 were planned: traffic by line took 95, px.balance 150
     "solve": 3_700,  # with _tables, which only it reads
     "streaming": 2_250,  # 2,000 were planned: elements that fail, rows as they come, and several processes took 560
     "testing": 200,
     "the root": 300,
-    "train": 3_300,
+    "train": 3_360,  # 3,300 were planned: it also trains the members of ensembles, whose room gave 100
     "transforms": 1_300,
 }
 ALL = Size(20_200, 12_000, 150)  # 20,000 and 11,500 were planned; training once for one and many is to give it back

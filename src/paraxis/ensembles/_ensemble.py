@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -15,11 +14,11 @@ import numpy as np
 from paraxis._core import arrays, check, jax_api, placing, pytrees
 from paraxis._core.record import Lowering
 from paraxis._core.verbs import broadcast, map_fn
-from paraxis._host import digests, processes
-from paraxis._host.progress import Display
-from paraxis.ensembles import _averages, _fit, _members
+from paraxis._host import processes
+from paraxis.ensembles import _averages, _members, _training
 from paraxis.ensembles._members import Form, State
 from paraxis.errors import DataError, StateError, axis_advice
+from paraxis.train import Fitted, fit, loader
 
 
 @dataclasses.dataclass(repr=False, eq=False)
@@ -51,6 +50,12 @@ class Ensemble:
     def axis(self) -> placing.Axis:
         """The axis of the members, for ``px.keys(key, ens.axis)`` and the other verbs."""
         return self._placement.axis
+
+    @property
+    def step(self) -> int | None:
+        """The most steps that a member has done; ``None`` of members without a ``step``, such as parameters."""
+        steps = getattr(self.stacked(), "step", None)
+        return None if steps is None or callable(steps) else int(np.max(steps))
 
     def __len__(self) -> int:
         return self.axis.size
@@ -146,94 +151,45 @@ class Ensemble:
     vars(train).update(trace=_trace, lower=lower)  # as of what jax.jit returns
 
     def fit(
-        self,
-        step: Callable[..., Any],
-        data: tuple[Any, ...],
-        *,
-        batch_size: int,
-        key: Any,
-        epochs: int = 1,
-        rows: Any = None,
-        per_member: tuple[Any, ...] = (),
-        evaluate: Callable[..., Any] | None = None,
-        held_out: tuple[Any, ...] = (),
-        stop_early: Any = None,
-        checkpoint: Any = None,
-        callbacks: Callable[[_fit.Epoch], Any] | None = None,
-        progress: bool = True,
-    ) -> _fit.History:
-        """Train all members for some epochs, on data that is sent to the devices once.
+        self, step: Callable[..., Any], data: Any, *, batch_size: int | None = None, seed: int = 0, **words: Any
+    ) -> Fitted["Ensemble"]:
+        """Train all members, each as ``px.fit`` trains it alone: the same batches and loop.
 
-        Each epoch shuffles the rows with the key and the epoch's number, cuts them into batches (rows left over are
-        skipped) and calls ``step(*parts, *batch, *per_member)`` on each, as in :meth:`train`. If it is interrupted,
-        members are as after the last complete step. With ``checkpoint``, the same command resumes a run that was
-        killed from its last save, and ends with the same bits.
+        Metrics have a value for each member, ``(size,)``; one that is not finite ends nothing. Arrays in memory, of at
+        most 1 GiB, are sent to the devices once; an epoch within which nothing is due is then one program, unless its
+        steps are slow on CPU.
 
         Args:
-            step: as in :meth:`train`. Besides the member it returns nothing, one array, the loss, or a dict of arrays.
-            data: a tuple of pytrees of arrays ``(num_rows, ...)``.
-            batch_size: rows of a step.
-            key: one key, or an integer as seed, for the order of the rows.
-            epochs: total number of epochs, including those before a resume, as in ``px.fit``.
-            rows: row numbers ``(size, m)`` of each member, as for bagging. By default all see all, in the same order.
-            per_member: further arguments of the step, pytrees of arrays ``(size, ...)``, such as learning rates.
-            evaluate: ``evaluate(model, *held_out)`` → likewise, after each epoch, in ``eval()`` mode; its
-                ``{"accuracy": …}`` is the metric ``"test/accuracy"``.
-            held_out: further arguments of ``evaluate``; sent to the devices once.
-            stop_early: a ``px.train.StopEarly``, for each member by itself; in the end each has its best state.
-            checkpoint: a ``px.Checkpoints``; members are saved there after each epoch, or as its ``every=`` says.
-            callbacks: a function that is called with an :class:`Epoch` after each, such as ``print``.
-            progress: whether the first process shows a line that changes, as in ``px.fit``.
+            step: a ``px.train_step``, of members that are train states; or as in :meth:`train`, called with a batch,
+                or with the parts of one that is a tuple. Besides the member it returns nothing, the loss, or a dict of
+                numbers.
+            data: as for ``px.fit``; of a loader with ``rows=`` ``(size, m)``, each member has its own rows. Of a key,
+                member ``i`` has what ``px.keys(key, ens.axis)[i]`` gives it in ``px.fit``.
+            batch_size, seed: in place of a loader, for a tree of arrays: ``px.loader(data, batch_size, seed=seed)``.
+            **words: those of ``px.fit``: ``epochs`` or ``steps``, ``checkpoint``, ``log``, ``callbacks`` and so on. The
+                step of ``evaluate=px.Evaluate(step, data)`` is a ``px.eval_step``, or a function of the model, in
+                ``eval()`` mode, and a batch. By ``stop_early``, each member stops by itself, and has its best state
+                in the end.
+
+        Returns:
+            A ``px.train.Fitted``, whose ``state`` is this ensemble, and ``last`` one of the last states.
 
         Raises:
-            DataError, StateError: if an argument is malformed, or the checkpoint another run's; as in :meth:`train`.
+            DataError, StateError: as ``px.fit`` and :meth:`train` do.
 
         Communicates: as :meth:`train`; a checkpoint as ``Checkpoints.save``.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, optax, paraxis as px
+            >>> make = lambda key: px.TrainState.create({"w": jax.random.normal(key, (3,))}, optax.sgd(0.1))
+            >>> ens, step = px.ensemble(make, 5, 0), px.train_step(lambda params, x: (x @ params["w"] - 1) ** 2)
+            >>> fitted = ens.fit(step, jnp.ones((40, 3)), batch_size=10, epochs=5, progress=False)
+            >>> steps, losses = fitted.history.curve("loss")
+            >>> losses.shape, int(ens[3].step)
+            ((20, 5), 20)
         """
-        rows, key = None if rows is None else np.asarray(rows), _members.one_key("ensemble.fit", key)
-        count = _fit.num_rows(data, rows)
-        check.count("ensemble.fit", "batch_size", batch_size, most=count, error=DataError)
-        check.count("ensemble.fit", "epochs", epochs, error=DataError)
-        check.has("ensemble.fit", "checkpoint", checkpoint, "restore", "px.Checkpoints('runs')")
-        check.has("ensemble.fit", "stop_early", stop_early, "patience", "px.train.StopEarly('loss')")
-        read = [] if checkpoint is None else [*map(digests.of_array, jax.tree.leaves((data, rows)))]
-        run = {"data": read, "batch_size": batch_size, "key": np.ravel(_members.numbers(key)).tolist()}
-        history, best, scanned = _fit.History(len(self), epochs, count // batch_size, stop_early), None, None
-        prepared = functools.partial(
-            self._prepared, "epoch", step, _fit.steps, in_axes=(None, 0, None if rows is None else 0, 0)
-        )
-        both = pytrees.arrays("ensemble.fit", "(data, held_out)", (data, held_out))
-        data, held_out = arrays.device_put(both, arrays.sharding(self._placement, ()))
-        with checkpoint or contextlib.nullcontext(), contextlib.closing(Display()) as display:
-            if checkpoint is not None and checkpoint.latest is not None:
-                names = ["members"] if stop_early is None else ["members", "best"]
-                found = _fit.restored(checkpoint, run, dict.fromkeys(names, self.state), history)
-                with placing.without_context():
-                    self.state, best = found["members"], arrays.laid_out(found.get("best"), self._placement)
-            while not history.is_over:
-                order = _fit.order(key, np.int32(len(history.epochs)), count, batch_size, rows)
-                active = None if stop_early is None else history.stopped < 0
-                with placing.without_context():
-                    orders = np.split(np.asarray(order), history.num_steps, -2)
-                    if scanned is None:
-                        program, args = prepared(args=(data, per_member, orders[0], active))
-                        scanned = _fit.pays_to_scan(program, self._members, args)
-                    given = [(data, per_member, one, active) for one in ([order] if scanned else orders)]
-                    metrics = _fit.mean([self._advance(*prepared(args=args)) for args in given], len(self))
-                if evaluate is not None:
-                    metrics |= _fit.named(self.members(*held_out, apply=evaluate), "test/")
-                improved = history.add(metrics)
-                best = None if stop_early is None else _fit.where(improved, self._members, best)
-                if checkpoint is not None and history.is_due(checkpoint):
-                    tree = {"members": self._members} | ({} if best is None else {"best": best})
-                    with placing.without_context():
-                        checkpoint.save(history.epochs[-1].step, self._cut(tree), history.notes() | {"run": run})
-                if progress and processes.is_first():
-                    display.show(history.epochs[-1].__str__, len(history.epochs), epochs)
-                if callbacks is not None:
-                    callbacks(history.epochs[-1])
-        self._members = self._members if best is None else best
-        return history
+        members: Any = _training.Members(self, step)
+        return fit(members, step, data if batch_size is None else loader(data, batch_size, seed=seed), **words)
 
     def predict(
         self,
@@ -332,7 +288,7 @@ class Ensemble:
             rows = map_fn(element, args, placement.axis, lowering=lowering)
             return _averages.combined(kind, rows, placement.axis, where) if average else padded(rows, placement)
 
-        donated = 0 if self._donate and kind in ("train", "epoch") else ()
+        donated = 0 if self._donate and kind in ("train", "fit") else ()
         return jax.jit(run, out_shardings=None if average else arrays.sharding(placement), donate_argnums=donated)
 
     def _advance(self, program: Any, args: tuple[Any, ...]) -> Any:

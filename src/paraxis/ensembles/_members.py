@@ -13,6 +13,7 @@ import numpy as np
 
 from paraxis._core import check, pytrees
 from paraxis.errors import DataError, StateError
+from paraxis.train import TrainState
 
 State = dict[str, jax.Array]  # a member's arrays by name; of random keys, their numbers, which can be padded and saved
 
@@ -73,8 +74,8 @@ class Form:
     def apply(self, apply: Callable[..., Any], state: State, inputs: Sequence[Any]) -> Any:
         """Return what the model gives for inputs, in evaluation mode; what it writes to itself is dropped."""
         model = self.parts(state)[0]
-        if self.graphdef is None:
-            model = pytrees.evaluating(model)
+        if self.graphdef is None:  # an evaluation of a train state sets its model's mode
+            model = model if isinstance(model, TrainState) else pytrees.evaluating(model)
         elif hasattr(model, "eval"):
             model.eval()
         return apply(model, *inputs)
@@ -84,6 +85,8 @@ def called(model: Any, *inputs: Any) -> Any:
     """Return what a model gives that says itself how it is applied."""
     if hasattr(model, "apply_fn") and hasattr(model, "params"):
         return model.apply_fn({"params": model.params}, *inputs)
+    if isinstance(model, TrainState):
+        model = model.form.make(model.params, model.mutable, None, "eval")[0]
     if callable(model):
         return model(*inputs)
     raise StateError(f"ensemble: a {type(model).__name__} cannot be called; write apply=lambda model, x: …")

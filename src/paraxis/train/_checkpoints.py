@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
 import jax
 
@@ -45,6 +45,14 @@ class Restored(Generic[_Tree]):
     differences: tuple[str, ...]
 
 
+class SaveDecision(Protocol):
+    """When a run saves, as Orbax's policies say it: ``px.Checkpoints(path, every=decision)``."""
+
+    def should_save(self, step: int, /) -> bool:
+        """Return whether to save after so many steps; with several processes, the same in all."""
+        ...
+
+
 class Checkpoints:
     """A directory of checkpoints, each of any pytree of arrays, random keys and Python numbers.
 
@@ -56,14 +64,13 @@ class Checkpoints:
 
     Args:
         path: path of the directory; it is created when something is saved. May be relative, and may begin with ``~``.
-        every: number of steps between checkpoints, for ``is_due``; ``None``: none is due.
+        every: number of steps between checkpoints, for ``is_due``, or a :class:`SaveDecision`; ``None``: none is due.
         keep: how many of the last checkpoints to keep; ``None``: all.
         keep_every: also keep the checkpoints of steps that are multiples of this number.
         best: ``("loss", "min")`` or ``("accuracy", "max")``: also keep the checkpoint whose notes have the best value.
 
     Raises:
         DataError: if an argument is malformed.
-        CheckpointError: if ``path`` has checkpoints of Paraxis 0.2.
 
     Example:
         >>> import tempfile
@@ -82,13 +89,13 @@ class Checkpoints:
         self,
         path: str | os.PathLike[str],
         *,
-        every: int | None = None,
+        every: int | SaveDecision | None = None,
         keep: int | None = 3,
         keep_every: int | None = None,
         best: tuple[str, Literal["min", "max"]] | None = None,
     ) -> None:
         for name, value in {"every": every, "keep": keep, "keep_every": keep_every}.items():
-            if value is not None:
+            if value is not None and not hasattr(value, "should_save"):
                 check.count("Checkpoints", name, value, write=f"{name}=3", error=DataError)
         if best is not None and (len(best) != 2 or best[1] not in ("min", "max")):
             raise DataError(f"Checkpoints: best must be like ('loss', 'min') or ('accuracy', 'max'), got {best!r}")
@@ -102,11 +109,6 @@ class Checkpoints:
         self._saver: Any = None
         self._unlock: weakref.finalize | None = None  # lets other runs save here
         self._writing: _manifest.Writing | None = None
-        if (self.path / ".paraxis").is_dir():
-            raise CheckpointError(
-                f"Checkpoints: {self.path} has checkpoints of Paraxis 0.2, which this version does not read; finish "
-                f"that run with 0.2, or write px.Checkpoints('{self.path}-2')"
-            )
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -126,9 +128,9 @@ class Checkpoints:
 
     def is_due(self, step: int) -> bool:
         """Return whether a checkpoint is due after this many steps, according to ``every=``."""
-        return self.every is not None and step > 0 and step % self.every == 0
+        return self.every is not None and step > 0 and is_time(self.every, step)
 
-    def save(self, step: int, tree: Any, notes: Mapping[str, Any] | None = None) -> None:
+    def save(self, step: int, tree: Any, notes: Mapping[str, Any] | None = None, *, best: Any = None) -> None:
         """Save a tree as the checkpoint of a step, in the place of an older one of that step.
 
         When ``save`` returns, the arrays have been copied: you may change or donate them. ``save`` waits for the
@@ -139,6 +141,7 @@ class Checkpoints:
             tree: JAX and NumPy arrays, random keys and Python numbers in any containers. With several processes,
                 arrays over the devices of all processes, and other values that are the same in all.
             notes: JSON values, such as the position in the data; ``restore`` returns them.
+            best: a second such tree, for ``restore(target, best=True)``; nothing of it, if ``None``.
 
         Raises:
             StateError: if a leaf cannot be saved; or if this is one of several processes that did not join the others.
@@ -150,12 +153,12 @@ class Checkpoints:
         """
         processes.require_joined("px.Checkpoints")
         step = check.count("Checkpoints.save", "step", step, least=0, write="int(state.step)", error=DataError)
-        noted: dict[str, Any] = json.loads(json.dumps(dict(notes or {})))
+        noted: dict[str, Any] = json.loads(json.dumps(dict(notes or {}), default=_plain))
         if self.best_by is not None and not isinstance(noted.get(self.best_by), (int, float)):
             raise DataError(
                 f"Checkpoints.save: best= needs a number in the notes; write save(step, tree, {{{self.best_by!r}: …}})"
             )
-        arrays, record = _leaves.split(_leaves.by_path(tree))
+        arrays, record = _leaves.split(_leaves.by_path(tree) | _leaves.by_path(best, _leaves.BEST))
         self.wait()
         self.claim()
         with self._failing(step):
@@ -187,7 +190,9 @@ class Checkpoints:
             with self._failing(writing.step):
                 raise writing.error
 
-    def restore(self, target: _Tree, step: int | None = None, *, partial: bool = False) -> Restored[_Tree]:
+    def restore(
+        self, target: _Tree, step: int | None = None, *, partial: bool = False, best: bool = False
+    ) -> Restored[_Tree]:
         """Return the tree of the last checkpoint, or of that of a given step.
 
         A damaged checkpoint is renamed, with a warning, and the one before is used. If you give ``step``, damage is an
@@ -199,6 +204,7 @@ class Checkpoints:
                 and a NumPy array in the other.
             step: one of ``steps``.
             partial: whether to take only the leaves that agree in path, shape and dtype, and the target's for the rest.
+            best: whether to return the best state that a run with ``stop_early=`` had by then, in place of its last.
 
         Raises:
             StateError: if the checkpoint and the target differ in the paths, shapes or dtypes of their leaves; the
@@ -212,8 +218,8 @@ class Checkpoints:
         with processes.together("Checkpoints.restore"):
             chosen = self._choose(step) if processes.is_first() else 0
         chosen = int(processes.reports(str(chosen))[0])
-        record, leaves = self._read(chosen), _leaves.by_path(target)
-        differences = _leaves.compare(record["kinds"], leaves)
+        record, leaves = self._read(chosen), _leaves.by_path(target, _leaves.BEST if best else "")
+        differences = _leaves.compare(record["kinds"], leaves, best=best)
         taken = {path: leaf for path, leaf in leaves.items() if path not in differences}
         is_empty = any(isinstance(leaves.get(path), jax.ShapeDtypeStruct) for path in differences)
         if differences and (not partial or is_empty or not taken):
@@ -319,6 +325,15 @@ class Checkpoints:
         if saver is not None:
             with contextlib.suppress(Exception):  # of a save that failed, told by wait
                 saver.close()
+
+
+def is_time(every: int | SaveDecision, step: int) -> bool:
+    return step % every == 0 if isinstance(every, int) else every.should_save(step)
+
+
+def _plain(x: Any) -> Any:
+    """Return an array or a record as JSON has it."""
+    return x.tolist() if hasattr(x, "tolist") else vars(x)
 
 
 def _numbered(path: Path) -> list[Path]:

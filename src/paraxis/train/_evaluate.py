@@ -1,22 +1,21 @@
 """Evaluations of a run, a step that changes nothing over all of some data, and ``StopEarly``, which ends the run."""
 
-import collections
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Literal
+
+import numpy as np
 
 from paraxis._core import check
 from paraxis._host import processes
 from paraxis.errors import DataError
 from paraxis.train._batches import rows_of
-from paraxis.train._history import Record, Sums, add, fetch, means_of, send
-from paraxis.train._loader import Loader
-from paraxis.train._sources import Batches
+from paraxis.train._history import Record, add, cell, fetch, late, means_of
+from paraxis.train._loader import batches_of
+from paraxis.train._loss import Metrics
 from paraxis.train._step import TrainStep
-
-AHEAD = 4  # batches that the host may be ahead of the devices: a batch's metrics are fetched then
 
 
 class Evaluate:
@@ -44,32 +43,18 @@ class Evaluate:
             raise DataError("px.Evaluate: step is a training step; write px.Evaluate(px.eval_step(loss), data)")
         self.every = None if every == "epoch" else check.count("px.Evaluate", "every", every, error=DataError)
         self.name, self.step = name, step
-        self._data = data if isinstance(data, Loader) else Batches("px.Evaluate: data", data)
+        self._data = batches_of("px.Evaluate: data", data)
 
-    def __call__(self, state: Any, asked: Callable[[], Any] = bool) -> dict[str, float]:
-        """Return the averages over all data, by names that begin with its own.
-
-        Args:
-            state: is left as it is.
-            asked: whether to give up, and return nothing; called before each batch.
-
-        Raises:
-            DataError: if there are no batches, or no metrics.
-
-        Communicates: what the step does; waits for the devices at the end.
-        """
-        sums: Sums = {}
-        pending: collections.deque[Any] = collections.deque()
+    def __call__(self, trained: Any, asked: Callable[[], Any]) -> dict[str, Any]:
+        """Return the averages over all data, by names that begin with its own; none, once ``asked()`` to give up."""
+        sums: Metrics = {}
         with contextlib.closing(self._data.epoch(0)) as batches:
-            for batch in batches:
-                if asked():
+            under_way = (None if asked() else (trained.evaluate(self.step, x), rows_of(x)) for x in batches)
+            for waiting in late(under_way):
+                if waiting is None:
                     return {}
-                pending.append((send(self.step(state, batch)), rows_of(batch)))
-                if len(pending) > AHEAD:
-                    sums = add(sums, fetch(*pending.popleft()))
+                sums = add(sums, fetch(*waiting, shape=trained.shape))
                 processes.note_progress()
-        for metrics in pending:
-            sums = add(sums, fetch(*metrics))
         if not sums:
             raise DataError(f"px.fit: evaluation {self.name!r} has no batches, or no metrics")
         return {f"{self.name}/{name}": value for name, value in means_of(sums).items()}
@@ -94,7 +79,7 @@ class StopEarly:
             ``"loss"``.
         patience: how many times in a row the metric may fail to improve.
         mode: whether lower (``"min"``) or higher (``"max"``) values are better. The default is ``"min"`` for names that
-            contain ``loss`` or ``error``; other metrics need a mode.
+            end with ``loss`` or ``error``; other metrics need a mode.
         min_change: the smallest change that counts as an improvement, in the metric's unit.
 
     Raises:
@@ -113,7 +98,7 @@ class StopEarly:
 
     def __post_init__(self) -> None:
         check.count("px.train.StopEarly", "patience", self.patience, write="patience=3", error=DataError)
-        if self.mode is None and any(word in self.metric.rpartition("/")[2] for word in ("loss", "error")):
+        if self.mode is None and self.metric.endswith(("loss", "error")):
             object.__setattr__(self, "mode", "min")
         if self.mode not in ("min", "max"):
             raise DataError(
@@ -121,22 +106,43 @@ class StopEarly:
                 "mode='max' if more is better, as of accuracy"
             )
 
-    def judge(self, records: Iterable[Record]) -> tuple[Record | None, str | None]:
-        """Return the best of the averages so far, and why to stop; ``None``: go on."""
-        best, since, sign = None, 0, -1 if self.mode == "max" else 1
-        for record in (record for record in records if self.metric in record.metrics):
-            bound = math.inf if best is None else sign * best.metrics[self.metric] - self.min_change
-            best, since = (record, 0) if sign * record.metrics[self.metric] < bound else (best, since + 1)
-        if since < self.patience:
-            return best, None
-        if best is None:
-            return None, f"{self.metric} was not a number {since} times"
-        return best, (
-            f"{self.metric} was not better than {best.metrics[self.metric]:.6g}, its best, of step {best.step}, "
-            f"{since} times in a row"
-        )
 
+class Verdict:
+    """What a rule, if there is one, says of the records so far: of one run, or of each member of an ensemble.
 
-def source_of(metric: str) -> str:
-    """Return the name of the evaluation whose metric it is; empty: it is one of training."""
-    return metric.rpartition("/")[0]
+    Attributes:
+        best: the best record; of members, its entries are arrays ``(size,)``: -1 and NaN of one that has none.
+        reason: why to stop; ``None``: go on.
+        active: what still trains, booleans ``()`` or ``(size,)``.
+    """
+
+    best: Record | None = None
+    reason: str | None = None
+
+    def __init__(self, rule: StopEarly | None, shape: tuple[int, ...]) -> None:
+        self.active = np.ones(shape, bool)
+        self._rule, self._least, self._since = rule, np.full(shape, math.inf), np.zeros(shape, int)
+
+    def add(self, record: Record) -> np.ndarray:
+        """Add a record; return what has improved by it: NaN is no improvement."""
+        if self._rule is None or (metric := self._rule.metric) not in record.metrics:
+            return np.zeros_like(self.active)
+        value = record.metrics[metric] * (-1 if self._rule.mode == "max" else 1)
+        improved = self.active & (value < self._least - self._rule.min_change)
+        self._least = np.where(improved, value, self._least)
+        self._since = np.where(improved, 0, self._since + self.active)
+        self.active = self._since < self._rule.patience
+        if self.active.ndim == 0:
+            self.best = record if improved else self.best
+        else:
+            old = self.best or Record(-1, -1, {})
+            pick = lambda new, old: np.where(improved, new, old)  # noqa: E731
+            metrics = {name: pick(x, old.metrics.get(name, math.nan)) for name, x in record.metrics.items()}
+            self.best = Record(pick(record.step, old.step), pick(record.epoch, old.epoch), metrics, record.evaluation)
+        if not self.active.any():
+            best = (
+                self.best
+                and f"better than {cell(self.best.metrics[metric])}, its best, of step {cell(self.best.step)},"
+            )
+            self.reason = f"{metric} was not {best or 'a number'} {self._rule.patience} times in a row"
+        return improved

@@ -11,11 +11,14 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
+
+import numpy as np
 
 from paraxis._core.check import needed
-from paraxis._host import progress
+from paraxis._host import files, progress
 from paraxis.errors import DataError
+from paraxis.train._history import cell
 
 Kind = Literal["start", "step", "epoch", "evaluate", "checkpoint", "end"]
 
@@ -28,11 +31,12 @@ class Event:
         kind: ``"start"``, ``"step"``, ``"epoch"``, ``"evaluate"``, ``"checkpoint"`` or ``"end"``.
         step: number of steps taken by then.
         epoch: number of the epoch, from 0.
-        metrics: Python floats by name: of the step, averaged over the epoch, or of the evaluation (``"test/loss"``);
-            otherwise empty.
+        metrics: floats, or of an ensemble's members ``(size,)``, by name: of the step, averaged over the epoch, or of
+            the evaluation (``"test/loss"``); otherwise empty.
         rows: number of rows of the step's batch.
         state: the state after that many steps, which the next step consumes; ``None`` for ``"step"``, whose metrics
-            arrive when later steps have been started, so that the devices need not wait.
+            arrive when later steps have been started, so that the devices need not wait. Of an ensemble, it is the
+            ensemble itself, which a callback may change.
 
     Example:
         >>> import paraxis as px
@@ -46,16 +50,26 @@ class Event:
     kind: Kind
     step: int
     epoch: int
-    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
     rows: int = 0
     state: Any = None
+
+
+class Callback(Protocol):
+    """What :func:`fit` calls with each :class:`Event`."""
+
+    def __call__(self, event: Event, /) -> Any: ...
 
 
 class Reporter(abc.ABC):
     """A display or a log of events. A log's first failure, say on a full disk, is a warning: training continues."""
 
-    def __init__(self, argument: str, path: Path) -> None:
+    def __init__(self, argument: str, path: Path, lock: Path) -> None:
         self._argument, self._path, self._has_failed = argument, path, False
+        try:
+            self._locked = files.locked(lock)
+        except BlockingIOError as error:
+            raise DataError(f"px.fit: {argument}: another run writes to {path}; give another path") from error
 
     @abc.abstractmethod
     def __call__(self, event: Event) -> None:
@@ -64,8 +78,9 @@ class Reporter(abc.ABC):
     def flush(self) -> None:  # noqa: B027  # by default, nothing waits
         """Write what waits: a checkpoint comes next."""
 
-    def close(self) -> None:  # noqa: B027
-        """Write what waits, at the end."""
+    def close(self) -> None:
+        """Write what waits, at the end, and let other runs write there."""
+        os.close(self._locked)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -85,7 +100,7 @@ class RunDisplay(Reporter):
     def __init__(self, total: int | None, epochs: int | None) -> None:
         self._display = progress.Display()
         self.say, self.close = self._display.say, self._display.close
-        self._total, self._epochs, self._metrics = total, epochs, dict[str, float]()
+        self._total, self._epochs, self._metrics = total, epochs, dict[str, Any]()
         self._first: tuple[float, int] | None = None  # when the first step, which compiles, was done
 
     def __call__(self, event: Event) -> None:
@@ -109,9 +124,9 @@ class RunDisplay(Reporter):
         return f"{steps / seconds:,.4g} steps/s" + (f"  {left} left" if self._total else "")
 
 
-def _numbers(metrics: Mapping[str, float]) -> str:
+def _numbers(metrics: Mapping[str, Any]) -> str:
     names = sorted(metrics.keys() - {"grad_norm"}, key=lambda name: (name != "loss", name))
-    return "  ".join(f"{name} {metrics[name]:.4g}" for name in names)
+    return "  ".join(f"{name} {cell(metrics[name])}" for name in names)
 
 
 _MARK = b'{"event": "start"'  # the beginning of each log
@@ -120,8 +135,8 @@ _MARK = b'{"event": "start"'  # the beginning of each log
 class Log(Reporter):
     def __init__(self, path: str | os.PathLike[str], start: int, facts: dict[str, Any]) -> None:
         path = Path(path).expanduser()
-        super().__init__("log", path)
         path.parent.mkdir(parents=True, exist_ok=True)
+        super().__init__("log", path, path)
         self._file = path.open("ab", buffering=0)  # each line is the system's at once, and stays after a kill
         content = path.read_bytes()
         if not _MARK.startswith(content[: len(_MARK)]):
@@ -139,12 +154,13 @@ class Log(Reporter):
     def __call__(self, event: Event) -> None:
         if event.kind not in ("step", "epoch", "evaluate"):
             return
-        # JSON has no NaN.
-        metrics = {name: value if math.isfinite(value) else None for name, value in event.metrics.items()}
+        of_json = lambda value: value if math.isfinite(value) else None  # noqa: E731  # JSON has no NaN
+        metrics = {k: [*map(of_json, x.tolist())] if np.ndim(x) else of_json(x) for k, x in event.metrics.items()}
         line = {"event": event.kind, "step": event.step, "epoch": event.epoch, "metrics": metrics}
         self._add(line | ({"rows": event.rows} if event.kind == "step" else {}))
 
     def close(self) -> None:
+        super().close()
         self._file.close()
 
     def _add(self, line: dict[str, Any]) -> None:
@@ -155,15 +171,17 @@ class Log(Reporter):
 
 
 class TensorBoard(Reporter):
-    """Event files for TensorBoard: ``train/…`` of steps, ``epoch/…``, and evaluations by their names.
+    """Event files for TensorBoard: ``train/…`` of steps, ``epoch/…``, and evaluations; of members, ``train/loss/0``, ….
 
     A run that resumes writes another file, which has TensorBoard leave out later steps of those before.
     """
 
     def __init__(self, path: str | os.PathLike[str], start: int) -> None:
-        super().__init__("tensorboard", Path(path).expanduser())
         with needed("px.fit: tensorboard=", "train"):
             from tensorboardX import SummaryWriter
+        path = Path(path).expanduser()
+        path.mkdir(parents=True, exist_ok=True)
+        super().__init__("tensorboard", path, path / "paraxis.lock")
         # TensorBoard reads files in the order of their names, and a run may be started again within a second.
         self._writer = SummaryWriter(str(self._path), purge_step=start + 1, filename_suffix=f".{time.time_ns()}")
 
@@ -171,12 +189,15 @@ class TensorBoard(Reporter):
         prefix = {"step": "train/", "epoch": "epoch/"}.get(event.kind, "")
         with self._writing():
             for name, value in event.metrics.items():
-                self._writer.add_scalar(f"{prefix}{name}", value, event.step)
+                for number, one in enumerate(np.atleast_1d(value)):
+                    tag = f"{prefix}{name}" + (f"/{number}" if np.ndim(value) else "")
+                    self._writer.add_scalar(tag, one, event.step)
 
     def flush(self) -> None:
         with self._writing():
             self._writer.flush()
 
     def close(self) -> None:
+        super().close()
         with self._writing():
             self._writer.close()

@@ -1,9 +1,10 @@
 """``fit``: a run from a state, a step and data to its last step, whatever comes in between."""
 
 import contextlib
+import copy
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -11,15 +12,15 @@ import numpy as np
 from paraxis._core import check
 from paraxis._host import processes
 from paraxis.errors import DataError, StateError
-from paraxis.train import _resume
 from paraxis.train._checkpoints import Checkpoints
-from paraxis.train._evaluate import StopEarly, evaluations_of
-from paraxis.train._events import Log, Reporter, RunDisplay, TensorBoard
+from paraxis.train._evaluate import Evaluate, StopEarly, evaluations_of
+from paraxis.train._events import Callback, Log, RunDisplay, TensorBoard
 from paraxis.train._history import History, Record
-from paraxis.train._loader import Loader
-from paraxis.train._loop import Loop
-from paraxis.train._sources import Batches
+from paraxis.train._loader import batches_of
+from paraxis.train._loop import Loop, OneState, Trained, environment
+from paraxis.train._sources import Batches, Keys
 from paraxis.train._state import TrainState, require_arrays
+from paraxis.train._step import Step
 
 _State = TypeVar("_State")
 
@@ -29,16 +30,21 @@ class Fitted(Generic[_State]):
     """The result of :func:`fit`.
 
     Attributes:
-        state: the state after the last step.
+        state: with ``stop_early``, the best state; else that after the last step.
         history: averages of steps, epochs and evaluations.
         stopped: why the run ended before its last step; ``None`` if it did not.
-        best: the record with the best value of the metric of ``stop_early``, if that was given.
+        best: the record with the best value of the metric of ``stop_early``, if that was given; of an ensemble, each
+            member's: its entries are arrays ``(size,)``.
+        last: the state after the last step.
+        active: whether it had not been stopped early, a boolean; of an ensemble, ``(size,)``.
     """
 
     state: _State
     history: History
     stopped: str | None
     best: Record | None
+    last: _State
+    active: np.ndarray
 
 
 class TrainingStopped(SystemExit):
@@ -51,11 +57,10 @@ class TrainingStopped(SystemExit):
         history: the history up to that step.
 
     Example:
-        >>> import signal, jax.numpy as jnp, paraxis as px
-        >>> count = lambda state, batch: (state + 1, {"loss": 0.0})
+        >>> import signal, paraxis as px
         >>> stop = lambda event: event.kind == "start" and signal.raise_signal(signal.SIGTERM)
         >>> try:
-        ...     px.fit(0, count, [jnp.ones(8)], steps=1000, callbacks=stop, progress=False)
+        ...     px.fit(0, lambda state, batch: (state + 1, 0.0), [1], steps=9, callbacks=stop, progress=False)
         ... except px.TrainingStopped as stopped:
         ...     print(stopped.state)
         0
@@ -70,14 +75,14 @@ class TrainingStopped(SystemExit):
 
 def fit(
     state: _State,
-    step: Callable[[Any, Any], Any],
-    data: Any,
+    step: Step[_State],
+    data: Batches | Iterable[Any] | Callable[..., Iterable[Any]],
     *,
     epochs: int | None = None,
     steps: int | None = None,
-    evaluate: Any = None,
+    evaluate: Evaluate | Sequence[Evaluate] | None = None,
     checkpoint: Checkpoints | str | os.PathLike[str] | None = None,
-    callbacks: Any = (),
+    callbacks: Callback | Sequence[Callback] = (),
     log: str | os.PathLike[str] | None = None,
     tensorboard: str | os.PathLike[str] | None = None,
     progress: bool = True,
@@ -85,12 +90,9 @@ def fit(
 ) -> Fitted[_State]:
     """Train step by step on batches of data, up to a number of epochs or steps.
 
-    With ``checkpoint``, a run that was killed at any point resumes when the same command is started again, and ends
-    with the same bits as without the kill: state, history, log and TensorBoard points (except for the times in them).
-    If the step is another program than the one that was saved, by a digest of its jaxpr, a line says so.
-
-    A log or a checkpoint that cannot be written, say on a full disk, is a warning, and training continues; with several
-    processes, such a checkpoint ends the run.
+    With ``checkpoint``, a run that was killed resumes when the same command is started again, and ends with the same
+    bits: state, history, log and TensorBoard points (but for the times in them). A log or a checkpoint that cannot be
+    written is a warning, and training continues; with several processes, such a checkpoint ends the run.
 
     Ctrl-C and SIGTERM end the run after the current step: it is saved, a line says so, and :class:`TrainingStopped`
     ends the program with exit status 0, unless you catch it. A second Ctrl-C raises ``KeyboardInterrupt`` at once.
@@ -101,9 +103,9 @@ def fit(
         step: ``step(state, batch)`` → the new state and a dict of metrics, as :func:`train_step` makes it; numbers are
             means over the batch's rows.
         data: a loader, an iterable of batches that can be iterated again, or a function that returns the batches of an
-            epoch, ``data(epoch)`` or ``data()``.
-        epochs: total number of epochs, including those before a resume. Give either this or ``steps``.
-        steps: total number of steps, likewise.
+            epoch, ``data(epoch)`` or ``data()``. Without data, a random key, ``jax.random.key(0)``: a step's batch is
+            then the key ``fold_in(key, number)``, from number 0.
+        epochs, steps: total number of epochs or of steps, including those before a resume; give one of them.
         evaluate: an :class:`Evaluate`, or a list of them: they run on their schedules, and at the end.
         checkpoint: a :class:`Checkpoints`, or the path of one, which is then saved after each epoch; of data without
             end, give ``px.Checkpoints(path, every=1000)``. The end of the run is always saved.
@@ -112,21 +114,21 @@ def fit(
             replaced, or cut at the step of a resume; any other file is refused.
         tensorboard: path of a directory of event files; needs tensorboardX.
         progress: whether the first process shows a line that changes; in a file or a pipe, an occasional line.
-        stop_early: a rule for ending the run before its last step.
+        stop_early: a rule for ending the run before its last step. The best state so far is kept beside the last.
 
     Returns:
-        A :class:`Fitted`: the last state, and the history, whose curves ``fitted.history.plot("curves.png")`` draws.
+        A :class:`Fitted`: the last state, with ``stop_early`` the best one, and the history, whose curves
+        ``fitted.history.plot("curves.png")`` draws.
 
     Raises:
         DataError: if an argument is malformed; if the data are not those of the checkpoint, or not the same in all
-            processes; if a metric that is named does not exist; or if the file at ``log`` is not a log.
+            processes; if a metric that is named does not exist; or if ``log`` or ``tensorboard`` is another's.
         StateError: if ``step`` is no step; if the checkpoint is of another state; if an earlier step has consumed the
             state; or if ``paraxis launch`` started this process, and it did not join the others.
         OSError: if ``log`` or ``tensorboard`` cannot be written to; a DeviceError in the other processes.
         CheckpointError: if ``checkpoint`` cannot be written to when the run begins, or with several processes later.
-        NonFiniteError: if a loss or a gradient is not finite. The message names the step, its rows, and those whose
-            own values are not finite, as far as this process has them. ``error.batch`` is the batch, and
-            ``error.state`` the state of the step before, which is saved.
+        NonFiniteError: if a loss or a gradient is not finite; it names the step, and rows that are not finite.
+            ``error.batch`` is the batch, and ``error.state`` the state before the step, which is saved.
         TrainingStopped: after a signal; it has the state and the history.
 
     Communicates: only what the step, evaluations and checkpoints do; and with several processes, 800 bytes from each
@@ -154,45 +156,50 @@ def fit(
     if isinstance(checkpoint, (str, os.PathLike)):
         checkpoint = Checkpoints(checkpoint)
     check.has("px.fit", "checkpoint", checkpoint, "restore", "px.Checkpoints('runs', every=100)")
-    check.has("px.fit", "stop_early", stop_early, "judge", "px.train.StopEarly('test/loss')")
-    found = data if isinstance(data, Loader) else Batches("px.fit: data", data)
+    check.has("px.fit", "stop_early", stop_early, "patience", "px.train.StopEarly('test/loss')")
+    trained: Any = state if isinstance(state, Trained) else OneState(state, step)
+    found = batches_of("px.fit: data", data)
+    if isinstance(found, Keys) and steps is None:
+        raise DataError("px.fit: data is a random key, which has no epochs; write steps=1000")
     arrays = {name: x for name, x in found.leaves.items() if isinstance(x, np.ndarray)}
     processes.require_same("px.fit", arrays, "give each process the same data: px.fit divides them")
-    heard, evaluations = callbacks if isinstance(callbacks, (list, tuple)) else (callbacks,), evaluations_of(evaluate)
-    is_first = processes.is_first()
+    heard: Any = callbacks if isinstance(callbacks, (list, tuple)) else (callbacks,)
+    evaluations, is_first = evaluations_of(evaluate), processes.is_first()
     with contextlib.ExitStack() as stack:
         if checkpoint is not None:
             stack.enter_context(checkpoint).claim()
-        run, said = _resume.begin(state, found, checkpoint)
-        before, reporters = run.next.number, list[Reporter]()
         total = steps if steps is not None or found.length is None else found.length * (epochs or 0)
         display = RunDisplay(total, epochs)
         say = display.say if is_first else lambda text: None
-        loop = Loop(run, step, found, epochs, steps, evaluations, stop_early, checkpoint, heard, reporters, say)
+        loop = Loop(trained, step, found, epochs, steps, evaluations, stop_early, checkpoint, heard, say)
+        said, reporters, before = loop.begin(), loop.reporters, loop.num_steps
         with processes.together("px.fit"):
-            reporters += [display] if is_first and progress else []
-            reporters += [TensorBoard(tensorboard, before)] if is_first and tensorboard is not None else []
+            if is_first and progress:
+                reporters.append(stack.enter_context(contextlib.closing(display)))
+            if is_first and tensorboard is not None:
+                reporters.append(stack.enter_context(contextlib.closing(TensorBoard(tensorboard, before))))
             if is_first and log is not None:
-                facts = {**_resume.environment(), "epochs": epochs, "steps": steps, "data": found.describe()}
-                reporters.append(Log(log, before, facts))
-        for reporter in reporters:
-            stack.enter_context(contextlib.closing(reporter))
-        is_idle = loop.is_over and not (run.is_resumed and loop.due)
+                facts = {**environment(), "epochs": epochs, "steps": steps, "data": found.describe()}
+                reporters.append(stack.enter_context(contextlib.closing(Log(log, before, facts))))
+        is_idle = loop.is_over and not (loop.is_resumed and loop.due)
         if is_idle:
-            reached = "it was ended before" if loop.reason else f"step {before} was reached before"
+            reached = "it was ended before" if loop.verdict.reason else f"step {before} was reached before"
             said.append(f"nothing left to do: {reached}; for more, raise epochs= or steps=")
         if said and (progress or is_idle):
             say(f"px.fit: {'; '.join(said)}")
         stack.callback(processes.end_progress)
         with processes.StopSignal() as stop:
             signal = loop.until(stop)
-        if loop.reason is not None and progress:
-            say(f"px.fit: ended after step {loop.num_steps}: {loop.reason}")
-    history = run.recorder.history()
+        if loop.verdict.reason is not None and progress:
+            say(f"px.fit: ended after step {loop.num_steps}: {loop.verdict.reason}")
+    history = loop.recorder.history()
     if signal is None:
-        return Fitted(run.state, history, loop.reason, loop.best)
+        last, verdict = copy.copy(trained.state), loop.verdict
+        if loop.best is not None:
+            trained.tree = loop.best
+        return Fitted(trained.state, history, verdict.reason, verdict.best, last, verdict.active)
     told = "not saved: the state is in the exception, except px.TrainingStopped as stopped"
     if checkpoint is not None and loop.is_saved:
         told = f"saved in {checkpoint.path / str(loop.num_steps)}; the same command resumes from there"
     say(f"px.fit: {'Ctrl-C' if signal == 'SIGINT' else signal}: stopped after step {loop.num_steps}, {told}")
-    raise TrainingStopped(run.state, history, is_saved=loop.is_saved or checkpoint is None)
+    raise TrainingStopped(trained.state, history, is_saved=loop.is_saved or checkpoint is None)

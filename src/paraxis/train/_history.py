@@ -1,9 +1,9 @@
 """The results of a run so far: averages that stay exact, bounded in memory, and the same after a resume."""
 
 import dataclasses
-import math
+import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,14 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis import _html as html
-from paraxis._core import check
+from paraxis._core import arrays, check
 from paraxis._host import files
 from paraxis.errors import DataError
-from paraxis.train._loss import Mean
+from paraxis.train._loss import Mean, Metrics
 
 MOST_POINTS = 512
-
-Sums = dict[str, tuple[float, float]]  # totals and weights by name
+AHEAD = 4  # batches that the host may be ahead of the devices: a batch's metrics are fetched then
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +28,19 @@ class Record:
     Attributes:
         step: number of steps taken by then.
         epoch: number of the epoch, from 0.
-        metrics: averages by name; names of an evaluation's metrics begin with its name, as in ``"test/loss"``.
+        metrics: averages by name, floats, or of an ensemble's members ``(size,)``; in names of an evaluation's metrics,
+            its own comes first, as in ``"test/loss"``.
+        evaluation: the name of the evaluation; empty for averages over steps.
     """
 
-    step: int
-    epoch: int
-    metrics: dict[str, float]
+    step: Any
+    epoch: Any
+    metrics: dict[str, Any]
+    evaluation: str = ""
+
+    def title(self, name: str) -> str:
+        """Return a metric's name without that of the evaluation."""
+        return name.removeprefix(f"{self.evaluation}/") if self.evaluation else name
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -62,7 +68,7 @@ class History:
     evaluations: tuple[Record, ...]
 
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the steps at which a metric is known, and its values, both ``(num_points,)``.
+        """Return the steps at which a metric is known, ``(num_points,)``, and its values, of members ``(…, size)``.
 
         For ``"loss"``, the points are those of ``steps``; for ``"test/loss"``, the evaluations.
 
@@ -77,26 +83,21 @@ class History:
         return np.array([step for step, _ in found], np.int64), np.array([value for _, value in found], np.float64)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the curves to a file: a panel for each metric, of training and all evaluations together.
+        """Draw the curves to an image, ``"curves.png"``, which is there whole or not at all; by matplotlib.
 
-        Args:
-            path: of an image, such as ``"curves.png"``; it is there whole or not at all.
-
-        Raises:
-            ModuleNotFoundError: if matplotlib is missing.
+        There is a panel for each metric, of training and all evaluations together.
         """
         with check.needed("History.plot", "train"):
             from matplotlib.figure import Figure
-        panels: dict[str, dict[str, None]] = {}
+        panels: dict[str, dict[str, str]] = {}
         for record in (*self.steps[-1:], *self.evaluations):
             for name in record.metrics:
-                panels.setdefault(name.rpartition("/")[2], {})[name] = None
+                panels.setdefault(record.title(name), {})[name] = "." if record.evaluation else ""
         figure = Figure(figsize=(4.5 * max(1, len(panels)), 3.2), layout="constrained")
         for number, (title, names) in enumerate(panels.items(), 1):
             axes = figure.add_subplot(1, len(panels), number, title=title, xlabel="step")
-            for name in names:
-                axes.plot(*self.curve(name), label=name, marker="." if "/" in name else None)
-            axes.legend()
+            of_name = [axes.plot(*self.curve(n), color=f"C{k}", marker=names[n]) for k, n in enumerate(names)]
+            axes.legend([lines[0] for lines in of_name], names)  # each member has a line
         with files.replaced(Path(path).expanduser()) as file:
             figure.savefig(file, format=Path(path).suffix[1:] or "png", dpi=120)
 
@@ -105,10 +106,7 @@ class History:
         return f"History({num_steps} steps, {len(self.epochs)} epochs, {len(self.evaluations)} evaluations)"
 
     def __str__(self) -> str:
-        """Return a table: a line for each epoch, and for each evaluation at another step; or else the last step.
-
-        Epochs are counted from 1, as steps are.
-        """
+        """Return a table of epochs, from 1, and evaluations; or else of the last step."""
         return "\n".join(html.columns(self._cells(), str.rjust))
 
     def _repr_html_(self) -> str:
@@ -117,17 +115,19 @@ class History:
 
     def _cells(self) -> list[list[str]]:
         records = sorted((*self.epochs, *self.evaluations), key=lambda r: r.step) or self.steps[-1:]
-        lines: dict[int, dict[str, float]] = {}
+        lines: dict[int, dict[str, Any]] = {}
         for record in records:
             lines.setdefault(record.step, {"step": record.step, "epoch": record.epoch + 1}).update(record.metrics)
-        loss_first = lambda name: (name.rpartition("/")[2] != "loss", name)  # noqa: E731
-        in_order = (name for r in records for name in sorted(r.metrics, key=loss_first))
+        in_order = (name for r in records for _, name in sorted((r.title(name) != "loss", name) for name in r.metrics))
         names = list(dict.fromkeys(["step", "epoch", *in_order]))
-        return [names, *([_cell(line.get(name)) for name in names] for line in lines.values())]
+        return [names, *([cell(line.get(name, "")) for name in names] for line in lines.values())]
 
 
-def _cell(value: float | None) -> str:
-    return "" if value is None else str(value) if isinstance(value, int) else f"{value:.4g}"
+def cell(value: Any) -> str:
+    """Return a number as text; of an ensemble, the mean over the members and their range."""
+    if isinstance(value, np.ndarray):
+        return f"{value.mean():.4g} ({value.min():.4g} to {value.max():.4g})"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def send(metrics: Any) -> Any:
@@ -147,43 +147,56 @@ def send(metrics: Any) -> Any:
 _stacked = jax.jit(jnp.stack)
 
 
-def fetch(metrics: Any, rows: int) -> Sums:
-    """Return metrics of a batch of so many rows as sums in float64. One that is no ``Mean`` is the mean over them."""
+def fetch(metrics: Any, rows: int, shape: tuple[int, ...] = ()) -> Metrics:
+    """Return metrics of a batch of so many rows as sums in float64, floats or arrays of the shape.
+
+    One that is no ``Mean`` is the mean over the rows.
+    """
     if isinstance(metrics, tuple) and isinstance(metrics[0], jax.tree_util.PyTreeDef):
         metrics = jax.tree.unflatten(metrics[0], np.asarray(metrics[1]).tolist())
     sums = {}
     for name, x in (metrics if isinstance(metrics, Mapping) else {"loss": metrics}).items():
         mean = x if isinstance(x, Mean) else Mean(None, rows or 1, x)
         try:
-            weight = _number(mean.weight)
+            weight = _number(mean.weight, shape)
             # The mean itself has the rounding of one division; its product with the weight has nearly none.
-            total = _number(mean.total) if mean.value is None else _number(mean.value) * weight
+            total = _number(mean.total, shape) if mean.value is None else _number(mean.value, shape) * weight
         except (TypeError, ValueError) as error:
             raise DataError(
                 f"px.fit: metric {name!r} is {check.described(x)}, not a number; let the step return a scalar, or "
                 "px.Mean(total, weight)"
             ) from error
-        sums[name] = total, weight
+        sums[name] = Mean(total, weight)
     return sums
 
 
-def _number(value: Any) -> float:
+def _number(value: Any, shape: tuple[int, ...]) -> Any:
+    if shape:
+        array = arrays.on_host(value) if isinstance(value, jax.Array) else np.asarray(value)
+        array = array if array.ndim == 0 else array[: shape[0]]  # of padding
+        return np.broadcast_to(np.asarray(array, float), shape if array.ndim in (0, len(shape)) else ())
     # A third of what value.item() takes.
     return np.asarray(value).item() if isinstance(value, jax.Array) else float(value)
 
 
-def means_of(sums: Sums) -> dict[str, float]:
-    return {name: total / weight if weight else math.nan for name, (total, weight) in sums.items()}
+def means_of(sums: Metrics) -> dict[str, Any]:
+    return {name: mean.compute() for name, mean in sums.items()}
 
 
-def add(before: Sums, more: Sums) -> Sums:
-    added = {name: (x + before[name][0], w + before[name][1]) for name, (x, w) in more.items() if name in before}
-    return before | more | added
+def late(items: Iterable[Any]) -> Iterator[Any]:
+    """Return the items, each when so many later ones are there."""
+    ahead, behind = itertools.tee(items)
+    next(itertools.islice(ahead, AHEAD, AHEAD), None)
+    return (item for _, item in itertools.zip_longest(ahead, behind))
+
+
+def add(before: Metrics, more: Metrics) -> Metrics:
+    return before | more | {name: before[name] + mean for name, mean in more.items() if name in before}
 
 
 @dataclasses.dataclass
 class Recorder:
-    """The averages of a run under way; floats come back from JSON bit for bit.
+    """The averages of a run under way.
 
     Attributes:
         sums: of the epoch under way.
@@ -191,8 +204,8 @@ class Recorder:
         count: number of steps that were added.
     """
 
-    sums: Sums = dataclasses.field(default_factory=dict)
-    points: list[tuple[int, int, Sums]] = dataclasses.field(default_factory=list)
+    sums: Metrics = dataclasses.field(default_factory=dict)
+    points: list[tuple[int, int, Metrics]] = dataclasses.field(default_factory=list)
     count: int = 0
     stride: int = 1
     epochs: list[Record] = dataclasses.field(default_factory=list)
@@ -200,16 +213,20 @@ class Recorder:
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> Self:
-        """Return the one of which ``dataclasses.asdict`` was saved as JSON."""
-        records = {name: [Record(**record) for record in saved[name]] for name in ("epochs", "evaluations")}
-        return cls(**{**saved, **records})
+        """Return the one whose attributes were saved as JSON, bit for bit; a list is an array of members' values."""
+        values = lambda found: {k: np.array(x) if isinstance(x, list) else x for k, x in found.items()}  # noqa: E731
+        sums = lambda found: {name: Mean(**values(mean)) for name, mean in found.items()}  # noqa: E731
+        record = lambda found: Record(**found | {"metrics": values(found["metrics"])})  # noqa: E731
+        points = [(step, epoch, sums(found)) for step, epoch, found in saved["points"]]
+        records = {name: [*map(record, saved[name])] for name in ("epochs", "evaluations")}
+        return cls(**{**saved, **records, "sums": sums(saved["sums"]), "points": points})
 
     def history(self) -> History:
         whole = self.points[: self.count // self.stride]
         points = tuple(Record(step, epoch, means_of(sums)) for step, epoch, sums in whole)
         return History(points, self.stride, tuple(self.epochs), tuple(self.evaluations))
 
-    def add_step(self, step: int, epoch: int, sums: Sums) -> None:
+    def add_step(self, step: int, epoch: int, sums: Metrics) -> None:
         self.sums = add(self.sums, sums)
         before = self.points.pop()[2] if self.count % self.stride else {}
         self.points.append((step, epoch, add(before, sums)))
@@ -219,13 +236,13 @@ class Recorder:
             self.points = [(step, epoch, add(first, second)) for (_, _, first), (step, epoch, second) in pairs]
             self.stride *= 2
 
-    def end_epoch(self, step: int, epoch: int) -> None:
+    def end_epoch(self, step: int, epoch: int) -> Record:
         self.epochs.append(Record(step, epoch, means_of(self.sums)))
         self.sums = {}
-
-    def evaluated(self, step: int) -> dict[str, float]:
-        return {k: v for record in self.evaluations if record.step == step for k, v in record.metrics.items()}
+        return self.epochs[-1]
 
     def latest(self, step: int) -> dict[str, float]:
-        """Return metrics after a step: averages over the epoch under way, or else the last one, and evaluations."""
-        return (self.epochs[-1].metrics if self.epochs else {}) | means_of(self.sums) | self.evaluated(step)
+        """Return metrics after a step, means over members: of the epoch under way, or the last, and evaluations."""
+        found = [*self.epochs[-1:], Record(step, 0, means_of(self.sums))]
+        found += [record for record in self.evaluations if record.step == step]
+        return {name: float(np.mean(x)) for record in found for name, x in record.metrics.items()}

@@ -13,6 +13,7 @@ from paraxis._core.check import needed
 from paraxis.errors import StateError
 from paraxis.train._models import is_a
 
+BEST = "best"  # before the paths of a second tree: no other path begins with a letter
 _PYTHON = (bool, int, float, str)
 
 
@@ -23,8 +24,8 @@ def orbax() -> Any:
     return v1
 
 
-def by_path(tree: Any) -> dict[str, Any]:
-    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+def by_path(tree: Any, prefix: str = "") -> dict[str, Any]:
+    return {prefix + jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def split(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -80,8 +81,9 @@ def _like(target: Any, record: Mapping[str, Any], loaded: Mapping[str, Any], pat
     return jax.device_put(x, target.sharding) if is_placed and not x.committed else x
 
 
-def compare(saved: Mapping[str, str], wanted: Mapping[str, Any]) -> dict[str, str]:
+def compare(saved: Mapping[str, str], wanted: Mapping[str, Any], *, best: bool = False) -> dict[str, str]:
     """Return all differences by path: the target's leaves in their order, then the checkpoint's others."""
+    saved = {path: kind for path, kind in saved.items() if path.startswith(BEST) == best}
     kinds = {path: kind(path, leaf) for path, leaf in wanted.items()}
     both = {path: (saved.get(path, "missing"), kinds.get(path, "missing")) for path in {**kinds, **saved}}
     return {

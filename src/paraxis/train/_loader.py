@@ -12,8 +12,10 @@ from paraxis._core import check, jax_api, pytrees
 from paraxis._core.placing import Axis
 from paraxis._host import reading
 from paraxis.errors import DataError
-from paraxis.train import _batches
+from paraxis.train import _batches, _sources
 from paraxis.train._sources import Order, Position, Rows, Source, generators, noted, source_of, to_host
+
+_MOST_RESIDENT = 2**30  # bytes
 
 
 def loader(
@@ -26,6 +28,7 @@ def loader(
     drop_last: bool = False,
     read_ahead: int = 2,
     transform: Callable[..., Any] | None = None,
+    rows: Any = None,
 ) -> "Loader":
     """Return batches of rows, shuffled with a seed, read ahead by a thread and distributed over the devices.
 
@@ -55,6 +58,8 @@ def loader(
         transform: a function of a tree of NumPy arrays ``(rows, ...)`` to another with as many rows, run by the thread.
             It may have a parameter ``random``: a ``numpy.random.Generator`` for each row, keyed by (seed, epoch, row).
             With several processes, it must treat each row by itself, which is tried on the first rows.
+        rows: numbers of the source's rows, ``(m,)``, which are then all; or ``(size, m)``, of arrays in memory: those
+            of each member of an ensemble, as for bagging.
 
     Returns:
         A :class:`Loader`. Its batches are trees like the rows: of arrays over the devices; or, of a batch whose rows
@@ -76,16 +81,26 @@ def loader(
     check.count("px.loader", "seed", seed, least=0, most=2**64 - 1, write="seed=0", error=DataError)
     if isinstance(found, tuple):
         size = check.count("px.loader", "batch_size", batch_size, write="px.loader(source, 32)", error=DataError)
-        num_rows, read, leaves = found
+        num_rows, read, leaves, tree = found
+        chosen = None if rows is None else np.asarray(rows)
+        if chosen is not None:
+            if chosen.dtype.kind not in "iu" or chosen.ndim not in (1, 2) or not np.isin(chosen, range(num_rows)).all():
+                raise DataError(f"px.loader: rows must be numbers of the source's {num_rows} rows, (m,) or (size, m)")
+            num_rows, read_all = chosen.shape[-1], read
+            read = lambda at, epoch: read_all(chosen[at], epoch)  # noqa: E731
         found = Rows(Order(num_rows, size, shuffle is not False, bool(drop_last), seed), read, leaves)
         if not found.length:
             raise DataError(
                 f"px.loader: with drop_last and batch_size {size} there is no batch, as source has {num_rows} rows"
             )
-    elif batch_size is not None or shuffle or drop_last:
+        if transform is None and all(type(leaf) is np.ndarray for leaf in leaves.values()):
+            is_small = chosen is not None or sum(leaf.nbytes for leaf in leaves.values()) <= _MOST_RESIDENT
+            found.arrays = tree if is_small else None
+        found.chosen = chosen
+    elif batch_size is not None or shuffle or drop_last or rows is not None:
         raise DataError(
-            "px.loader: source gives batches, of its own size and in its own order; leave batch_size, shuffle and "
-            "drop_last out, or pass what gives its rows by number: px.loader(data_loader.dataset, 32)"
+            "px.loader: source gives batches, of its own size and in its own order; leave batch_size, shuffle, "
+            "drop_last and rows out, or pass what gives its rows by number: px.loader(data_loader.dataset, 32)"
         )
     return Loader(found, _batches.axis_of("px.loader", axis), seed, read_ahead, transform)
 
@@ -100,7 +115,7 @@ class Loader:
 
     def __init__(self, source: Source, axis: Axis, seed: int, read_ahead: int, transform: Any) -> None:
         self.length, self.leaves = source.length, source.leaves
-        self._source, self._axis, self._seed = source, axis, seed
+        self.source, self._axis, self._seed = source, axis, seed
         self._read_ahead, self._transform = read_ahead, transform
         self._draws = transform is not None and "random" in inspect.signature(transform).parameters
         self._is_tried = jax.process_count() == 1
@@ -125,12 +140,12 @@ class Loader:
 
     def epoch(self, number: int) -> Generator[Any, None, None]:
         """Return the batches of one epoch; for a source of batches that has no epochs, those of its next pass."""
-        found = ((Position(k, number, k), batch) for k, batch in enumerate(self._source.epoch(number)))
+        found = ((Position(k, number, k), batch) for k, batch in enumerate(self.source.epoch(number)))
         return (batch for _, batch in self._laid_out(found))
 
     def steps(self, start: Position) -> Generator[tuple[Position, Any], None, None]:
         """Yield batches without end with their positions, from one on."""
-        return self._laid_out(self._source.steps(start))
+        return self._laid_out(self.source.steps(start))
 
     def rows(self, number: int) -> np.ndarray:
         """Return the row numbers of a batch, int64 ``(num_rows,)``; batches are counted from the first epoch.
@@ -138,18 +153,20 @@ class Loader:
         Raises:
             DataError: if the source yields batches, whose row numbers are not known.
         """
-        if not isinstance(self._source, Rows):
+        if not isinstance(self.source, Rows):
             raise DataError("px.loader: the source gives batches, and does not tell which rows are in them")
-        return self._source.order.rows(number)
+        return self.source.order.rows(number)
 
     def describe(self) -> dict[str, Any]:
         """Return a JSON description of the data, as far as it is known without reading them, and of their order.
 
         Two loaders with equal descriptions have the same rows in the same batches, if the rows are the same.
         """
-        return {"order": "given", "seed": self._seed, **self._source.describe()}
+        return {"order": "given", "seed": self._seed, **self.source.describe()}
 
     def _laid_out(self, found: Iterator[tuple[Position, Any]]) -> Generator[tuple[Position, Any], None, None]:
+        if isinstance(self.source, Rows) and self.source.chosen is not None and self.source.chosen.ndim == 2:
+            raise DataError("px.loader: rows (size, m) are for ens.fit, of arrays in memory; else write rows=rows[0]")
         # A thread does not see the mesh, nor the width of numbers, that are in force where it is started.
         made = self._made(found, _batches.devices_of(self._axis), jax_api.is_wide())
         return reading.items_ahead(made, self._read_ahead) if self._read_ahead else made
@@ -159,10 +176,10 @@ class Loader:
     ) -> Generator[tuple[Position, Any], None, None]:
         for position, batch in found:
             with jax.enable_x64(wide), noted(f"px.loader: raised when batch {position} was made"):
-                ids, read = batch if isinstance(self._source, Rows) else _by_number(position, batch)
+                ids, read = batch if isinstance(self.source, Rows) else _by_number(position, batch)
                 at = devices.local_rows(len(ids))
                 rows = self._transformed(read(at), position.epoch, ids[at])
-                is_new = self._transform is None and isinstance(self._source, Rows)
+                is_new = self._transform is None and isinstance(self.source, Rows)
                 batch = devices.assemble(_numbers(rows, len(at), copy=not is_new), len(ids))
             yield position, batch
             del batch, rows, read  # no more of them stays in memory than asked for
@@ -186,6 +203,12 @@ class Loader:
                     "numbers from its generator: def transform(batch, random): … random[i].normal()"
                 )
         return made
+
+
+def batches_of(what: str, data: Any) -> _sources.Batches:
+    """Return the batches that data are: those of a loader, a random key for each step, or given ones."""
+    is_key = isinstance(data, jax.Array) and jnp.issubdtype(data.dtype, jax.dtypes.prng_key) and data.ndim == 0
+    return data if isinstance(data, Loader) else _sources.Keys(data) if is_key else _sources.GivenBatches(what, data)
 
 
 def _by_number(position: Position, batch: Any) -> tuple[np.ndarray, Callable[[np.ndarray], Any]]:

@@ -3,30 +3,98 @@
 import collections
 import contextlib
 import dataclasses
+import importlib.metadata
+import json
 import math
-import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core import pytrees
-from paraxis._host import digests, processes
+from paraxis._host import processes
 from paraxis.errors import CheckpointError, DataError, NonFiniteError, StateError
 from paraxis.train._batches import rows_of
-from paraxis.train._checkpoints import Checkpoints
-from paraxis.train._evaluate import AHEAD, Evaluate, StopEarly, source_of
-from paraxis.train._events import Event, Kind, Reporter
-from paraxis.train._history import Record, Sums, fetch, means_of, send
+from paraxis.train._checkpoints import Checkpoints, SaveDecision, is_time
+from paraxis.train._evaluate import Evaluate, StopEarly, Verdict
+from paraxis.train._events import Callback, Event, Kind, Reporter
+from paraxis.train._history import AHEAD, Record, Recorder, fetch, means_of, send
 from paraxis.train._loader import Loader
-from paraxis.train._resume import Run
-from paraxis.train._sources import Batches, Position, noted
+from paraxis.train._loss import Mean, Metrics
+from paraxis.train._sources import Batches, Keys, Position, noted
 from paraxis.train._state import TrainState
 
+_NAME = "fit"  # of the notes that resume a run
 _MOST_ROWS = 20  # listed in an error
+
+
+class Stretch(NamedTuple):
+    """Steps that are one program: the position of the last, their batches, the rows of each, and their number."""
+
+    position: Position
+    batch: Any
+    rows: int
+    num_steps: int = 1
+
+
+@runtime_checkable
+class Trained(Protocol):
+    """What a loop trains: a state, or the members of an ensemble.
+
+    ``stretches`` yields what steps take, from a position on: several at once only if ``is_quiet(first, last)``: nothing
+    is due between. ``advance`` takes them, with members that are active, and ``evaluate`` calls a function of
+    the state and a batch; both return metrics under way.
+
+    Attributes:
+        state: what callbacks see, after the steps that were done.
+        shape: of a metric's values: ``()``, or ``(size,)`` of members.
+        tree: what a checkpoint saves of the state; to be set by what it restores.
+    """
+
+    state: Any
+    shape: tuple[int, ...]
+    tree: Any
+
+    def stretches(
+        self, data: Batches, start: Position, is_quiet: Callable[[int, int], bool]
+    ) -> Generator[Stretch, None, None]: ...
+    def advance(self, batch: Any, active: np.ndarray | None) -> Any: ...
+    def evaluate(self, step: Any, batch: Any) -> Any: ...
+
+
+class OneState:
+    """A single state, as the loop trains it."""
+
+    shape = ()
+
+    def __init__(self, state: Any, step: Any = None) -> None:
+        self.tree, self._step = state, step
+
+    @property
+    def state(self) -> Any:
+        return self.tree
+
+    def stretches(self, data: Batches, start: Position, is_quiet: Any) -> Generator[Stretch, None, None]:
+        # The arrays are the user's, and a step may consume them.
+        self.tree = jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, self.tree)
+        return (Stretch(position, batch, rows_of(batch)) for position, batch in data.steps(start))
+
+    def advance(self, batch: Any, active: np.ndarray | None) -> Any:
+        result = self._step(self.tree, batch)
+        is_pair = isinstance(result, tuple) and len(result) == 2
+        if not is_pair or isinstance(result[0], TrainState) != isinstance(self.tree, TrainState):
+            raise StateError(
+                f"px.fit: step returned a {type(result).__name__}, not a new state and metrics; if it is a loss "
+                "function, write px.train_step(loss), else return state, {'loss': loss}"
+            )
+        self.tree, metrics = result
+        return send(metrics)
+
+    def evaluate(self, step: Any, batch: Any) -> Any:
+        return send(step(self.tree, batch))
 
 
 @dataclasses.dataclass
@@ -34,50 +102,79 @@ class Loop:
     """The steps of a run, up to a number of ``epochs`` or ``steps`` in all.
 
     Attributes:
-        rule: when the run ends before.
+        rule: when the run, or a member, ends before.
         say: shows a line, in the first process.
-        reason: why the run stops early; ``None``: it goes on.
-        best: the record with the best value of the rule's metric so far.
+        next: the position of the next batch.
+        recorder: the metrics so far.
+        best: the best state so far, as ``trained.tree``.
+        verdict: what the rule says so far.
     """
 
-    run: Run
-    step: Callable[[Any, Any], Any]
-    data: Loader | Batches
+    trained: Trained
+    step: Any
+    data: Batches
     epochs: int | None
     steps: int | None
     evaluations: dict[str, Evaluate]
     rule: StopEarly | None
     checkpoints: Checkpoints | None
-    callbacks: Sequence[Callable[[Event], Any]]
-    reporters: list[Reporter]
+    callbacks: Sequence[Callback]
     say: Callable[[str], None]
-    reason: str | None = None
-    best: Record | None = None
 
     def __post_init__(self) -> None:
-        self._pending: collections.deque[tuple[Position, Any, Any]] = collections.deque()
+        self.reporters, self.recorder, self.best = list[Reporter](), Recorder(), None
+        self.is_resumed = self.checkpoints is not None and self.checkpoints.latest is not None
+        self._pending: collections.deque[tuple[Stretch, Any]] = collections.deque()
+        self._sources: dict[str, str | None] = {}  # of each metric, its evaluation; None: it is one of training
         self._saved: int | None = None
-        self._noted: set[int] = set()  # numbers of rows for which the step's program is noted
         self._best_by = None if self.checkpoints is None else self.checkpoints.best_by
         named = (("stop_early", self.rule and self.rule.metric), ("best= of checkpoint", self._best_by))
         self._named = {argument: metric for argument, metric in named if metric}
-        for argument, metric in self._named.items():
-            if source_of(metric) not in ("", *self.evaluations):
-                raise DataError(
-                    f"px.fit: {argument} names the metric {metric!r}, but there is no such evaluation; write evaluate="
-                    f"px.Evaluate(px.eval_step(loss), data, name={source_of(metric)!r})"
-                )
-        self._judge()
+        self.verdict = Verdict(self.rule, self.trained.shape)
+
+    def begin(self) -> list[str]:
+        """Begin from the last checkpoint, if there is one, else from the state. Return lines about it."""
+        data, checkpoints, trained = self.data, self.checkpoints, self.trained
+        if checkpoints is None or not self.is_resumed:
+            self.next = _start_of(data, trained.state, 0)
+            return []
+        with noted(
+            "px.fit: a run resumes with the state that it saved; with another model or optimiser, start elsewhere: "
+            f"checkpoint='{checkpoints.path}-2'",
+            of=StateError,
+        ):
+            target = trained.tree
+            restored = checkpoints.restore(target)
+        said, note = [f"resumes from {checkpoints.path / str(restored.step)}"], restored.notes.get(_NAME)
+        if note is None:  # saved by hand
+            trained.tree = restored.tree
+            self.next = _start_of(data, trained.state, restored.step)
+            return said
+        saved, given = note["data"], json.loads(json.dumps(data.describe()))
+        if changed := [name for name in {**saved, **given} if saved.get(name) != given.get(name)]:
+            differences = "; ".join(f"{name} was {saved.get(name)!r} and is {given.get(name)!r}" for name in changed)
+            raise DataError(
+                f"px.fit: data is not what the checkpoint of step {restored.step} in {checkpoints.path} was "
+                f"trained on: {differences}. Give the same data to resume the run, or another checkpoint= for a new one"
+            )
+        self.trained.tree, self.next = restored.tree, Position(*note["next"])
+        self.recorder, now = Recorder.of(note["metrics"]), environment()
+        if self.rule is not None and note.get("best") == [self.rule.metric, self.rule.mode]:
+            self.best = checkpoints.restore(target, restored.step, best=True).tree
+            for record in (*self.recorder.epochs, *self.recorder.evaluations):
+                self.verdict.add(record)
+        changes = {name: was for name, was in note["on"].items() if was != now[name]}
+        return said + [f"{name}: {was} when it was saved, {now[name]} now" for name, was in changes.items()]
 
     @property
     def num_steps(self) -> int:
-        return self.run.next.number
+        return self.next.number
 
     @property
     def is_over(self) -> bool:
-        following = self.run.next
+        following = self.next
         is_done = following.number >= self.steps if self.steps is not None else following.epoch >= (self.epochs or 0)
-        return self.reason is not None or is_done
+        return self.verdict.reason is not None or is_done
 
     @property
     def is_saved(self) -> bool:
@@ -88,30 +185,35 @@ class Loop:
         """The evaluations that are due after the last step and not done; at the end, all of them are due."""
         ends = self.is_over
         due = [name for name, one in self.evaluations.items() if ends or self._is_time(one.every)]
-        done = self.run.recorder.evaluated(self.num_steps) if due else {}
-        return [name for name in due if not any(metric.startswith(f"{name}/") for metric in done)]
+        done = {record.evaluation for record in self.recorder.evaluations if due and record.step == self.num_steps}
+        return [name for name in due if name not in done]
 
-    def _is_time(self, every: int | None) -> bool:
+    def _is_time(self, every: int | SaveDecision | None) -> bool:
         """Return whether so many steps are done again; of ``None``, whether an epoch is."""
-        return self.run.next.within == 0 if every is None else self.num_steps % every == 0
+        return self.next.within == 0 if every is None else is_time(every, self.num_steps)
+
+    def _is_quiet(self, first: int, last: int) -> bool:
+        """Return whether nothing is due after a step between these two, nor the end."""
+        every = [one.every for one in self.evaluations.values()] + [self.checkpoints and self.checkpoints.every]
+        periods = [n for n in [*every, self.steps] if n is not None]
+        return all(isinstance(n, int) and (last - 1) // n == first // n for n in periods)
 
     @property
     def _epoch(self) -> int:
-        return self.run.next.epoch - (self.run.next.within == 0 and self.num_steps > 0)
+        return self.next.epoch - (self.next.within == 0 and self.num_steps > 0)
 
     def until(self, stop: processes.StopSignal) -> str | None:
         """Run all steps, or until a signal. The signal is returned; the run is saved in any case."""
         processes.begin_progress()
         self._tell("start")
-        if self.run.is_resumed and self.due:  # a signal has left them out
+        if self.is_resumed and self.due:  # a signal has left them out
             self._finish(stop, saves=True)
         if not self.is_over and not stop.asked():
             processes.begin_progress()  # what came before was no step
-            if not self.run.is_resumed:  # the arrays are the user's
-                self.run.state = jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, self.run.state)
-            with contextlib.closing(self.data.steps(self.run.next)) as batches:
-                for position, batch in batches:
-                    self._advance(position, batch)
+            stretches = self.trained.stretches(self.data, self.next, self._is_quiet)
+            with contextlib.closing(stretches):
+                for stretch in stretches:
+                    self._advance(stretch)
                     self._between(stop)
                     if self.is_over or stop.asked():
                         break
@@ -123,54 +225,21 @@ class Loop:
         self._wait_for_checkpoint()
         return signal or stop.asked()
 
-    def _advance(self, position: Position, batch: Any) -> None:
-        run, hint = self.run, _hint(self.step, "px.train_step")
+    def _advance(self, stretch: Stretch) -> None:
+        position, hint = stretch.position, _hint(self.step, "px.train_step")
         with noted(f"px.fit: raised by step {position.number + 1} ({position}){hint}"):
-            if self.checkpoints is not None:
-                self._note_program(batch)
-            result = self.step(run.state, batch)
-            is_pair = isinstance(result, tuple) and len(result) == 2
-            if not is_pair or isinstance(result[0], TrainState) != isinstance(run.state, TrainState):
-                raise StateError(
-                    f"px.fit: step returned a {type(result).__name__}, not a new state and metrics; if it is a loss "
-                    "function, write px.train_step(loss), else return state, {'loss': loss}"
-                )
-            run.state, metrics = result
-        self._pending.append((position, batch, send(metrics)))
+            metrics = self.trained.advance(stretch.batch, None if self.rule is None else self.verdict.active)
+        self._pending.append((stretch, metrics))
         if len(self._pending) > AHEAD:
             self._take()
         following = (position.epoch + 1, 0) if position.is_last else (position.epoch, position.within + 1)
-        run.next = Position(position.number + 1, *following)
-
-    def _note_program(self, batch: Any) -> None:
-        """Say so if the step is another program than when the run was saved, for batches of this size.
-
-        A program is known by a digest of its jaxpr and constants: learning rate, clip, dropout and all code that
-        matters. It holds no text of the user's. A step that is not compiled as a whole has none.
-        """
-        size, trace = rows_of(batch), getattr(self.step, "trace", None)
-        if trace is None or size in self._noted:
-            return
-        self._noted.add(size)
-        jaxpr = trace(self.run.state, batch).jaxpr
-        text = re.sub(r"0x[0-9a-f]+", "", str(jaxpr))  # the addresses of functions
-        digest = digests.of_bytes("\n".join([text, *map(digests.of_array, jaxpr.consts)]).encode())
-        devices = getattr(self.step, "num_devices", jax.device_count())
-        key = f"{size} rows, {devices} devices, jax {jax.__version__}"
-        if self.run.programs.setdefault(key, digest) != digest:
-            self.run.programs = {key: digest}
-            self.say(
-                "px.fit: the training step is another program than the one that was saved: an option, the optimiser, "
-                "the model or the loss has changed"
-            )
+        self.next = Position(position.number + 1, *following)
 
     def _between(self, stop: processes.StopSignal) -> None:
         """Do what is due after a step. The devices are waited for only if something is."""
-        due, checkpoints, at_epoch = self.due, self.checkpoints, self.run.next.within == 0
-        is_best = source_of(self._best_by or "") in due  # it is saved, though no checkpoint is due
-        saves = is_best or (checkpoints is not None and self._is_time(checkpoints.every))
-        sees_epochs = self.callbacks or (self.rule is not None and not source_of(self.rule.metric))
-        if due or saves or self.is_over or (at_epoch and sees_epochs):
+        due, at_epoch = self.due, self.next.within == 0
+        saves = self.checkpoints is not None and self._is_time(self.checkpoints.every)
+        if due or saves or self.is_over or (at_epoch and (self.callbacks or self.rule)):
             self._drain()
             self._finish(stop, saves=saves)
             processes.note_progress()
@@ -181,65 +250,87 @@ class Loop:
             name, one = due[0], self.evaluations[due[0]]
             hint = _hint(one.step, "px.eval_step")
             with noted(f"px.fit: raised by evaluation {name!r}, after step {self.num_steps}{hint}"):
-                metrics = one(self.run.state, stop.asked)
+                metrics = one(self.trained, stop.asked)
             if not metrics:
                 return
             self._require_named(metrics, name)
-            self.run.recorder.evaluations.append(Record(self.num_steps, self._epoch, metrics))
-            self._judge()
+            saves = saves or self._best_by in metrics  # it is saved, though no checkpoint is due
+            record = Record(self.num_steps, self._epoch, metrics, name)
+            self.recorder.evaluations.append(record)
+            self._judge(record)
             self._tell("evaluate", metrics)
         if saves or self.is_over:
             self._save()
 
-    def _require_named(self, metrics: Mapping[str, Any], source: str = "") -> None:
+    def _require_named(self, metrics: Mapping[str, Any], evaluation: str | None = None) -> None:
+        """Note whose metrics these are; refuse a name that is another's too, or that no one can give."""
+        for name in metrics:
+            if self._sources.setdefault(name, evaluation) != evaluation:
+                raise DataError(f"px.fit: two things are called {name!r}; write px.Evaluate(…, name='second')")
         for argument, metric in self._named.items():
-            if source_of(metric) == source and metric not in metrics:
-                names = ", ".join(map(repr, metrics)) or "none"
-                raise DataError(
-                    f"px.fit: {argument} names the metric {metric!r}, but there is {names}; write one of these"
-                )
+            if metric in self._sources or any(
+                metric.startswith(f"{name}/") for name in self.evaluations.keys() - {*self._sources.values()}
+            ):
+                continue
+            names = ", ".join(map(repr, self._sources)) or "none"
+            raise DataError(
+                f"px.fit: {argument} names the metric {metric!r}, but there is {names}; write one of these, or "
+                "evaluate=px.Evaluate(px.eval_step(loss), data, name='test')"
+            )
 
-    def _judge(self) -> None:
-        if self.rule is not None:
-            self.best, self.reason = self.rule.judge((*self.run.recorder.epochs, *self.run.recorder.evaluations))
+    def _judge(self, record: Record) -> None:
+        """Keep the state, or those of members, that are better than before."""
+        if not (improved := self.verdict.add(record)).any():
+            return
+
+        def better(new: Any, old: Any) -> Any:  # a copy, as the next step consumes the state
+            mask = improved.reshape(improved.shape + (1,) * (np.ndim(new) - improved.ndim))
+            return jnp.where(mask, new, old) if isinstance(new, jax.Array) else new
+
+        tree = self.trained.tree
+        self.best = jax.tree.map(better, tree, tree if self.best is None else self.best)
 
     def _drain(self) -> None:
         while self._pending:
             self._take()
 
     def _take(self) -> None:
-        position, batch, waiting = self._pending.popleft()
-        rows = rows_of(batch)
-        sums = fetch(waiting, rows)
+        stretch, waiting = self._pending.popleft()
+        position, count, shape = stretch.position, stretch.num_steps, self.trained.shape
+        found = fetch(waiting, stretch.rows, (*shape, count) if shape else ())
         processes.note_progress()  # not when the step is only under way: others may still be compiling theirs
-        if not all(math.isfinite(x) for name in ("loss", "grad_norm") for x in sums.get(name, ())):
-            raise self._failed(position, batch, sums)
-        self._require_named(sums)
-        step = position.number + 1
-        self.run.recorder.add_step(step, position.epoch, sums)
-        self._report(Event("step", step, position.epoch, means_of(sums), rows))
+        all_means = means_of(found)
+        for k in range(count):
+            step, sums, means = position.number + 2 - count + k, found, all_means
+            if shape:
+                sums = {name: Mean(mean.total[:, k], mean.weight[:, k]) for name, mean in found.items()}
+                means = {name: x[:, k] for name, x in all_means.items()}
+            if not shape and not all(math.isfinite(means.get(name, 0.0)) for name in ("loss", "grad_norm")):
+                raise self._failed(stretch, sums)
+            self._require_named(sums)
+            self.recorder.add_step(step, position.epoch, sums)
+            self._report(Event("step", step, position.epoch, means, stretch.rows))
         if position.is_last:
-            self.run.recorder.end_epoch(step, position.epoch)
-            self._judge()
-            metrics, state = self.run.recorder.epochs[-1].metrics, None if self._pending else self.run.state
-            self._report(Event("epoch", step, position.epoch, metrics, 0, state))
+            record = self.recorder.end_epoch(position.number + 1, position.epoch)
+            self._judge(record)
+            state = None if self._pending else self.trained.state
+            self._report(Event("epoch", record.step, record.epoch, record.metrics, 0, state))
 
-    def _failed(self, position: Position, batch: Any, sums: Sums) -> NonFiniteError:
+    def _failed(self, stretch: Stretch, sums: Metrics) -> NonFiniteError:
         """Return the error of a step that met what is not finite; nothing after it counts."""
         self._pending.clear()
-        run, state, rows, done = self.run, None, None, ""
+        state, rows, done, (position, batch, *_) = None, None, "", stretch
         with contextlib.suppress(DataError):  # a source of batches does not tell of their rows
             rows = self.data.rows(position.number) if isinstance(self.data, Loader) else None
-        ok = getattr(run.state, "ok", None)
+        ok = getattr(self.trained.state, "ok", None)
         if ok is not None and not bool(ok):  # steps have left the state as it was, and it may go on
-            state = run.state = run.state.replace(ok=ok | True)
-            run.next = position._replace(is_last=False)
+            state = self.trained.tree = self.trained.state.replace(ok=ok | True)
+            self.next = position._replace(is_last=False)
             self._save()
             self._wait_for_checkpoint()
             where = f", and saved in {self.checkpoints.path}" if self.checkpoints and self.is_saved else ""
             done = f"The state after step {position.number} is error.state{where}. "
-        total, weight = sums.get("loss", (math.nan, 1.0))
-        loss = total / (weight or 1)
+        loss = means_of(sums).get("loss", math.nan)
         listed = "" if rows is None else f", of rows {_listed(rows)}: data.rows({position.number})"
         why = (
             "All values of the batch are finite, so it is the model, or values that are too large: take smaller steps, "
@@ -262,7 +353,16 @@ class Loop:
             reporter.flush()
         self._wait_for_checkpoint()
         with self._going_on():
-            checkpoints.save(self.num_steps, self.run.state, self.run.notes(self.data, self._best_by))
+            note = {
+                "next": self.next,
+                "data": self.data.describe(),
+                "metrics": vars(self.recorder),
+                "best": self.rule and self.best is not None and [self.rule.metric, self.rule.mode],
+                "on": environment(),
+            }
+            unknown = {self._best_by: math.nan} if self._best_by else {}  # unless it was evaluated after this step
+            notes = unknown | self.recorder.latest(self.num_steps) | {_NAME: note}
+            checkpoints.save(self.num_steps, self.trained.tree, notes, best=self.best)
             self._saved = self.num_steps
             self._tell("checkpoint")
 
@@ -285,8 +385,8 @@ class Loop:
             self._saved = None
             warnings.warn(f"px.fit: {error}; later steps are in memory, and in what px.fit returns", stacklevel=4)
 
-    def _tell(self, kind: Kind, metrics: dict[str, float] | None = None) -> None:
-        self._report(Event(kind, self.num_steps, self._epoch, metrics or {}, 0, self.run.state))
+    def _tell(self, kind: Kind, metrics: dict[str, Any] | None = None) -> None:
+        self._report(Event(kind, self.num_steps, self._epoch, metrics or {}, 0, self.trained.state))
 
     def _report(self, event: Event) -> None:
         for reporter in self.reporters:
@@ -295,6 +395,31 @@ class Loop:
             name = getattr(callback, "__qualname__", type(callback).__name__)
             with noted(f"px.fit: raised by the callback {name}, after step {event.step}"):
                 callback(event)
+
+
+def environment() -> dict[str, Any]:
+    """Return what the bits of a run depend on, apart from the program."""
+    return {
+        "jax": jax.__version__,
+        "jaxlib": importlib.metadata.version("jaxlib"),
+        "device kind": jax.devices()[0].device_kind,
+        "number of devices": jax.device_count(),
+        "number of processes": jax.process_count(),
+    }
+
+
+def _start_of(data: Batches, state: Any, otherwise: int) -> Position:
+    """Return the position of the batch after the steps that a state says it has done."""
+    step = getattr(state, "step", None)
+    number = otherwise if step is None or callable(step) else int(step)
+    if isinstance(data, Keys):
+        return Position(number, 0, number)
+    if number and data.length is None:
+        raise DataError(
+            f"px.fit: data does not say how many batches an epoch has, so it is not known with which one a state after "
+            f"{number} steps continues; give px.loader(arrays, 32), a list, or checkpoint="
+        )
+    return Position(number, *divmod(number, data.length or 1))
 
 
 def _hint(step: Any, make: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from paraxis.errors import DataError, axis_advice
 
@@ -21,9 +22,9 @@ class Mean:
     The sum of the means of several batches, or of parts of one, is the mean of all rows, whatever the batches' sizes.
 
     Args:
-        total: ``()``, sum of values times weights.
-        weight: ``()``, sum of the weights: for example the number of rows, or tokens.
-        value: ``()``, the mean itself, if it is known without the rounding of a product and a quotient.
+        total: ``()``, sum of values times weights; of an ensemble's members, ``(size,)``.
+        weight: likewise, sum of the weights: for example the number of rows, or tokens.
+        value: likewise, the mean itself, if it is known without the rounding of a product and a quotient.
 
     Raises:
         ValueError: by ``float(mean)``, if the sum of the weights is negative or not finite.
@@ -43,15 +44,19 @@ class Mean:
     def __add__(self, other: "Mean") -> "Mean":
         return Mean(self.total + other.total, self.weight + other.weight)
 
+    def compute(self) -> Any:
+        """Return the mean of sums on the host, in float64: NaN where nothing counts."""
+        if isinstance(self.total, float):
+            return self.total / self.weight if self.weight else math.nan
+        return np.divide(self.total, self.weight, out=np.full(self.total.shape, math.nan), where=self.weight != 0)
+
     def __float__(self) -> float:
         weight = float(self.weight)
         if not 0 <= weight < math.inf:
             raise ValueError(
                 f"px.Mean: weight must be the sum of the weights, at least 0, got {weight}; write px.Mean(6.0, 3.0)"
             )
-        if self.value is not None:
-            return float(self.value)
-        return float(self.total) / weight if weight else math.nan
+        return Mean(float(self.total), weight).compute() if self.value is None else float(self.value)
 
     def __repr__(self) -> str:
         try:

@@ -15,12 +15,13 @@ import inspect
 import itertools
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
 from paraxis._core import check, pytrees
+from paraxis._host import digests
 from paraxis.errors import DataError
 from paraxis.train._batches import num_rows
 
@@ -85,27 +86,27 @@ def _words(*numbers: int) -> np.ndarray:
 _Read = Callable[[np.ndarray, int], Any]  # read(rows, epoch) → a tree of arrays (len(rows), ...)
 
 
-class Source(abc.ABC):
-    """What batches come from, epoch after epoch.
+class Batches(Protocol):
+    """Batches of a run, epoch after epoch, as :func:`loader` makes them; ``describe`` is a description for JSON.
 
     Attributes:
         length: number of batches of an epoch, if it is known.
         leaves: the arrays that batches are made of, by name, as far as they are known.
-        by_epoch: whether an epoch's batches depend on its number only, so that those before need not be read.
     """
 
-    what = "px.loader: source"
     length: int | None
     leaves: dict[str, Any]
+
+    def describe(self) -> dict[str, Any]: ...
+    def epoch(self, number: int, /) -> Generator[Any, None, None]: ...  # or of the next pass
+    def steps(self, start: Position, /) -> Generator[tuple[Position, Any], None, None]: ...  # without end
+
+
+class Source(Batches, abc.ABC):
+    """What batches come from. ``by_epoch``: an epoch's depend on its number only, so those before need not be read."""
+
+    what = "px.loader: source"
     by_epoch = True
-
-    @abc.abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """Return a JSON description."""
-
-    @abc.abstractmethod
-    def epoch(self, number: int) -> Generator[Any, None, None]:
-        """Yield the batches of one epoch, or of the next pass."""
 
     def steps(self, start: Position) -> Generator[tuple[Position, Any], None, None]:
         """Yield batches without end from a position on; those before are read where there is no other way."""
@@ -134,19 +135,23 @@ _END: Any = object()
 class Rows(Source):
     """Rows by number, in an order; a batch is the numbers of its rows, and a reader of some of them."""
 
+    arrays: Any = None  # the source, if it is a tree of arrays that an ensemble sends to its devices once
+    chosen: np.ndarray | None = None  # which of the source's rows these are, (m,), or of members (size, m)
+
     def __init__(self, order: Order, read: _Read, leaves: dict[str, Any]) -> None:
         self.order, self.length, self.leaves, self._read = order, len(order), leaves, read
 
     def describe(self) -> dict[str, Any]:
         kinds = {name: [str(leaf.dtype), *map(int, leaf.shape[1:])] for name, leaf in self.leaves.items()}
-        return {**self.order.describe(), "leaves": kinds}
+        chosen = {} if self.chosen is None else {"rows": digests.of_array(self.chosen)}
+        return {**self.order.describe(), "leaves": kinds, **chosen}
 
     def epoch(self, number: int) -> Generator[Any, None, None]:
         for rows in map(self.order.rows, range(number * len(self.order), (number + 1) * len(self.order))):
             yield rows, lambda at, rows=rows: self._read(rows[at], number)
 
 
-class Batches(Source):
+class GivenBatches(Source):
     """An iterable of whole batches that can be gone through again, or a function that gives one for each epoch."""
 
     def __init__(self, what: str, data: Any) -> None:
@@ -180,6 +185,23 @@ class Batches(Source):
             del batch
 
 
+class Keys(Source):
+    """A random key for each step, ``fold_in(key, number)``, in place of data; an evaluation has the key itself."""
+
+    def __init__(self, key: jax.Array) -> None:
+        self.key, self.length, self.leaves = key, None, {}
+
+    def describe(self) -> dict[str, Any]:
+        return {"key": np.ravel(jax.random.key_data(self.key)).tolist()}
+
+    def epoch(self, number: int) -> Generator[Any, None, None]:
+        yield self.key
+
+    def steps(self, start: Position) -> Generator[tuple[Position, Any], None, None]:
+        numbers = itertools.count(start.number)
+        return ((Position(number, 0, number), jax.random.fold_in(self.key, number)) for number in numbers)
+
+
 def _takes_epoch(function: Any) -> bool:
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -196,8 +218,8 @@ def _length(source: Any) -> int | None:
         return None
 
 
-def source_of(source: Any) -> Batches | tuple[int, _Read, dict[str, Any]]:
-    """Return what a user's source is: batches, or the number of its rows, their reader, and arrays by name."""
+def source_of(source: Any) -> GivenBatches | tuple[int, _Read, dict[str, Any], Any]:
+    """Return what a user's source is: batches, or the number of its rows, their reader, arrays by name, and a tree."""
     if not isinstance(source, Iterator):
         check.by_position("px.loader", "source", source)
     if isinstance(source, (str, bytes, os.PathLike)):
@@ -214,10 +236,10 @@ def source_of(source: Any) -> Batches | tuple[int, _Read, dict[str, Any]]:
                 )
         on_host = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, source)  # once for all
         read = lambda rows, epoch: jax.tree.map(functools.partial(_taken, rows), on_host)  # noqa: E731
-        return num_rows("px.loader", "source", source), read, _by_name("rows", on_host)
+        return num_rows("px.loader", "source", source), read, _by_name("rows", on_host), on_host
     if hasattr(source, "__getitem__") and not isinstance(source, Mapping) and (size := _length(source)):
-        return size, functools.partial(_read_rows, source, size), {}
-    return Batches("px.loader: source", source)
+        return size, functools.partial(_read_rows, source, size), {}, None
+    return GivenBatches("px.loader: source", source)
 
 
 def _is_array(x: Any) -> bool:

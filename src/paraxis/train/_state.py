@@ -71,7 +71,8 @@ class TrainState:
         Args:
             model: an NNX module; a Linen module; a callable pytree, such as an Equinox module, whose floating arrays
                 are trained, or a tree of such pytrees; or the parameters, a pytree of floating arrays.
-            optimizer: an optax optimiser.
+            optimizer: an optax optimiser. If it takes extra arguments, it is given the loss as ``value=``; of one that
+                takes others only, write ``optax.GradientTransformation(*sam)``.
             key: one random key: for a Linen module, and for loss functions that take ``key``. An NNX
                 module has its own random streams.
             sample: the arguments with which to initialise a Linen module: an array such as ``x[:1]``, a tuple of
@@ -214,11 +215,9 @@ def updated(
 
     def optimized(state: TrainState) -> TrainState:
         optimizer, decay = state.optimizer, state.ema_decay
-        try:  # with the loss, which Polyak's step and reduce_on_plateau need
-            update = optax.with_extra_args_support(optimizer).update
-            updates, opt_state = update(gradient, state.opt_state, state.params, value=value_of(loss))
-        except TypeError:  # SAM, or a chain with it, takes none
-            updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+        update = optax.with_extra_args_support(optimizer).update
+        # With the loss, which Polyak's step and reduce_on_plateau need.
+        updates, opt_state = update(gradient, state.opt_state, state.params, value=value_of(loss))
         params = optax.apply_updates(state.params, updates)
         ema = state.ema if decay is None else optax.incremental_update(params, state.ema, 1 - decay)
         return state.replace(step=state.step + 1, params=params, opt_state=opt_state, mutable=found.mutable, ema=ema)

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,14 @@ from paraxis.errors import StateError
 from paraxis.train import _batches
 from paraxis.train._loss import LossFunction, Mean, Metrics, Outcome, value_of
 from paraxis.train._state import TrainState, require_arrays, shardings, updated
+
+_State = TypeVar("_State")
+
+
+class Step(Protocol[_State]):
+    """A step of :func:`fit`: a state and a batch in, the new state and metrics out."""
+
+    def __call__(self, state: _State, batch: Any, /) -> tuple[_State, Any]: ...
 
 
 class _Step(abc.ABC):
@@ -60,12 +68,13 @@ class _Step(abc.ABC):
 
     def _placed(self, state: TrainState, batch: Any) -> tuple[TrainState, Any, int, _batches.Devices]:
         """Return the arguments of the compiled function, on the devices by the mesh in force."""
-        if not isinstance(state, TrainState) or isinstance(state.step, jax_api.Tracer) or np.ndim(state.step):
+        if not isinstance(state, TrainState) or np.ndim(state.step):
             raise StateError(
-                f"{self._what}: a step takes a px.TrainState, made by px.TrainState.create and not replicated, outside "
-                f"of jax.jit, jax.grad and loops of JAX's, since it lays arrays over the devices and is compiled by "
-                f"itself; got {type(state).__module__}.{type(state).__name__}"
+                f"{self._what}: a step takes a px.TrainState, made by px.TrainState.create and not replicated; got "
+                f"{type(state).__module__}.{type(state).__name__}"
             )
+        if isinstance(state.step, jax_api.Tracer):  # within another program, such as a step of members, a part of it
+            return state, batch, _batches.num_rows(self._what, "batch", batch), _batches.one_device()
         require_arrays(self._what, state)
         context, last = jax.sharding.get_abstract_mesh(), self._last
         if last is None or context != last[0]:
@@ -79,6 +88,8 @@ class _Step(abc.ABC):
     def _run(
         self, function: Callable[..., Any], state: TrainState, padded: Any, size: int, devices: _batches.Devices
     ) -> Any:
+        if isinstance(state.step, jax_api.Tracer):
+            return self._body(state, padded, size, devices)
         if devices.waits:
             jax.block_until_ready((state.step, state.ok, padded))
         if jax.sharding.get_abstract_mesh().empty:
@@ -141,18 +152,15 @@ class TrainStep(_Step):
         self._clip, self._guard = clip, guard
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
-        """Take one step.
+        """Take one step, which consumes the state unless ``donate=False``.
 
-        Args:
-            state: the state; the step consumes it unless ``donate=False``.
-            batch: a tree of arrays ``(rows, ...)`` on the host or on devices, any number of rows; a 0-d array applies
-                to all rows. With several processes, each passes the whole batch, or what its loader yields.
+        The batch is a tree of arrays ``(rows, ...)`` on the host or on devices; a 0-d one applies to all rows. With
+        several processes, each passes the whole batch, or what its loader yields.
 
         Raises:
-            DataError: if the arrays of the batch differ in their rows, there are none, or integers would be cut by JAX;
-                or if the loss is not a mean over the rows.
-            StateError: if the state does not fit the loss function, or an earlier step has consumed it; or inside
-                ``jit``, ``grad`` or ``vmap``.
+            DataError: if the arrays differ in their rows, have none, or have integers that JAX would cut; or if the
+                loss is not a mean over the rows.
+            StateError: if the state does not fit the loss function, or an earlier step has consumed it.
         """
         return self._run(self._jitted, *self._placed(state, batch))
 
@@ -183,11 +191,7 @@ class EvalStep(_Step):
     """A function that computes metrics of a batch, made and described by :func:`eval_step`."""
 
     def __call__(self, state: TrainState, batch: Any) -> Metrics:
-        """Return the metrics of a batch; the state does not change.
-
-        Raises:
-            DataError, StateError: as a training step does.
-        """
+        """Return the metrics of a batch; raises as a training step does."""
         placed = self._placed(state, batch)
         metrics = self._run(self._jitted, *placed)
         if placed[-1].waits:
@@ -218,6 +222,7 @@ def train_step(
     The rows of each batch, any number of them, are split over the devices; the result is what one device would
     compute. The loss is a function of all rows, so a BatchNorm or a loss over pairs of rows sees the whole batch. The
     step is a ``jax.jit``: compiled once per number of rows, and what the loss reads from outside is read when traced.
+    Within another program (``jit``, ``vmap``, ``map_fn``, a step of an ensemble's members), it is a part of that.
 
     Args:
         loss_fn: ``loss_fn(model, batch)``, with the model that the state was made from (an NNX module in ``train()``
