@@ -54,7 +54,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-WHOLE = "whole batch, which the compiler divides; leave lax.pmean out"
+WHOLE = "whole batch, which the compiler divides; leave lax.pmean out, and axis_name= too"
 OUTSIDE = "names no axis; combine its results outs"
 MEMBERS, ALL_ROWS = r"the axis of the members, px.psum\(x, 'members'\)", "a function of all rows; leave the axis out"
 NET, X2 = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), np.ones((8, 2), np.float32)

@@ -12,7 +12,7 @@ import pytest
 
 import paraxis as px
 from paraxis.train import Fitted
-from tests._fits import arrays, batches, bits, data, evaluate_step, lines, start, step
+from tests._fits import ONE, arrays, batches, bits, data, evaluate_step, lines, start, step
 from tests._support import table
 from tests.processes._support import started
 
@@ -120,6 +120,14 @@ def test_fit_refuses_a_checkpoint_of_other_data_or_model(state: Any, source: Any
     with pytest.raises((px.DataError, px.StateError), match=f"(?s){words}"):
         px.fit(state, step, source, steps=12, checkpoint=ended / "checkpoints", log=ended / "log.jsonl")
     assert {path: path.read_bytes() for path in ended.rglob("*") if path.is_file()} == before
+
+
+def test_fit_tells_when_the_rows_are_other_ones(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """They may have been mended, as an error of values that are not finite asks for."""
+    mended = px.loader(arrays() | {"y": -arrays()["y"]}, 16, axis=ONE, seed=1)
+    for number, source in enumerate((data(), data(), mended), 1):
+        px.fit(start(), step, source, steps=number, checkpoint=tmp_path)
+        assert ("other rows than when it was saved" in capfd.readouterr().err) == (source is mended)
 
 
 def test_fit_goes_on_from_a_checkpoint_that_was_saved_by_hand(tmp_path: Path) -> None:

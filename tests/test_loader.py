@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 import paraxis as px
+from tests._fits import noisy
 from tests._support import axis_on
 
 NUM_ROWS = 23
@@ -70,6 +71,39 @@ def test_loader_lays_a_batch_where_the_mesh_in_force_says(kind: AxisType) -> Non
     x = next(found)["x"]
     assert x.sharding.device_set == set(mesh.devices.flat)
     assert {shard.data.shape for shard in x.addressable_shards} == {(2, 3)}
+
+
+def test_loader_draws_rows_by_their_weights_the_same_from_any_batch_on() -> None:
+    weights = np.array([0, 3, 1, 0, 4, 2, 0], float)
+    data = px.loader(np.arange(7), 3, weights=weights, seed=5)
+    drawn = [np.asarray(batch).tolist() for batch in itertools.islice(data.batches(), 3000)]
+    assert list(map(len, drawn[:4])) == [3, 3, 1, 3]
+    assert drawn[7:9] == [np.asarray(batch).tolist() for batch in itertools.islice(data.batches(7), 2)]
+    assert drawn[100] == data.rows(100).tolist()
+    shares = np.bincount(list(itertools.chain(*drawn)), minlength=7) / 7000
+    np.testing.assert_allclose(shares, weights / 10, atol=0.025)  # four standard deviations
+    assert not shares[weights == 0].any()
+
+
+def test_loader_draws_anew_for_a_row_that_comes_twice() -> None:
+    noise = next(px.loader(np.arange(3), 3, weights=[0, 1, 0], transform=noisy).batches())["noise"]
+    assert len(set(np.asarray(noise).tolist())) == 3
+
+
+def test_loader_makes_batches_by_threads_and_gives_them_in_order() -> None:
+    """The first rows of four batches wait for each other."""
+    together = threading.Barrier(4)
+
+    class Slow(Rows):
+        def __getitem__(self, row: int) -> dict[str, Any]:
+            if row % 10 == 0:
+                together.wait(30)
+            return {"number": row}
+
+    data = px.loader(Slow(), 10, shuffle=False, threads=4)
+    assert list(itertools.chain(*map(rows_of, data.epoch(0)))) == list(range(40))
+    shuffled = [list(map(rows_of, px.loader(SOURCE, 5, seed=2, threads=n).epoch(1))) for n in (1, 3)]
+    assert shuffled[0] == shuffled[1]
 
 
 class Rows:

@@ -6,6 +6,7 @@ from typing import Any
 
 import grain
 import numpy as np
+import pandas as pd
 import pytest
 
 import paraxis as px
@@ -102,7 +103,10 @@ def test_loader_lets_a_source_use_its_memory_again() -> None:
             buffer[:] = k
             yield buffer
 
-    assert [float(batch.mean()) for batch in px.loader(batches, read_ahead=3).epoch(0)] == [0, 1, 2]
+    for found in (px.loader(batches, read_ahead=3).epoch(0), px.loader(batches, read_ahead=0).batches()):
+        assert [float(batch.mean()) for batch in itertools.islice(found, 3)] == [0, 1, 2]
+    fitted = px.fit(0, lambda s, batch: (s + 1, {"mean": batch.mean()}), batches, epochs=1, progress=False)
+    assert [record.metrics["mean"] for record in fitted.history.steps] == [0, 1, 2]
 
 
 def test_loader_takes_a_grain_dataset_with_other_random_numbers_in_each_epoch() -> None:
@@ -166,6 +170,13 @@ REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (DataLoader(), {"batch_size": 4}, px.DataError, "source gives batches"),
     (ONES, {"batch_size": 6, "transform": lambda b: {"x": b["x"][1:]}}, px.DataError, "must start with the 6 rows"),
     (lambda: [np.ones(2), {"x": np.ones(2), "y": np.ones(3)}], {}, px.DataError, "batch number 2 of epoch 1"),
+    (lambda: [np.ma.masked_equal(np.ones(2), 1)], {}, px.DataError, "leaves entries out"),
+    (pd.Series(np.ones(6)), {"batch_size": 2}, px.DataError, r"by its labels, .*write \.to_numpy"),
+    ([np.ones(2)], {}, px.DataError, "a list of batches is data for px.fit"),
+    (ONES, {"batch_size": 2, "weights": np.arange(5)}, px.DataError, r"weights must be \(6,\) numbers"),
+    (ONES, {"batch_size": 2, "weights": [-1, 1, 1, 1, 1, 1]}, px.DataError, "at least 0"),
+    (ONES, {"batch_size": 2, "weights": np.ones(6), "shuffle": False}, px.DataError, "and come without shuffle=False"),
+    (DataLoader(), {"threads": 2}, px.DataError, "leave batch_size and what follows"),
 ]
 
 

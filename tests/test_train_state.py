@@ -34,6 +34,44 @@ def test_train_state_gives_its_module_back() -> None:
         assert_same_bits(model(x), expected)
 
 
+@pytest.mark.parametrize("train", [lambda path, x: path == ("v",), {"w": False, "b": False, "v": True}])
+def test_train_state_trains_what_it_is_told_to_and_freezes_the_rest(train: Any) -> None:
+    """As if the frozen parameters were constants of the loss: for the optimiser, the norm and the average, too."""
+    params: dict[str, Any] = plain_params()
+    v: Any = params["v"]
+    optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.adam(0.1))
+    opt_state, average = optimizer.init(v), v
+    state = px.TrainState.create(params, optax.adam(0.1), train=train, ema=0.9)
+    step = px.train_step(plain_loss, clip=0.1, microbatches=2)
+    for seed in (0, 1):
+        gradient = jax.grad(lambda v, seed: jnp.mean(plain_loss({**params, "v": v}, rows(8, seed))))(v, seed)
+        updates, opt_state = optimizer.update(gradient, opt_state, v)
+        v = optax.apply_updates(v, updates)
+        average = 0.9 * average + 0.1 * v
+        state, metrics = step(state, rows(8, seed))
+        assert_near(float(metrics["grad_norm"]), jnp.linalg.norm(gradient))
+    assert_near((state.params["v"], state.ema["v"], state.model()["v"]), (v, average, v))
+    assert_same_bits(state.frozen, {"w": params["w"], "b": params["b"], "v": None})
+    assert len(jax.tree.leaves(state.opt_state)) == 3  # two moments and a count
+    assert repr(state) == "TrainState(plain, 96 parameters, 16 of them trained)"
+
+
+def test_train_state_takes_a_filter_of_nnx_and_starts_again_with_another() -> None:
+    net, batch = Net(dropout=0), rows(8)
+    first = px.TrainState.create(net, optax.adam(0.1), train=nnx.PathContains("last"), ema=0.9)
+    step = px.train_step(loss, shard="params", precision="bfloat16")
+    state, _ = step(step(first, batch)[0], batch)
+    model = state.model()
+    assert_same_bits(model.first.kernel[...], net.first.kernel[...])
+    assert not np.array_equal(model.last.kernel[...], net.last.kernel[...])
+    again = state.restart(SGD, train=nnx.PathContains("first"))
+    assert_same_bits((again.ema["first"], again.frozen["last"]), (state.frozen["first"], state.params["last"]))
+    assert (int(again.step), again.params["last"], jax.tree.leaves(again.opt_state)) == (0, state.frozen["last"], [])
+    later, _ = step(again, batch)
+    assert not np.array_equal(later.params["first"]["kernel"], net.first.kernel[...])
+    assert_same_bits(state.params["last"], later.frozen["last"])  # the state that was started again is still there
+
+
 def variables() -> Any:
     return LinenNet().init(jax.random.key(0), jnp.zeros((1, 3)), train=False)
 
@@ -57,6 +95,8 @@ def stepped(fn: Any = plain_loss, batch: Any = None, state: px.TrainState = STAT
 UNEVEN = {"x": np.ones((3, 2)), "y": np.ones(4)}
 REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (create(nnx.Dropout(0.5)), px.StateError, "no arrays to train"),
+    (create({"n": np.arange(3)}), px.StateError, r"params\['n'\] is of int32, and only floating arrays are trained"),
+    (create(Net(), train=nnx.BatchStat), px.StateError, r"of {'first'.*, train= leaves no arrays to train"),
     (create(plain_params(), 0.1), px.StateError, r"optimizer is 0\.1; write optimizer=optax\.adam"),
     (create(Net(), mutable={"a": 1}), px.StateError, "has mutable state of its own"),
     (create({"f": Net()}), px.StateError, "Net in a dict would be trained like parameters"),
@@ -69,8 +109,12 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (stepped(lambda p, b, mutable: (plain_loss(p, b), {"a": 1})), px.StateError, "mutable state changed its structure"),
     (stepped(lambda p, b, key: plain_loss(p, b)), px.StateError, "takes a random key, but the state has none"),
     (stepped(lambda p, b: (plain_loss(p, b), {"loss": 1.0})), px.StateError, "'loss' has a name that the step uses"),
+    (stepped(lambda p, b: px.Mean(plain_loss(p, b).sum(), p["v"].sum())), px.DataError, "depends on the parameters"),
+    (stepped(lambda p, b: (plain_loss(p, b), {"a": {"b": 1.0}})), px.DataError, "metric 'a' is a dict, not a number"),
+    (stepped(lambda p, b: (plain_loss(p, b), {1: 2.0, "1": 3.0})), px.DataError, "two metrics of one name"),
     (stepped(writes, state=NET), px.StateError, "the loss function wrote a parameter"),
     (stepped(batch=UNEVEN), px.DataError, r"as many rows each, .*'x': \(3, 2\), 'y': \(4,\)"),
+    (stepped(batch=np.ma.masked_equal(np.ones(4), 1)), px.DataError, "batch is a MaskedArray"),
     (stepped(batch={"x": np.ones((0, 2))}), px.DataError, r"at least one; .*\(0, 2\)"),
 ]
 

@@ -126,6 +126,25 @@ def test_train_step_has_the_precision_of_the_parameters_and_rounds_no_targets(ma
     assert {x.dtype for x in jax.tree.leaves((params, metrics))} == {jnp.dtype("float32")}
 
 
+@pytest.mark.parametrize("options", [{}, {"microbatches": 3, "precision": "bfloat16", "clip": 1e6}])
+def test_train_step_goes_downhill_in_complex_parameters(options: Any) -> None:
+    """Steps of descent by hand, each half of the way to the solution, 1 + 2j."""
+    state = px.TrainState.create({"w": jnp.zeros(2, complex)}, optax.sgd(0.25))
+    step = px.train_step(lambda p, batch: batch * jnp.sum(jnp.abs(p["w"] - (1 + 2j)) ** 2), **options)
+    state, losses = trained(state, step, [np.ones(7, "float32")] * 2)
+    np.testing.assert_allclose(state.params["w"], [0.75 + 1.5j] * 2)
+    np.testing.assert_allclose(losses, [10, 2.5])
+
+
+def test_train_state_keeps_the_average_of_narrow_parameters_in_float32() -> None:
+    """A hundredth of the way is less than the rounding of bfloat16."""
+    state = px.TrainState.create({"w": jnp.ones(3, "bfloat16")}, optax.sgd(0.0), ema=0.99)
+    state = state.replace(params={"w": jnp.full(3, 2, "bfloat16")})
+    state, _ = trained(state, px.train_step(lambda p, b: b @ p["w"]), [np.ones((8, 3), "float32")] * 30)
+    np.testing.assert_allclose(state.ema["w"], np.full(3, 2 - 0.99**30), rtol=1e-5)
+    assert state.model(ema=True)["w"].dtype == "bfloat16"
+
+
 def test_train_step_takes_the_norm_of_a_gradient_in_float32() -> None:
     """Its square, 1e6, is more than float16 holds."""
     state = px.TrainState.create({"w": jnp.zeros(4, "float16")}, optax.sgd(1.0))
@@ -229,6 +248,42 @@ def test_train_step_communicates_as_a_step_by_hand() -> None:
     assert communication(step, state, rows(13)).count == expected
     parts = px.train_step(plain_loss, axis=axis(8), microbatches=3)
     assert_communication(parts, plain_state(), rows(13), all_gather=0, all_to_all=0, collective_permute=0)
+
+
+@pytest.mark.parametrize("at_once", [None, 1, 4])
+def test_train_step_adds_the_gradients_of_a_map_s_chunks_on_each_device_and_sends_them_once(at_once: Any) -> None:
+    """A loss of each row by itself; ``microbatches`` sends each part's."""
+
+    def by_rows(params: Any, batch: Any) -> jax.Array:
+        over = px.Axis("batch", len(batch["x"]), at_once=at_once)
+        row = lambda params, x, y: (models.plain(params, x) - y) ** 2  # noqa: E731
+        return px.map_fn(row, (px.broadcast(params, over), batch["x"], batch["y"]), over)
+
+    num_bytes = sum(x.nbytes for x in plain_params().values())
+    step = px.train_step(by_rows)
+    assert_communication(step, plain_state(), rows(64), all_reduce=1, all_gather=0, max_bytes=num_bytes + 8)
+    parts = px.train_step(plain_loss, microbatches=4)
+    with pytest.raises(AssertionError, match=f"found {4 * (num_bytes + 4):,}"):
+        assert_communication(parts, plain_state(), rows(64), max_bytes=2 * num_bytes)
+    found, expected = (trained(plain_state(), each, [rows(61)])[0].params for each in (step, parts))
+    assert_near(found, expected)
+
+
+def test_train_state_begins_in_parts_where_its_step_lays_it() -> None:
+    make = lambda: px.TrainState.create(plain_params(1536), ADAM, ema=0.9)  # noqa: E731
+    step = px.train_step(plain_loss, axis=axis(8), shard="params")
+    state = jax.jit(make, out_shardings=step.shardings(jax.eval_shape(make)))()
+    for x in (state.params["w"], state.ema["w"], state.opt_state[0].mu["w"]):
+        assert x.addressable_shards[0].data.shape == (models.FEATURES, 192)
+    assert_near(trained(state, step, [rows(6)])[0].params, trained(make(), step, [rows(6)])[0].params)
+
+
+def test_eval_step_is_compiled_once_for_all_optimisers() -> None:
+    traces = []
+    evaluate = px.eval_step(lambda params, batch: traces.append(1) or plain_loss(params, batch))
+    for rate in (0.1, 0.2):
+        evaluate(plain_state(optax.adam(rate), ema=rate), rows(6))
+    assert traces == [1]
 
 
 def test_train_step_is_traced_once_for_each_number_of_rows() -> None:

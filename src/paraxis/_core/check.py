@@ -74,7 +74,7 @@ def count(who: str, argument: str, value: Any, *, least: int = 1, most: int = 2*
 
 
 def leaves(who: str, argument: str, tree: Any) -> None:
-    """Check that JAX can take a tree's leaves as values: it cuts integers to 32 bits, and writes to references."""
+    """Check that JAX can take a tree's leaves as values: it cuts integers to 32 bits, and drops masks."""
     for at, leaf in jax.tree_util.tree_leaves_with_path(tree):
         label = f"{argument}{jax.tree_util.keystr(at)}"
         if isinstance(leaf, jax.Ref):  # elements that share one would write to it in no order
@@ -83,6 +83,8 @@ def leaves(who: str, argument: str, tree: Any) -> None:
                 f"written, and write after the map: r = jax.new_ref(px.map_fn(…)). A reference that is made in the "
                 f"mapped function may be used there"
             )
+        if isinstance(leaf, np.ma.MaskedArray):
+            by_position(who, label, leaf)
         if not isinstance(leaf, (np.ndarray, np.integer)) or leaf.dtype.kind not in "iu" or not leaf.size:
             continue
         kept = jax.dtypes.canonicalize_dtype(leaf.dtype)

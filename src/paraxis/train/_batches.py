@@ -61,7 +61,8 @@ class Devices:
     def lay_out(self, what: str, batch: Any, microbatches: int = 1) -> tuple[Any, int]:
         """Return a whole batch, which each process has, in blocks over the devices, and its number of rows."""
         number = num_rows(what, "batch", batch)
-        check.leaves(what, "batch", batch)
+        if not all([isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(batch)]):  # noqa: C419  # fewer calls
+            check.leaves(what, "batch", batch)
         if self.blocks is None:
             return batch, number
         num_padded = number + -number % (self.placement.num_devices * min(microbatches, number))
@@ -99,7 +100,7 @@ class Devices:
         if number % self.placement.num_devices:
             return local
         if self.blocks is None:
-            return jax.tree.map(jax.numpy.asarray, local)
+            return _to_device(local)
         blocks = self.blocks
         return jax.tree.map(lambda x: jax.make_array_from_process_local_data(blocks, x, (number, *x.shape[1:])), local)
 
@@ -127,6 +128,7 @@ def one_device() -> Devices:
 
 
 _padded = jax.jit(arrays.repeat_last, static_argnums=1)
+_to_device = jax.jit(lambda batch: batch)  # a fifth of the time of jnp.asarray of each array
 
 
 def rows(padded: Any, num_rows: int) -> Any:

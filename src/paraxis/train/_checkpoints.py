@@ -140,7 +140,7 @@ class Checkpoints:
             step: number of the step, at least 0.
             tree: JAX and NumPy arrays, random keys and Python numbers in any containers. With several processes,
                 arrays over the devices of all processes, and other values that are the same in all.
-            notes: JSON values, such as the position in the data; ``restore`` returns them.
+            notes: JSON values, such as the position in the data, or arrays; ``restore`` returns them.
             best: a second such tree, for ``restore(target, best=True)``; nothing of it, if ``None``.
 
         Raises:

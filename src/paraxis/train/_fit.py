@@ -16,7 +16,7 @@ from paraxis.train._checkpoints import Checkpoints
 from paraxis.train._evaluate import Evaluate, StopEarly, evaluations_of
 from paraxis.train._events import Callback, Log, RunDisplay, TensorBoard
 from paraxis.train._history import History, Record
-from paraxis.train._loader import batches_of
+from paraxis.train._loader import batches_of, loader
 from paraxis.train._loop import Loop, OneState, Trained, environment
 from paraxis.train._sources import Batches, Keys
 from paraxis.train._state import TrainState, require_arrays
@@ -80,6 +80,7 @@ def fit(
     *,
     epochs: int | None = None,
     steps: int | None = None,
+    batch_size: int | None = None,
     evaluate: Evaluate | Sequence[Evaluate] | None = None,
     checkpoint: Checkpoints | str | os.PathLike[str] | None = None,
     callbacks: Callback | Sequence[Callback] = (),
@@ -106,6 +107,7 @@ def fit(
             epoch, ``data(epoch)`` or ``data()``. Without data, a random key, ``jax.random.key(0)``: a step's batch is
             then the key ``fold_in(key, number)``, from number 0.
         epochs, steps: total number of epochs or of steps, including those before a resume; give one of them.
+        batch_size: rows of a batch, if ``data`` are the rows: ``px.loader(data, batch_size)``.
         evaluate: an :class:`Evaluate`, or a list of them: they run on their schedules, and at the end.
         checkpoint: a :class:`Checkpoints`, or the path of one, which is then saved after each epoch; of data without
             end, give ``px.Checkpoints(path, every=1000)``. The end of the run is always saved.
@@ -158,6 +160,8 @@ def fit(
     check.has("px.fit", "checkpoint", checkpoint, "restore", "px.Checkpoints('runs', every=100)")
     check.has("px.fit", "stop_early", stop_early, "patience", "px.train.StopEarly('test/loss')")
     trained: Any = state if isinstance(state, Trained) else OneState(state, step)
+    if batch_size is not None:
+        data = loader(data, batch_size, axis=getattr(step, "axis", "batch"))
     found = batches_of("px.fit: data", data)
     if isinstance(found, Keys) and steps is None:
         raise DataError("px.fit: data is a random key, which has no epochs; write steps=1000")

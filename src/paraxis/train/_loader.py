@@ -1,6 +1,8 @@
 """Batches out of a source: in an order that the seed decides, read ahead, and laid out over the devices."""
 
+import functools
 import inspect
+import itertools
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -29,6 +31,8 @@ def loader(
     read_ahead: int = 2,
     transform: Callable[..., Any] | None = None,
     rows: Any = None,
+    weights: Any = None,
+    threads: int = 1,
 ) -> "Loader":
     """Return batches of rows, shuffled with a seed, read ahead by a thread and distributed over the devices.
 
@@ -60,6 +64,9 @@ def loader(
             With several processes, it must treat each row by itself, which is tried on the first rows.
         rows: numbers of the source's rows, ``(m,)``, which are then all; or ``(size, m)``, of arrays in memory: those
             of each member of an ensemble, as for bagging.
+        weights: of the rows, ``(num_rows,)``: an epoch has as many, drawn by their weights with replacement.
+        threads: number of threads that make batches, for rows that are slow to read or transform; as many batches are
+            prepared in advance. All of them call the source and ``transform``.
 
     Returns:
         A :class:`Loader`. Its batches are trees like the rows: of arrays over the devices; or, of a batch whose rows
@@ -79,8 +86,10 @@ def loader(
     """
     found = source_of(source)
     check.count("px.loader", "seed", seed, least=0, most=2**64 - 1, write="seed=0", error=DataError)
+    check.count("px.loader", "threads", threads, write="threads=8", error=DataError)
     if isinstance(found, tuple):
-        size = check.count("px.loader", "batch_size", batch_size, write="px.loader(source, 32)", error=DataError)
+        write = "px.loader(source, 32); a list of batches is data for px.fit as it is"
+        size = check.count("px.loader", "batch_size", batch_size, write=write, error=DataError)
         num_rows, read, leaves, tree = found
         chosen = None if rows is None else np.asarray(rows)
         if chosen is not None:
@@ -88,7 +97,16 @@ def loader(
                 raise DataError(f"px.loader: rows must be numbers of the source's {num_rows} rows, (m,) or (size, m)")
             num_rows, read_all = chosen.shape[-1], read
             read = lambda at, epoch: read_all(chosen[at], epoch)  # noqa: E731
-        found = Rows(Order(num_rows, size, shuffle is not False, bool(drop_last), seed), read, leaves)
+        if weights is not None:
+            weights = np.asarray(weights, float)
+            is_share = weights.shape == (num_rows,) and bool((weights >= 0).all()) and 0 < weights.sum() < np.inf
+            if not is_share or shuffle is False:
+                raise DataError(
+                    f"px.loader: weights must be ({num_rows},) numbers of at least 0, not all 0, and come without "
+                    f"shuffle=False; got {check.described(weights)}"
+                )
+            weights = np.cumsum(weights)
+        found = Rows(Order(num_rows, size, shuffle is not False, bool(drop_last), seed, weights), read, leaves)
         if not found.length:
             raise DataError(
                 f"px.loader: with drop_last and batch_size {size} there is no batch, as source has {num_rows} rows"
@@ -97,12 +115,12 @@ def loader(
             is_small = chosen is not None or sum(leaf.nbytes for leaf in leaves.values()) <= _MOST_RESIDENT
             found.arrays = tree if is_small else None
         found.chosen = chosen
-    elif batch_size is not None or shuffle or drop_last or rows is not None:
+    elif batch_size is not None or shuffle or drop_last or rows is not None or weights is not None or threads > 1:
         raise DataError(
-            "px.loader: source gives batches, of its own size and in its own order; leave batch_size, shuffle, "
-            "drop_last and rows out, or pass what gives its rows by number: px.loader(data_loader.dataset, 32)"
+            "px.loader: source gives batches, of its own size and in its own order; leave batch_size and what follows "
+            "from it out, or pass what gives its rows by number: px.loader(data_loader.dataset, 32)"
         )
-    return Loader(found, _batches.axis_of("px.loader", axis), seed, read_ahead, transform)
+    return Loader(found, _batches.axis_of("px.loader", axis), seed, read_ahead, transform, threads)
 
 
 class Loader:
@@ -113,10 +131,10 @@ class Loader:
         leaves: the arrays that batches are made of, by name, as far as they are known.
     """
 
-    def __init__(self, source: Source, axis: Axis, seed: int, read_ahead: int, transform: Any) -> None:
+    def __init__(self, source: Source, axis: Axis, seed: int, read_ahead: int, transform: Any, threads: int) -> None:
         self.length, self.leaves = source.length, source.leaves
         self.source, self._axis, self._seed = source, axis, seed
-        self._read_ahead, self._transform = read_ahead, transform
+        self._read_ahead, self._transform, self._threads = read_ahead, transform, threads
         self._draws = transform is not None and "random" in inspect.signature(transform).parameters
         self._is_tried = jax.process_count() == 1
 
@@ -160,7 +178,8 @@ class Loader:
     def describe(self) -> dict[str, Any]:
         """Return a JSON description of the data, as far as it is known without reading them, and of their order.
 
-        Two loaders with equal descriptions have the same rows in the same batches, if the rows are the same.
+        Two loaders with equal descriptions have the same rows in the same batches. Arrays have digests, large ones of
+        64 of their rows; of other sources, the rows are not compared.
         """
         return {"order": "given", "seed": self._seed, **self.source.describe()}
 
@@ -168,21 +187,20 @@ class Loader:
         if isinstance(self.source, Rows) and self.source.chosen is not None and self.source.chosen.ndim == 2:
             raise DataError("px.loader: rows (size, m) are for ens.fit, of arrays in memory; else write rows=rows[0]")
         # A thread does not see the mesh, nor the width of numbers, that are in force where it is started.
-        made = self._made(found, _batches.devices_of(self._axis), jax_api.is_wide())
-        return reading.items_ahead(made, self._read_ahead) if self._read_ahead else made
+        make = functools.partial(self._made, _batches.devices_of(self._axis), jax_api.is_wide())
+        if self._threads > 1:
+            calls = (functools.partial(make, position, batch) for position, batch in found)
+            return reading.ahead(calls, self._threads, max(self._threads, self._read_ahead))
+        made = itertools.starmap(make, found)
+        return reading.items_ahead(made, self._read_ahead) if self._read_ahead else (each for each in made)
 
-    def _made(
-        self, found: Iterator[tuple[Position, Any]], devices: _batches.Devices, wide: bool
-    ) -> Generator[tuple[Position, Any], None, None]:
-        for position, batch in found:
-            with jax.enable_x64(wide), noted(f"px.loader: raised when batch {position} was made"):
-                ids, read = batch if isinstance(self.source, Rows) else _by_number(position, batch)
-                at = devices.local_rows(len(ids))
-                rows = self._transformed(read(at), position.epoch, ids[at])
-                is_new = self._transform is None and isinstance(self.source, Rows)
-                batch = devices.assemble(_numbers(rows, len(at), copy=not is_new), len(ids))
-            yield position, batch
-            del batch, rows, read  # no more of them stays in memory than asked for
+    def _made(self, devices: _batches.Devices, wide: bool, position: Position, batch: Any) -> tuple[Position, Any]:
+        with jax.enable_x64(wide), noted(f"px.loader: raised when batch {position} was made"):
+            ids, read = batch if isinstance(self.source, Rows) else _by_number(position, batch)
+            at = devices.local_rows(len(ids))
+            rows = self._transformed(read(at), position.epoch, ids[at])
+            # A transform may write into its result for the next batch.
+            return position, devices.assemble(_numbers(rows, len(at), copy=self._transform is not None), len(ids))
 
     def _transformed(self, rows: Any, epoch: int, ids: np.ndarray) -> Any:
         """Apply the user's transform; with several processes, try on the first row whether it takes each alone."""
@@ -218,8 +236,14 @@ def _by_number(position: Position, batch: Any) -> tuple[np.ndarray, Callable[[np
     return ids, lambda at: jax.tree.map(lambda x: to_host(x) if len(at) == size else to_host(x)[at], batch)
 
 
+_KEPT = frozenset(map(np.dtype, "?bBhHiIef"))  # by JAX, as they are, whether those of 64 bits are in force or not
+
+
 def _numbers(batch: Any, num_rows: int, *, copy: bool) -> Any:
     """Return a batch's leaves as arrays of dtypes that devices have."""
+    is_kept = lambda x: type(x) is np.ndarray and x.dtype in _KEPT and x.shape[:1] == (num_rows,)  # noqa: E731
+    if all(map(is_kept, jax.tree.leaves(batch))):
+        return jax.tree.map(np.copy, batch) if copy else batch
 
     def one(path: Any, leaf: Any) -> np.ndarray:
         name, array = pytrees.name("batch", path), to_host(leaf)

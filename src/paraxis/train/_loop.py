@@ -151,6 +151,9 @@ class Loop:
             self.next = _start_of(data, trained.state, restored.step)
             return said
         saved, given = note["data"], json.loads(json.dumps(data.describe()))
+        rows = given.pop("digests", None)
+        if saved.pop("digests", rows) != rows:
+            said.append("the data have other rows than when it was saved")
         if changed := [name for name in {**saved, **given} if saved.get(name) != given.get(name)]:
             differences = "; ".join(f"{name} was {saved.get(name)!r} and is {given.get(name)!r}" for name in changed)
             raise DataError(

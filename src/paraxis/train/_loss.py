@@ -23,7 +23,8 @@ class Mean:
 
     Args:
         total: ``()``, sum of values times weights; of an ensemble's members, ``(size,)``.
-        weight: likewise, sum of the weights: for example the number of rows, or tokens.
+        weight: likewise, sum of the weights: for example the number of rows, or tokens. That of a loss may not depend
+            on the parameters.
         value: likewise, the mean itself, if it is known without the rounding of a product and a quotient.
 
     Raises:
@@ -92,7 +93,8 @@ class LossFunction:
         """Call it with some rows of a batch, so many of them. If it ``trains``, it must give a loss."""
         key = key if trains or self.needs_key else None
         given = {name: x for name, x in {"key": key, "mutable": mutable}.items() if name in self.wants}
-        advice = "is a function of the whole batch, which the compiler divides; leave lax.pmean out"  # of jax.pmap
+        # What is left of jax.pmap.
+        advice = "is a function of the whole batch, which the compiler divides; leave lax.pmean out, and axis_name= too"
         with axis_advice(f"{self._what}: {self._name!r} {advice}"):
             returned = self._fn(model, rows, **given)
         loss, metrics = None, returned
@@ -106,7 +108,12 @@ class LossFunction:
         if trains and not jnp.issubdtype(jnp.result_type(*jax.tree.leaves(loss)[:1]), jnp.floating):
             raise DataError(f"{self._what}: {self._name!r} returned a loss of {jnp.result_type(loss)}; return floats")
         means = {str(name): self._mean(f"metric {name!r}", x, size) for name, x in metrics.items()}
-        return Outcome(None if loss is None else self._mean("the loss", loss, size), means, mutable)
+        if len(means) < len(metrics):
+            raise DataError(f"{self._what}: {self._name!r} returned two metrics of one name, of {list(metrics)}")
+        if loss is None:
+            return Outcome(None, means, mutable)
+        loss = self._mean("the loss", loss, size)
+        return Outcome(dataclasses.replace(loss, weight=_constant(loss.weight)), means, mutable)
 
     def _refuse(self, returned: Any) -> NoReturn:
         right = "loss, or loss, {'accuracy': correct}"
@@ -118,7 +125,11 @@ class LossFunction:
     def _mean(self, which: str, value: Any, size: int) -> Mean:
         """Return the mean: a scalar is that of the rows at hand; rows are averaged; a Mean says what it is of."""
         if isinstance(value, Mean):
-            return Mean(wide(value.total), jax.lax.stop_gradient(wide(value.weight)))
+            return Mean(wide(value.total), wide(value.weight))
+        if value is None or isinstance(value, (Mapping, str)):
+            raise DataError(
+                f"{self._what}: {which} is a {type(value).__name__}, not a number; flatten it: {{'a/b': …}}"
+            )
         x = wide(value)
         if x.shape == (size, size) and size > 1:
             warnings.warn(
@@ -133,6 +144,23 @@ class LossFunction:
             )
         mean = jnp.mean(x) if x.shape else x
         return Mean(mean * size, jnp.asarray(size, mean.dtype), mean)
+
+
+@jax.custom_jvp
+def _constant(weight: jax.Array) -> jax.Array:
+    return weight
+
+
+def _refuse_derivative(primals: Any, tangents: Any) -> Any:
+    if not isinstance(tangents[0], jax.custom_derivatives.SymbolicZero):
+        raise DataError(
+            "px.train_step: the weight of the loss, px.Mean(total, weight), depends on the parameters; return total / "
+            "weight, the mean of the rows at hand, or write px.Mean(total, jax.lax.stop_gradient(weight))"
+        )
+    return primals[0], tangents[0]
+
+
+_constant.defjvp(_refuse_derivative, symbolic_zeros=True)
 
 
 def value_of(loss: Mean) -> jax.Array:

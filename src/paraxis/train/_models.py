@@ -22,10 +22,13 @@ class Form:
         kind: what it is a form of, for people.
         make: ``make(params, mutable, key, mode)`` → the model with these values for one use, and a function that gives
             its mutable state after it. The mode is ``"train"``, ``"eval"``, or ``"as made"``.
+        mask: ``mask(params, train)`` → whether each leaf of the parameters is trained.
     """
 
-    def __init__(self, kind: str, identity: Any, make: Callable[..., tuple[Any, Callable[[], Any]]]) -> None:
-        self.kind, self.make, self._identity = kind, make, (kind, identity)
+    def __init__(
+        self, kind: str, identity: Any, make: Callable[..., tuple[Any, Callable[[], Any]]], mask: Any = None
+    ) -> None:
+        self.kind, self.make, self.mask, self._identity = kind, make, mask or _mask, (kind, identity)
         try:
             self._hash = hash(self._identity)
         except TypeError:  # a module with attributes that cannot be hashed is equal to none but itself
@@ -42,17 +45,36 @@ class Form:
 
 def split(model: Any, key: Any, sample: Any) -> _Parts:
     if isinstance(model, _class_of("nnx", "Module")):
-        parts = _nnx(model)
-    elif isinstance(model, _class_of("linen", "Module")):
-        parts = _linen(model, key, sample)
-    elif any(map(pytrees.is_model, jax.tree.leaves(model, is_leaf=pytrees.is_model))):
-        parts = _pytree(model)
-    else:
-        _refuse_variables(model)
-        parts = Form("plain", None, lambda params, mutable, key, mode: (params, lambda: mutable)), model, None
-    if not jax.tree.leaves(parts[1]):
-        raise StateError("TrainState.create: the model has no arrays to train; write px.TrainState.create(params, …)")
-    return parts
+        return _nnx(model)
+    if isinstance(model, _class_of("linen", "Module")):
+        return _linen(model, key, sample)
+    if any(map(pytrees.is_model, jax.tree.leaves(model, is_leaf=pytrees.is_model))):
+        return _pytree(model)
+    _refuse_variables(model)
+    return Form("plain", None, lambda params, mutable, key, mode: (params, lambda: mutable)), model, None
+
+
+def partition(form: Form, params: Any, train: Any) -> tuple[Any, Any]:
+    """Return the parameters that are trained, and the frozen ones, each with ``None`` for the other's."""
+    leaves, structure = jax.tree.flatten(params)
+    mask = [bool(is_trained) for is_trained in form.mask(params, train)]
+    parts = [[x if own is part else None for x, own in zip(leaves, mask, strict=True)] for part in (True, False)]
+    return structure.unflatten(parts[0]), None if all(mask) else structure.unflatten(parts[1])
+
+
+def _mask(params: Any, train: Any) -> list[Any]:
+    if not callable(train) or pytrees.is_model(train):
+        return pytrees.broadcast_prefix(train, params)
+    found = jax.tree_util.tree_leaves_with_path(params, is_leaf=pytrees.is_nnx)
+    name = lambda key: getattr(key, "key", jax.tree_util.keystr((key,), simple=True))  # noqa: E731
+    return [train(tuple(map(name, path)), x) for path, x in found]
+
+
+def combine(params: Any, frozen: Any) -> Any:
+    """Return all parameters."""
+    if frozen is None:
+        return params
+    return jax.tree.map(lambda x, other: other if x is None else x, params, frozen, is_leaf=lambda x: x is None)
 
 
 def _pytree(model: Any) -> _Parts:
@@ -99,7 +121,12 @@ def _nnx(module: Any) -> _Parts:
 
         return model, after
 
-    return Form("NNX module", (graph, structures), make), nnx.to_pure_dict(params), nnx.to_pure_dict(rest) or None
+    # Filters look at the types of variables.
+    mask = lambda params, train: _mask(  # noqa: E731
+        jax.tree.unflatten(structures[0], jax.tree.leaves(params)), nnx.filterlib.to_predicate(train)
+    )
+    form = Form("NNX module", (graph, structures), make, mask)
+    return form, nnx.to_pure_dict(params), nnx.to_pure_dict(rest) or None
 
 
 def _linen(module: Any, key: Any, sample: Any) -> _Parts:

@@ -40,13 +40,17 @@ class Position(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """The order of rows in batches, epoch after epoch; each row comes once in an epoch, unless it is left over."""
+    """The order of rows in batches, epoch after epoch; each row comes once in an epoch, unless it is left over.
+
+    With ``weights``, a cumulative sum, as many rows are drawn by these.
+    """
 
     num_rows: int
     batch_size: int
     shuffle: bool
     drop_last: bool
     seed: int
+    weights: np.ndarray | None = None
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -54,14 +58,23 @@ class Order:
 
     def rows(self, number: int) -> np.ndarray:
         """Return the rows of a batch, by its number counted from the first epoch's: ``(rows,)``, int64."""
-        epoch, k = divmod(number, len(self))
-        first, last = k * self.batch_size, min((k + 1) * self.batch_size, self.num_rows)
-        shuffled = _shuffled(self.seed, epoch, self.num_rows) if self.shuffle else None
-        return np.arange(first, last) if shuffled is None else shuffled[first:last].copy()
+        epoch, places = number // len(self), self.places(number)
+        if self.weights is None:
+            return _shuffled(self.seed, epoch, self.num_rows)[places] if self.shuffle else places
+        skipped, total = int(places[0]) % 4, self.weights[-1]  # Philox makes four numbers at once
+        bits = np.random.Philox(key=_words(self.seed, epoch)).advance(int(places[0]) // 4)
+        at = (bits.random_raw(skipped + len(places))[skipped:] >> np.uint64(11)) * 2.0**-53 * total
+        return np.searchsorted(self.weights, np.minimum(at, np.nextafter(total, 0)), side="right")
+
+    def places(self, number: int) -> np.ndarray:
+        """Return where in its epoch a batch's rows are: ``(rows,)``, int64."""
+        first = number % len(self) * self.batch_size
+        return np.arange(first, min(first + self.batch_size, self.num_rows))
 
     def describe(self) -> dict[str, Any]:
         """Describe it for JSON, by name, should there ever be another one."""
-        return {"order": "philox-argsort" if self.shuffle else "as they come", **dataclasses.asdict(self)}
+        weights = None if self.weights is None else digests.of_array(self.weights)
+        return {"order": "philox-argsort" if self.shuffle else "as they come", **vars(self), "weights": weights}
 
 
 @functools.lru_cache(maxsize=4)  # a thread that reads ahead may be in the next epoch already
@@ -133,22 +146,27 @@ _END: Any = object()
 
 
 class Rows(Source):
-    """Rows by number, in an order; a batch is the numbers of its rows, and a reader of some of them."""
+    """Rows by number, in an order; a batch is the numbers by which its rows draw, and a reader of some of them."""
 
     arrays: Any = None  # the source, if it is a tree of arrays that an ensemble sends to its devices once
     chosen: np.ndarray | None = None  # which of the source's rows these are, (m,), or of members (size, m)
 
     def __init__(self, order: Order, read: _Read, leaves: dict[str, Any]) -> None:
         self.order, self.length, self.leaves, self._read = order, len(order), leaves, read
+        plain = {name: x.detach().cpu() if hasattr(x, "detach") else x for name, x in leaves.items()}
+        self._digests = {name: digests.of_array(x) for name, x in plain.items()}
 
     def describe(self) -> dict[str, Any]:
         kinds = {name: [str(leaf.dtype), *map(int, leaf.shape[1:])] for name, leaf in self.leaves.items()}
         chosen = {} if self.chosen is None else {"rows": digests.of_array(self.chosen)}
-        return {**self.order.describe(), "leaves": kinds, **chosen}
+        return {**self.order.describe(), "leaves": kinds, "digests": self._digests, **chosen}
 
     def epoch(self, number: int) -> Generator[Any, None, None]:
-        for rows in map(self.order.rows, range(number * len(self.order), (number + 1) * len(self.order))):
-            yield rows, lambda at, rows=rows: self._read(rows[at], number)
+        for batch in range(number * len(self.order), (number + 1) * len(self.order)):
+            rows = self.order.rows(batch)
+            # A row that is drawn twice in an epoch draws twice.
+            ids = rows if self.order.weights is None else self.order.places(batch)
+            yield ids, lambda at, rows=rows: self._read(rows[at], number)
 
 
 class GivenBatches(Source):
@@ -159,16 +177,17 @@ class GivenBatches(Source):
         is_none = isinstance(data, (Iterator, Mapping, tuple)) or hasattr(data, "dtype")
         if is_none or not (is_iterable or callable(data)):
             raise DataError(
-                f"{what} is a {type(data).__name__}, which does not give batches anew for each epoch; pass arrays, "
-                "px.loader({'x': x, 'y': y}, 32), or a function that makes them: lambda epoch: read_batches(epoch)"
+                f"{what} is a {type(data).__name__}, which does not give batches anew for each epoch; of rows, make "
+                "batches, px.loader({'x': x, 'y': y}, 32), or px.fit(…, batch_size=32); or pass a function that makes "
+                "them: lambda epoch: read_batches(epoch)"
             )
-        is_listed, takes_epoch = isinstance(data, list), not is_iterable and _takes_epoch(data)
+        self._is_listed, takes_epoch = isinstance(data, list), not is_iterable and _takes_epoch(data)
         found: Any = data
         self.what = what
         self._pass: Callable[[int], Any] = found if takes_epoch else lambda _: found if is_iterable else found()
-        self.by_epoch = takes_epoch or is_listed
+        self.by_epoch = takes_epoch or self._is_listed
         self.length = _length(found(0) if takes_epoch else data)
-        self.leaves = _by_name("batches", data) if is_listed else {}
+        self.leaves = _by_name("batches", data) if self._is_listed else {}
 
     def describe(self) -> dict[str, Any]:
         return {"num_batches": self.length}
@@ -181,6 +200,8 @@ class GivenBatches(Source):
                 batch = next(found, _END)
             if batch is _END:
                 return
+            if not self._is_listed:  # a generator may fill its arrays again for the next batch
+                batch = jax.tree.map(lambda x: np.copy(x, subok=True) if isinstance(x, np.ndarray) else x, batch)
             yield batch
             del batch
 
@@ -277,6 +298,8 @@ def _read_rows(data: Any, num_rows: int, rows: np.ndarray, epoch: int) -> Any:
 
 def to_host(x: Any) -> np.ndarray:
     """Return a number or an array as a NumPy array; a PyTorch tensor is known by its methods."""
+    if hasattr(x, "filled"):
+        check.by_position("px.loader", "batch", x)
     return np.asarray(x.detach().cpu().numpy() if hasattr(x, "detach") else x)
 
 

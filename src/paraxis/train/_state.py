@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.dtypes import prng_key
 
-from paraxis._core import arrays, check, jax_api
+from paraxis._core import arrays, check, jax_api, pytrees
 from paraxis._core.placing import Placement
 from paraxis.errors import StateError
 from paraxis.train import _models
@@ -24,12 +24,13 @@ class TrainState:
     Attributes:
         step: int32 ``()``, number of steps taken.
         params: the parameters: for an NNX or Linen module, dicts nested like the module; for a model that is a pytree,
-            a pytree like it with ``None`` for all leaves but floating arrays.
+            a pytree like it with ``None`` for all leaves but floating arrays. ``None``, too, for those that are frozen.
+        frozen: the parameters that are not trained, likewise; or ``None``.
         opt_state: the optimiser's state.
         mutable: other values: an NNX module's other variables (running statistics, random streams), a Linen module's
             other collections, the value that a plain loss function returns, or a pytree's other arrays; or ``None``.
         key: the random key from which steps make theirs, ``fold_in(key, step)``; it does not change. Or ``None``.
-        ema: exponential moving average of the parameters, or ``None``.
+        ema: exponential moving average of the parameters, at least float32, or ``None``.
         extra: any values of yours to be saved with the state; steps do not change them.
         ok: bool ``()``: False once a step has met a loss or a gradient that is not finite. That step and all later
             ones have changed nothing else.
@@ -44,6 +45,7 @@ class TrainState:
 
     step: jax.Array
     params: Any
+    frozen: Any
     opt_state: Any
     mutable: Any
     key: Any
@@ -62,6 +64,7 @@ class TrainState:
         *,
         key: Any = None,
         sample: Any = None,
+        train: Any = None,
         mutable: Any = None,
         ema: float | None = None,
         extra: Any = None,
@@ -77,13 +80,18 @@ class TrainState:
                 module has its own random streams.
             sample: the arguments with which to initialise a Linen module: an array such as ``x[:1]``, a tuple of
                 arguments, or a dict of keyword arguments.
+            train: which parameters are trained; the default is all. For an NNX module, a filter of NNX, such as
+                ``nnx.LoRAParam``; else a function ``train(path, array)`` of a tuple of names, or booleans in a tree
+                like the parameters, or a prefix of it. The others are frozen: they have no gradient, no state of the
+                optimiser and no average, and do not count for ``clip``, the guard and ``grad_norm``.
             mutable: a pytree that a plain loss function takes as ``mutable`` and returns.
             ema: decay of a moving average of the parameters, such as 0.999: ``ema = decay * ema + (1 - decay) *
                 params`` after each step. It starts as the parameters.
             extra: any values of yours, a pytree of arrays.
 
         Raises:
-            StateError: if there is nothing to train, or a Linen module comes without ``key`` or ``sample``.
+            StateError: if there is nothing to train, or what is no floating array, or a Linen module comes without
+                ``key`` or ``sample``.
 
         Communicates: nothing.
 
@@ -103,20 +111,51 @@ class TrainState:
             raise StateError(
                 f"TrainState.create: a {type(model).__name__} has mutable state of its own; leave mutable= out"
             )
+        mutable, none = mutable if rest is None else rest, jnp.zeros(())
+        return cls(none, params, None, None, mutable, key, None, extra, none, form, optimizer, ema).restart(train=train)
+
+    def restart(self, optimizer: Any = None, *, train: Any = None) -> "TrainState":
+        """Return a state at step 0 with the same parameters for fine-tuning; the optimiser and the average start anew.
+
+        Args:
+            optimizer: an optax optimiser; the default is the same.
+            train: which parameters are trained from now on, as in :meth:`create`; the default is the same.
+
+        Raises:
+            StateError: as :meth:`create`, or if a step has consumed the arrays.
+
+        Communicates: nothing.
+
+        Example:
+            >>> import jax.numpy as jnp, optax, paraxis as px
+            >>> state = px.TrainState.create({"body": jnp.ones(9), "head": jnp.ones(3)}, optax.adam(1e-3))
+            >>> state.restart(optax.sgd(1e-4), train=lambda path, array: "head" in path)
+            TrainState(plain, 12 parameters, 3 of them trained)
+        """
+        require_arrays("TrainState.restart", self)
+        params, frozen, optimizer = self.params, self.frozen, self.optimizer if optimizer is None else optimizer
+        if train is not None:
+            params, frozen = _models.partition(self.form, _models.combine(params, frozen), train)
         params = _models.copy(params)
-        return cls(
+        if not (trained := jax.tree_util.tree_leaves_with_path(params)):
+            which = "the model has" if train is None else f"of {jax.tree.map(jnp.shape, self.params)}, train= leaves"
+            raise StateError(f"TrainState.create: {which} no arrays to train")
+        if others := [(path, x.dtype) for path, x in trained if not _models.is_a(jnp.inexact, x)]:
+            raise StateError(
+                f"TrainState.create: {pytrees.name('params', others[0][0])} is of {others[0][1]}, and only floating "
+                "arrays are trained; write train=lambda path, x: jnp.issubdtype(x.dtype, jnp.floating), or mutable="
+            )
+        restarted = self.replace(
             step=jnp.zeros((), jnp.int32),
             params=params,
-            opt_state=_models.copy(optimizer.init(params)),
-            mutable=_models.copy(mutable if rest is None else rest),
-            key=_models.copy(key),
-            ema=None if ema is None else _models.copy(params),
-            extra=_models.copy(extra),
+            frozen=frozen,
+            opt_state=optimizer.init(params),
+            # A 16-bit average would not move: a thousandth of a difference is less than its rounding.
+            ema=None if self.ema_decay is None else jax.tree.map(wide, params),
             ok=jnp.ones((), bool),
-            form=form,
             optimizer=optimizer,
-            ema_decay=ema,
         )
+        return _models.copy(restarted)
 
     def model(self, *, ema: bool = False) -> Any:
         """Return the model that the state was made from, with copies of the arrays, averaged ones if ``ema``.
@@ -138,15 +177,19 @@ class TrainState:
         if ema and self.ema is None:
             raise StateError("TrainState.model: there is no average; write px.TrainState.create(…, ema=0.999)")
         require_arrays("TrainState.model", self)
-        params, mutable = _models.copy(arrays.local_copy((self.ema if ema else self.params, self.mutable)))
-        return self.form.make(params, mutable, None, "as made")[0]
+        values = self.ema if ema else self.params, self.frozen, self.mutable
+        params, frozen, mutable = _models.copy(arrays.local_copy(values))
+        params = jax.tree.map(lambda x, own: x.astype(own.dtype), params, self.params)  # of the average
+        return self.form.make(_models.combine(params, frozen), mutable, None, "as made")[0]
 
     def replace(self, **changes: Any) -> "TrainState":
         """Return the same state with other values for some attributes."""
         return dataclasses.replace(self, **changes)
 
     def __repr__(self) -> str:
-        return f"TrainState({self.form.kind}, {sum(x.size for x in jax.tree.leaves(self.params)):,} parameters)"
+        trained, frozen = (sum(x.size for x in jax.tree.leaves(tree)) for tree in (self.params, self.frozen))
+        of_them = f", {trained:,} of them trained" if frozen else ""
+        return f"TrainState({self.form.kind}, {trained + frozen:,} parameters{of_them})"
 
 
 def require_arrays(what: str, state: TrainState) -> None:
@@ -177,7 +220,7 @@ def shardings(state: TrainState, placement: Placement, shard: Any) -> Any:
 
     rule = largest_dimension if shard == "params" else shard
     split = {}
-    for path, x in jax.tree_util.tree_leaves_with_path(state.params):
+    for path, x in jax.tree_util.tree_leaves_with_path(_models.combine(state.params, state.frozen)):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         entry = rule(name, x)
         sharding: Any = whole if entry is None else arrays.sharding(placement, entry)
@@ -191,7 +234,7 @@ def shardings(state: TrainState, placement: Placement, shard: Any) -> Any:
 
     split_parts = {
         name: jax.tree_util.tree_map_with_path(like_parameter, getattr(state, name))
-        for name in ("params", "opt_state", "ema")
+        for name in ("params", "frozen", "opt_state", "ema")
     }
     return jax.tree.map(lambda _: whole, state).replace(**split_parts)
 
@@ -219,7 +262,8 @@ def updated(
         # With the loss, which Polyak's step and reduce_on_plateau need.
         updates, opt_state = update(gradient, state.opt_state, state.params, value=value_of(loss))
         params = optax.apply_updates(state.params, updates)
-        ema = state.ema if decay is None else optax.incremental_update(params, state.ema, 1 - decay)
+        wider = jax.tree.map(wide, params)
+        ema = state.ema if decay is None else optax.incremental_update(wider, state.ema, 1 - decay)
         return state.replace(step=state.step + 1, params=params, opt_state=opt_state, mutable=found.mutable, ema=ema)
 
     if not guard:

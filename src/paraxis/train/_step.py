@@ -11,7 +11,7 @@ import numpy as np
 from paraxis._core import arrays, check, jax_api
 from paraxis._core.placing import Axis, without_context
 from paraxis.errors import StateError
-from paraxis.train import _batches
+from paraxis.train import _batches, _models
 from paraxis.train._loss import LossFunction, Mean, Metrics, Outcome, value_of
 from paraxis.train._state import TrainState, require_arrays, shardings, updated
 
@@ -39,7 +39,7 @@ class _Step(abc.ABC):
         donate: bool = False,
     ) -> None:
         check.one_of(what, "precision", precision, (None, "bfloat16"), StateError)
-        self._what, self._fn, self._axis = what, LossFunction(what, fn), _batches.axis_of(what, axis)
+        self._what, self._fn, self.axis = what, LossFunction(what, fn), _batches.axis_of(what, axis)
         self._microbatches = check.count(what, "microbatches", microbatches, write="microbatches=4", error=StateError)
         self._dtype, self.shard = None if precision is None else jnp.dtype(precision), shard
         self._jitted = jax.jit(self._body, static_argnums=(2, 3), donate_argnums=(0,) if donate else ())
@@ -50,7 +50,7 @@ class _Step(abc.ABC):
     @property
     def num_devices(self) -> int:
         """The number of devices that a batch's rows lie on."""
-        return _batches.devices_of(self._axis).placement.num_devices
+        return _batches.devices_of(self.axis).placement.num_devices
 
     def lower(self, state: TrainState, batch: Any) -> Any:
         """Lower the step, like ``jax.jit(f).lower``, without running it; structs may stand for arrays, as in trace."""
@@ -62,6 +62,13 @@ class _Step(abc.ABC):
         ``jax.ShapeDtypeStruct`` may stand for arrays, as in ``jax.eval_shape(make_state)``: no device holds the state.
         """
         return self._run(self._jitted.trace, *self._placed(*_abstract((state, batch))))
+
+    def shardings(self, state: TrainState) -> TrainState:
+        """Return where the step lays each array of a state, of ``jax.eval_shape``'s, too.
+
+        A state that one device cannot hold is made there: ``jax.jit(make, out_shardings=step.shardings(abstract))()``.
+        """
+        return shardings(state, _batches.devices_of(self.axis).placement, self.shard)
 
     @abc.abstractmethod
     def _body(self, state: TrainState, padded: Any, size: int, devices: _batches.Devices) -> Any: ...
@@ -76,9 +83,11 @@ class _Step(abc.ABC):
         if isinstance(state.step, jax_api.Tracer):  # within another program, such as a step of members, a part of it
             return state, batch, _batches.num_rows(self._what, "batch", batch), _batches.one_device()
         require_arrays(self._what, state)
+        if isinstance(self, EvalStep):  # compiled once for all optimisers
+            state = state.replace(opt_state=None, ema=None, extra=None, optimizer=None, ema_decay=None)
         context, last = jax.sharding.get_abstract_mesh(), self._last
         if last is None or context != last[0]:
-            last = self._last = context, _batches.devices_of(self._axis)
+            last = self._last = context, _batches.devices_of(self.axis)
         devices = last[1]
         padded, size = devices.lay_out(self._what, batch, self._microbatches)
         if devices.whole is not None and getattr(state.step, "sharding", None) != devices.whole:  # no step returned it
@@ -98,8 +107,10 @@ class _Step(abc.ABC):
             return function(state, padded, size, devices)
 
     def _call(self, state: TrainState, params: Any, mutable: Any, rows: Any, size: int, key: Any) -> Outcome:
+        params = _models.combine(params, state.frozen)
         if self._dtype is not None:  # the derivative is in the parameters' own
-            params = jax.tree.map(lambda x: x.astype(self._dtype) if x.dtype.itemsize > 2 else x, params)
+            is_wide = lambda x: jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize > 2  # noqa: E731
+            params = jax.tree.map(lambda x: x.astype(self._dtype) if is_wide(x) else x, params)
         trains = isinstance(self, TrainStep)
         model, after = state.form.make(params, mutable, key, "train" if trains else "eval")
         found = self._fn(model, rows, size, key, mutable, trains=trains)
@@ -174,6 +185,7 @@ class TrainStep(_Step):
                 return objective, found._replace(mutable=_kept(found.mutable, mutable))
 
             gradient, found = jax.grad(loss, has_aux=True)(state.params)
+            gradient = jax.tree.map(jnp.conj, gradient)  # JAX's of a complex number is the conjugate of uphill
             return found.mutable, (gradient, found.loss, found.metrics)
 
         mutable, (gradient, loss, metrics) = self._scan(part, state.mutable, padded, size, self._key(state))
@@ -221,8 +233,10 @@ def train_step(
 
     The rows of each batch, any number of them, are split over the devices; the result is what one device would
     compute. The loss is a function of all rows, so a BatchNorm or a loss over pairs of rows sees the whole batch. The
-    step is a ``jax.jit``: compiled once per number of rows, and what the loss reads from outside is read when traced.
-    Within another program (``jit``, ``vmap``, ``map_fn``, a step of an ensemble's members), it is a part of that.
+    step is a ``jax.jit``: compiled once per number of rows and object of an optimiser (an evaluation: per number of
+    rows), and what the loss reads from outside is read when traced. For many learning rates, keep one object,
+    ``optax.inject_hyperparams(optax.adam)(1e-3)``, and change ``state.opt_state.hyperparams``. Within another program
+    (``jit``, ``vmap``, ``map_fn``, a step of an ensemble's members), it is a part of that.
 
     Args:
         loss_fn: ``loss_fn(model, batch)``, with the model that the state was made from (an NNX module in ``train()``
@@ -232,7 +246,8 @@ def train_step(
             a dict of metrics: the mean over the rows, one value per row, or a ``px.Mean``, if rows have weights.
         axis: a name, or a ``px.Axis`` for its ``mesh`` and ``over``; its size does not matter.
         microbatches: number of parts of each batch that run one after another, which bounds memory; their gradients are
-            added. Of C micro-batches, number c has rows c, c + C, …. A BatchNorm sees one of them.
+            added. Of C micro-batches, number c has rows c, c + C, …. A BatchNorm sees one of them. A scalar loss is
+            taken for the mean of their rows: a sum, which is C times smaller there, would be divided by C.
         precision: ``"bfloat16"`` casts the parameters for the loss; their updates and the mean of the loss keep their
             dtype. The batch stays as it is: cast its inputs in the loss, ``batch["x"].astype("bfloat16")``.
         clip: gradients with a larger global norm are scaled to this norm.
