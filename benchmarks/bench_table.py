@@ -30,9 +30,9 @@ KINDS = os.environ.get("KINDS", "NPY Parquet").split()
 def run(devices: int, repeats: int) -> harness.Tables:
     with tempfile.TemporaryDirectory(dir="/var/tmp" if Path("/var/tmp").is_dir() else None) as name:
         folder = Path(name)
-        paths = written(folder)
-        by_hand: dict[str, Callable[[], Any]] = {"NPY": lambda: _npy(paths), "Parquet": lambda: _parquet(paths)}
-        tables = {"NPY": lambda: px.Table.npy(folder), "Parquet": lambda: px.Table.parquet(folder, target="y")}
+        X, y, paths = written(folder)
+        by_hand: dict[str, Callable[[], Any]] = {"NPY": lambda: _npy(X), "Parquet": lambda: _parquet(paths)}
+        tables = {"NPY": lambda: px.Table.of_arrays(X, y), "Parquet": lambda: px.Table.parquet(folder, target="y")}
         stream = px.Stream(memory=f"{MEMORY}GB")
         return {
             f"{GIGABYTES:g} GB of rows on disk, {MEMORY:g} GB allowed": {
@@ -41,31 +41,31 @@ def run(devices: int, repeats: int) -> harness.Tables:
         }
 
 
-def written(folder: Path) -> list[tuple[Path, Path]]:
+def written(folder: Path) -> tuple[np.ndarray, np.ndarray, list[Path]]:
     rng = np.random.default_rng(0)
     w = rng.normal(size=COLUMNS).astype("float32") / 10
-    paths = []
-    for part in range(max(1, round(GIGABYTES * 1e9 / (4 * COLUMNS * PART)))):
+    paths = [folder / f"{part:04}.parquet" for part in range(max(1, round(GIGABYTES * 1e9 / (4 * COLUMNS * PART))))]
+    shape = len(paths) * PART, COLUMNS
+    mapped, targets = np.lib.format.open_memmap(folder / "X.npy", "w+", np.float32, shape), np.zeros(shape[0], "int32")
+    for part, path in enumerate(paths):
+        own = slice(part * PART, part * PART + PART)
         X = rng.standard_normal((PART, COLUMNS), dtype="float32")
-        y = (X @ w + rng.logistic(size=PART) > 0).astype("int32")
-        parquet = folder / f"{part:04}.parquet"
+        targets[own] = y = (X @ w + rng.logistic(size=PART) > 0).astype("int32")
         if "NPY" in KINDS:
-            np.save(folder / f"X-{part:04}.npy", X)
-            np.save(folder / f"y-{part:04}.npy", y)
+            mapped[own] = X
         if "Parquet" in KINDS:
             columns = {f"x{at}": X[:, at] for at in range(COLUMNS)}
-            pq.write_table(pa.table({**columns, "y": y}), parquet, compression="none", use_dictionary=False)
-        paths.append((folder / f"X-{part:04}.npy", parquet))
-    return paths
+            pq.write_table(pa.table({**columns, "y": y}), path, compression="none", use_dictionary=False)
+    return mapped, targets, paths
 
 
-def _npy(paths: list[tuple[Path, Path]]) -> None:
-    for number, (path, _) in enumerate(paths):
-        _multiplied(np.load(path), number)
+def _npy(mapped: np.ndarray) -> None:
+    for number, start in enumerate(range(0, len(mapped), PART)):
+        _multiplied(mapped[start : start + PART], number)
 
 
-def _parquet(paths: list[tuple[Path, Path]]) -> None:
-    for number, (_, path) in enumerate(paths):
+def _parquet(paths: list[Path]) -> None:
+    for number, path in enumerate(paths):
         columns = pq.read_table(path, memory_map=True).drop_columns("y").columns
         _multiplied(np.stack([column.to_numpy() for column in columns], 1), number)
 

@@ -35,7 +35,7 @@ from _mnist import Labelled, load_mnist
 
 import paraxis as px
 
-FILES, AT_ONCE, STOP_AT = 8, 500, 10  # rows on all devices together; the pass in which the run is stopped
+AT_ONCE, STOP_AT = 500, 10  # rows on all devices together; the pass in which the run is stopped
 OPTIONS: dict[str, Any] = {"C": 0.1, "tol": 1e-5}
 
 Rows = tuple[np.ndarray, np.ndarray]
@@ -51,12 +51,11 @@ def even_or_odd(digits: Labelled) -> Rows:
 
 
 def written(rows: Rows, folder: Path) -> px.Table:
-    """The table of rows that are written into some files of a folder."""
+    """The table of rows that are written into a folder."""
     folder.mkdir()
-    for number, parts in enumerate(zip(*(np.array_split(x, FILES) for x in rows), strict=True)):
-        for name, part in zip(("X", "y"), parts, strict=True):
-            np.save(folder / f"{name}-{number}.npy", part)
-    return px.Table.npy(folder)
+    for name, values in zip(("X", "y"), rows, strict=True):
+        np.save(folder / f"{name}.npy", values)
+    return px.Table.of_arrays(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("X", "y")))
 
 
 def fit(table: px.Table, folder: Path | None, *, stop: bool = False) -> px.solve.LogisticRegression:
@@ -92,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         table, new = written(train, Path(folder, "train")), written(held_out, Path(folder, "new"))
         saved = Path(folder, "run")
-        print(f"{len(table):,} digits in {FILES} files, {AT_ONCE} at once, on {_training.where()}", flush=True)
+        print(f"{len(table):,} digits on disk, {AT_ONCE} at once, on {_training.where()}", flush=True)
         try:
             fit(table, saved, stop=True)
         except Stopped:

@@ -1,6 +1,7 @@
 """The estimators compute what scikit-learn's do, in float64 to many digits, on any number of devices."""
 
 import itertools
+import warnings
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,9 @@ NEWTON: dict[str, Any] = {"solver": "newton-cholesky", **PRECISE}
 # Ours, the oracle, and targets.
 CASES: dict[str, tuple[Any, Any, Any]] = {
     "two classes": (solve.LogisticRegression(C=2.0), oracle.LogisticRegression(C=2.0, **NEWTON), TWO),
-    "three classes": (solve.LogisticRegression(), oracle.LogisticRegression(**NEWTON), THREE),
+    "three classes": (solve.LogisticRegression(tol=1e-10), oracle.LogisticRegression(**NEWTON), THREE),
     "balanced": (
-        solve.LogisticRegression(class_weight="balanced"),
+        solve.LogisticRegression(class_weight="balanced", tol=1e-10),
         oracle.LogisticRegression(class_weight="balanced", **NEWTON),
         THREE,
     ),
@@ -41,13 +42,13 @@ CASES: dict[str, tuple[Any, Any, Any]] = {
         TWO,
     ),
     "no intercept": (
-        solve.LogisticRegression(fit_intercept=False),
+        solve.LogisticRegression(fit_intercept=False, tol=1e-10),
         oracle.LogisticRegression(fit_intercept=False, **NEWTON),
         THREE,
     ),
     "no penalty": (solve.LogisticRegression(C=np.inf), oracle.LogisticRegression(C=np.inf, **NEWTON), TWO),
     "sparse classes": (
-        solve.LogisticRegression(C=0.1, l1_ratio=0.5),
+        solve.LogisticRegression(C=0.1, l1_ratio=0.5, tol=1e-10),
         oracle.LogisticRegression(C=0.1, l1_ratio=0.5, solver="saga", tol=1e-13, max_iter=100_000),
         TWO,
     ),
@@ -60,6 +61,9 @@ CASES: dict[str, tuple[Any, Any, Any]] = {
         oracle.PoissonRegressor(alpha=0.1, fit_intercept=False, **NEWTON),
         COUNTS,
     ),
+    "gamma": (solve.GammaRegressor(0.1), oracle.GammaRegressor(alpha=0.1, **NEWTON), np.exp(Y / 3)),
+    "claims": (solve.TweedieRegressor(power=1.5), oracle.TweedieRegressor(power=1.5, **NEWTON), COUNTS),
+    "normal": (solve.TweedieRegressor(0.1), oracle.TweedieRegressor(alpha=0.1, **NEWTON), Y),
     "lasso": (solve.Lasso(0.3), oracle.Lasso(0.3, **PRECISE), Y),
     "elastic net": (solve.ElasticNet(0.3, l1_ratio=0.7), oracle.ElasticNet(0.3, l1_ratio=0.7, **PRECISE), Y),
     "elastic net, no intercept": (
@@ -135,6 +139,64 @@ def test_estimators_keep_float32_and_are_near(case: str) -> None:
     assert_same_fit(found, new(theirs).fit(X, y, WEIGHT), 1e-3 if case == "no penalty" else 1e-4)
 
 
+L1 = oracle.LogisticRegression(l1_ratio=1.0, solver="liblinear", fit_intercept=False, tol=1e-10, max_iter=100_000)
+COSTS: dict[Any, Any] = {  # of predictions, targets and coefficients
+    "LogisticRegression": lambda z, y, w: np.logaddexp(0, -(2 * y - 1) * z).sum() + np.abs(w).sum(),
+    "ElasticNet": lambda z, y, w: ((z - y) ** 2).mean() / 2 + 0.3 * (0.7 * np.abs(w).sum() + 0.15 * w @ w),
+    "Ridge": lambda z, y, w: ((z - y) ** 2).sum() + 3 * w @ w,
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("columns", [slice(None), slice(1)], ids=["all columns", "one"])
+@pytest.mark.parametrize(
+    ("ours", "theirs", "y"),
+    [
+        (solve.LogisticRegression(l1_ratio=1.0, fit_intercept=False), L1, TWO == "yes"),
+        (solve.ElasticNet(0.3, l1_ratio=0.7), CASES["elastic net"][1], Y),
+        (solve.Ridge(3.0), oracle.Ridge(3.0), Y),
+    ],
+)
+def test_estimators_take_columns_in_any_units(ours: Any, theirs: Any, y: Any, columns: slice, dtype: Any) -> None:
+    for power in (-6, -3, 2, 3, 6):
+        rows = X.copy()
+        rows[:, columns] *= 10.0**power
+        rows = rows.astype(dtype).astype(float)
+        with warnings.catch_warnings(action="error"):
+            found = on(1, ours).fit(rows.astype(dtype), y)
+        with warnings.catch_warnings(action="ignore"):
+            expected = new(theirs).fit(rows, y)
+        weights = [model.coef_.ravel().astype(float) for model in (found, expected)]
+        values = [rows @ w + model.intercept_ for w, model in zip(weights, (found, expected), strict=True)]
+        costs = [COSTS[type(ours).__name__](z, y, w) for z, w in zip(values, weights, strict=True)]
+        np.testing.assert_allclose(*costs, rtol=1e-3, err_msg=f"columns times 1e{power}")
+        np.testing.assert_allclose(*values, rtol=1e-2, atol=1e-2 * np.abs(values[1]).max())
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("fit_intercept", [True, False])
+def test_least_squares_that_are_not_determined_have_the_least_norm(dtype: Any, fit_intercept: bool) -> None:
+    wide = np.random.default_rng(1).normal(size=(20, 50))
+    units = np.stack([X[:, 0], X[:, 1], 1e-3 * (X[:, 0] + X[:, 1]), X[:, 2]], 1)
+    constant = np.concatenate([X, np.full((61, 1), 5.3), np.zeros((61, 1))], 1)
+    for rows in (wide, units, constant, np.concatenate([X, X], 1)):
+        y = Y[: len(rows)].astype(dtype)
+        model = solve.Ridge(alpha=0.0, fit_intercept=fit_intercept, devices=1).fit(rows.astype(dtype), y)
+        centred, y = (x - x.mean(0) * fit_intercept for x in (rows.astype(dtype).astype(float), y.astype(float)))
+        expected = np.linalg.lstsq(centred, y, rcond=1e-6)[0]
+        np.testing.assert_allclose(model.coef_, expected, rtol=0, atol=1e-11 if dtype is np.float64 else 1e-4)
+
+
+def test_ridge_without_an_intercept_ends_soon_on_columns_far_from_zero() -> None:
+    for offset in (1e3, 1e5):
+        rows = X + offset
+        model = solve.Ridge(fit_intercept=False, devices=1).fit(rows, Y)
+        expected = oracle.Ridge(fit_intercept=False).fit(rows, Y)
+        np.testing.assert_allclose(model.predict(rows), expected.predict(rows), rtol=1e-4, atol=1e-4)
+        assert model.data_passes_ <= 100
+
+
 @pytest.mark.parametrize(("dtype", "powers"), [(np.float32, (-36, -25, 20, 36)), (np.float64, (-300, -165, 200, 300))])
 def test_estimators_take_targets_as_large_or_small_as_their_dtype_allows(dtype: Any, powers: tuple[int, ...]) -> None:
     expected = oracle.Ridge().fit(X, Y).coef_
@@ -143,21 +205,17 @@ def test_estimators_take_targets_as_large_or_small_as_their_dtype_allows(dtype: 
         np.testing.assert_allclose(np.asarray(fitted.coef_, np.float64) / 10.0**power, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("case", ["weights", "many epochs", "no intercept", "large float32"])
-def test_lasso_on_one_device_is_that_on_several(case: str) -> None:
-    rows, y, alpha, weight = X, Y, 0.1, WEIGHT if case == "weights" else None
-    if case == "large float32":
-        rows, y, alpha = X.astype("float32"), (Y * 1e30).astype("float32"), 1e29
-    elif case == "many epochs":  # for which a Gram matrix is less work
-        rows = X + 30 * X[:, :1]
-    options = {"tol": 1e-5 if case == "large float32" else 1e-12, "fit_intercept": case != "no intercept"}
-    fits = [solve.Lasso(alpha, devices=devices, **options).fit(rows, y, weight) for devices in (1, 2)]
-    scale = float(np.abs(fits[1].coef_).max())
-    for name in ("coef_", "intercept_"):
-        one, several = (np.asarray(getattr(fit, name), float) / scale for fit in fits)
-        np.testing.assert_allclose(one, several, rtol=0, atol=2e-4 if case == "large float32" else 1e-5)
-    assert (fits[0].n_iter_ > 3 * fits[1].n_iter_) == (case != "many epochs")
+@pytest.mark.parametrize("in_table", [False, True])
+def test_an_offset_is_what_weights_and_rates_are_to_the_oracle(in_table: bool) -> None:
+    exposure = np.random.default_rng(2).uniform(0.2, 3, 61)
+    counts = np.round(COUNTS * exposure)
+    model, offset = solve.PoissonRegressor(0.1, devices=2), np.log(exposure)
+    given = (px.Table.of_arrays(X, counts),) if in_table else (X, counts)
+    found = model.fit(*given, offset=offset, engine=px.Stream(at_once=16) if in_table else None)
+    theirs = new(CASES["counts"][1], alpha=0.1 * 61 / exposure.sum()).fit(X, counts / exposure, exposure)
+    assert_same_fit(found, theirs, 1e-6)
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        model.fit(X, counts, offset=np.zeros(3))
 
 
 def test_estimators_begin_a_warm_start_at_the_end() -> None:
@@ -169,6 +227,10 @@ def test_estimators_begin_a_warm_start_at_the_end() -> None:
         assert np.max(model.n_iter_) <= first / 2, case
         np.testing.assert_allclose(model.coef_, coef, rtol=0, atol=1e-7)
     assert not np.any(model.set_params(fit_intercept=False).fit(X, y, WEIGHT).intercept_)
+    exact = oracle.Lasso(0.3, fit_intercept=False, **PRECISE).fit(X, Y)
+    model = solve.Lasso(0.3, fit_intercept=False, warm_start=True, devices=2, max_iter=1)
+    model.coef_ = exact.coef_
+    assert_same_fit(model.fit(X, Y), exact, 1e-6)
 
 
 @pytest.mark.slow
@@ -185,7 +247,9 @@ def test_estimators_say_that_a_fit_was_cut_short() -> None:
         (solve.LogisticRegression(C=-1.0), TWO, None, "LogisticRegression: C must be a number above 0, got -1.0"),
         (solve.LogisticRegression(devices=9), TWO, None, "devices must be from 1 to 8, as many as there are, got 9"),
         (solve.PoissonRegressor(), Y, None, r"y must hold counts, not negative, got -.*write Ridge\(\)"),
-        (solve.PoissonRegressor(), 0 * Y, None, "y must hold a count above 0"),
+        (solve.PoissonRegressor(), 0 * Y, None, "y must hold a number above 0"),
+        (solve.GammaRegressor(), COUNTS, None, "y must hold positive numbers, got 0.0"),
+        (solve.TweedieRegressor(power=0.5), COUNTS, None, "power must be a number of at least 1, got 0.5"),
     ],
 )
 def test_estimators_name_the_culprit_of_an_error(estimator: Any, y: Any, weight: Any, match: str) -> None:

@@ -78,6 +78,7 @@ def test_lbfgs_takes_arguments_aux_and_gradients_of_ones_own() -> None:
     choices: tuple[tuple[dict[str, Any], Any], ...] = (
         ({"has_aux": True}, with_aux),
         ({"value_and_grad": True}, jax.value_and_grad(shifted)),
+        ({"value_and_grad": jax.value_and_grad(shifted)}, shifted),
         ({"value_and_grad": True, "has_aux": True}, jax.value_and_grad(with_aux, has_aux=True)),
     )
     for options, fun in choices:

@@ -1,15 +1,18 @@
 """A line search ends where the strong Wolfe conditions hold, which NumPy checks, on functions that are hard somehow."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.optimize
 
 import paraxis as px
-from tests._problems import in_float64
+from paraxis.solve import SearchResult
+from tests._problems import in_float64, labelled, rosenbrock
 
 
 def _numpy(s: Any) -> Any:
@@ -60,6 +63,48 @@ def test_lbfgs_search_keeps_the_strong_wolfe_conditions(name: str) -> None:
         assert fun(place) <= value + 1e-4 * place * slope + 1e-12, where
         assert abs(fun(place + 1e-30j).imag / 1e-30) <= 0.9 * abs(slope), where
         assert int(state.num_linesearch_iter) <= 30, where
+
+
+def _halved(origin: Any, at: Callable[[Any], Any], first: Any) -> SearchResult:
+    """A search of one's own: until the value is lower, if ever."""
+    stepsize = jax.lax.while_loop(lambda s: (at(s).value > origin.value) & (s > 1e-6), lambda s: s / 2, first)
+    trial = at(stepsize)
+    return SearchResult(stepsize, trial, ~(trial.value <= origin.value), 1)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("linesearch", ["backtracking", _halved])
+@in_float64
+def test_lbfgs_takes_searches_of_any_kind(linesearch: Any) -> None:
+    x, y = labelled(80, 4, 2)
+    linear = px.solve.objective.glm("logistic", l2=True)
+    expected = scipy.optimize.minimize(
+        lambda w: np.logaddexp(0, x @ w).mean() - (y * (x @ w)).mean() + 0.05 * w @ w, np.zeros(4), tol=1e-12
+    ).x
+    for fun, start, args, minimum in (
+        (rosenbrock, [-1.2, 1.0], (), [1.0, 1.0]),
+        (linear, np.zeros(4), (0.1, (x, y)), expected),
+    ):
+        params, state = px.solve.LBFGS(fun, linesearch=linesearch, tol=1e-6, maxiter=100).run(jnp.array(start), *args)
+        assert state.error <= 1e-6, state.reason
+        np.testing.assert_allclose(params, minimum, atol=2e-5)
+    with pytest.raises(ValueError, match="linesearch must be one of 'zoom', 'backtracking', got 'hager-zhang'"):
+        px.solve.LBFGS(rosenbrock, linesearch="hager-zhang")  # pyright: ignore[reportArgumentType]
+
+
+@in_float64
+def test_solvers_take_the_options_of_jaxopt() -> None:
+    for kind in (px.solve.LBFGS, px.solve.ProximalGradient):
+        solver = kind(lambda p: jnp.sum((p - 2) ** 2), stepsize=-1.0)
+        params, state = solver.run(jnp.zeros(3))
+        np.testing.assert_allclose(params, 2, atol=1e-5)
+        assert {state.iter_num.dtype, state.num_fun_eval.dtype, state.num_linesearch_iter.dtype} == {np.dtype(int)}
+        with pytest.raises(px.DataError, match=r"init_params are complex; write them as a pair \(real"):
+            solver.run(jnp.zeros(3, complex))
+    descent = px.solve.LBFGS(rosenbrock, history_size=0, maxiter=40)
+    assert 0 < descent.run(jnp.array([-1.2, 1.0])).state.value < 5  # as slow as steepest descent is
+    with pytest.raises(TypeError, match=r"write run\(params, None, l2reg, data\)"):
+        px.solve.ProximalGradient(px.solve.objective.ridge).run(jnp.zeros(2), 0.1, (np.eye(2), np.ones(2)))
 
 
 def test_lbfgs_search_decides_by_slopes_where_values_are_noise_in_float32() -> None:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 
 from paraxis.solve import objective
 from paraxis.solve.objective import LossName
@@ -73,15 +74,39 @@ def test_objective_has_the_values_of_jaxopt_s_namesakes() -> None:
         np.testing.assert_allclose(getattr(objective, name)(*args), rival(*args), rtol=1e-12, err_msg=name)
 
 
+@in_float64
+def test_objective_of_a_distribution_is_minus_the_likelihood_of_scipy() -> None:
+    """But for a constant of the targets, and with offsets."""
+    rng = np.random.default_rng(5)
+    x, offset, weight = rng.normal(size=(N, D)), rng.normal(size=N), rng.uniform(0.2, 3, N)
+    coefs, counts, positive = rng.normal(size=(2, D)), rng.poisson(2, N), rng.gamma(2, size=N)
+    for fun, y, cost in (
+        (objective.glm("poisson"), counts, lambda m: -scipy.stats.poisson.logpmf(counts, m)),
+        (
+            objective.glm("negative_binomial", dispersion=0.5),
+            counts,
+            lambda m: -scipy.stats.nbinom.logpmf(counts, 2, 1 / (1 + 0.5 * m)),
+        ),
+        (objective.glm("gamma"), positive, lambda m: -scipy.stats.gamma.logpdf(positive, 1, scale=m)),
+        (objective.glm("tweedie", power=3), positive, lambda m: (positive - m) ** 2 / (2 * positive * m**2)),
+        (objective.glm("tweedie", power=0), positive, lambda m: (positive - m) ** 2 / 2),
+        (objective.glm("tweedie", power=1.5), positive, lambda m: 2 * (np.sqrt(m) + positive / np.sqrt(m))),
+    ):
+        found = [fun(jnp.asarray(coef), (x, y, weight, offset)) for coef in coefs]
+        expected = [np.average(cost(np.exp(x @ coef + offset)), weights=weight) for coef in coefs]
+        np.testing.assert_allclose(found[0] - found[1], expected[0] - expected[1], rtol=1e-10, err_msg=f"{fun}")
+
+
 @pytest.mark.parametrize("loss", ["huber", "squared"])
 @in_float64
-def test_objective_of_several_outputs_is_the_mean_of_what_each_costs(loss: LossName) -> None:
+def test_objective_of_several_outputs_is_the_sum_of_what_each_costs(loss: LossName) -> None:
     rng = np.random.default_rng(4)
     for rows in (N, K):  # as many rows as outputs must not mix the two up
         x, coef, weight = rng.normal(size=(rows, D)), rng.normal(size=(D, K)), rng.uniform(0.2, 3, rows)
-        y = rng.integers(0, 2, (rows, K)).astype(float)
-        each = [np.average(_row_costs(loss, x @ coef[:, i], y[:, i]), weights=weight) for i in range(K)]
-        np.testing.assert_allclose(objective.glm(loss)(coef, (x, y, weight)), np.mean(each), rtol=1e-12)
+        y, offset = rng.integers(0, 2, (rows, K)).astype(float), rng.normal(size=(rows, K))
+        z = x @ coef + offset
+        each = [np.average(_row_costs(loss, z[:, i], y[:, i]), weights=weight) for i in range(K)]
+        np.testing.assert_allclose(objective.glm(loss)(coef, (x, y, weight, offset)), np.sum(each), rtol=1e-12)
 
 
 CASES = ["plain", "all", *(pytest.param(case, marks=pytest.mark.slow) for case in ("intercept", "weights", "l2"))]
@@ -145,7 +170,7 @@ def test_objective_along_a_line_is_the_function_there(loss: LossName, case: str)
         point, product, there = problem.at(params), problem.matvec(direction), along(stepsize)
         origin, at = problem.line(point, direction, product)
         trial = at(stepsize)
-        end = problem.end(there, point.cache.along(stepsize, product), trial)
+        end = problem.end(there, point.cache._replace(z=point.cache.z + stepsize * product), trial)
         found = origin[:2], trial[:3], (end.value, end.grad), end.cache.z
         at_zero = value(jnp.array(0.0)), jax.grad(value)(0.0)
         derivatives = value(stepsize), jax.grad(value)(stepsize), jax.grad(jax.grad(value))(stepsize)

@@ -49,9 +49,3 @@ def test_prox_clips_each_leaf_at_its_own_bounds() -> None:
     found = prox.box(x, ({"a": -1.0, "b": jnp.array([-4.0, 0.0])}, {"a": jnp.inf, "b": 1.0}))
     np.testing.assert_array_equal(found["a"], [-1, 0.5, 3])
     np.testing.assert_array_equal(found["b"], [-3, 1])
-
-
-def test_prox_lets_the_intercept_go_free() -> None:
-    coef, bias = prox.first(prox.l1)((jnp.array([3.0, 0.5]), jnp.array(0.5)), 1.0, 2.0)
-    np.testing.assert_array_equal(coef, [1, 0])
-    assert bias == 0.5

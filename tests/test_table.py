@@ -1,5 +1,6 @@
 """Tables: the same rows in the same order whatever the files, in blocks; what is wrong is named."""
 
+import decimal
 import os
 import threading
 from typing import Any
@@ -31,18 +32,13 @@ def written(folder, kind: str) -> px.Table:
         of = of.select([*of.column_names[part:], *of.column_names[:part]])
         if kind == "parquet":
             pq.write_table(of, folder / f"{part}.parquet", row_group_size=4)
-        elif kind == "csv":
-            pyarrow.csv.write_csv(of, folder / f"{part}.csv")
         else:
-            np.save(folder / f"X-{part}.npy", X[CUTS[part] : CUTS[part + 1]])
-            np.save(folder / f"y-{part}.npy", Y[CUTS[part] : CUTS[part + 1]])
-    if kind == "npy":
-        return px.Table.npy(folder)
+            pyarrow.csv.write_csv(of, folder / f"{part}.csv")
     names = ["x0", "x1", "x2"]
     return getattr(px.Table, kind)(folder, target="y", columns=names, dtype="float32")
 
 
-@pytest.mark.parametrize("kind", ["parquet", "csv", "npy"])
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
 @pytest.mark.parametrize("size", [1, 4, 23, 100])
 def test_table_gives_rows_in_blocks_in_the_order_of_the_files_names(tmp_path, kind, size):
     table = written(tmp_path, kind)
@@ -71,7 +67,7 @@ def test_table_takes_an_index_of_pandas_for_no_column_to_predict_from(tmp_path, 
         assert getattr(px.Table, kind)(tmp_path, target="y", columns=["x0", asked]).columns == ["x0", asked]
 
 
-@pytest.mark.parametrize("kind", ["parquet", "csv", "npy", "arrays"])
+@pytest.mark.parametrize("kind", ["parquet", "csv", "arrays"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_table_names_a_number_that_is_none_by_file_row_and_column(tmp_path, kind, value):
     x = X.copy()
@@ -80,21 +76,17 @@ def test_table_names_a_number_that_is_none_by_file_row_and_column(tmp_path, kind
         of = {"x0": x[start:stop, 0], "x1": x[start:stop, 1], "y": Y[start:stop]}
         if kind == "parquet":
             pq.write_table(pa.table(of), tmp_path / f"{part}.parquet")
-        elif kind == "csv":
-            pyarrow.csv.write_csv(pa.table(of), tmp_path / f"{part}.csv")
         else:
-            np.save(tmp_path / f"X-{part}.npy", x[start:stop])
-            np.save(tmp_path / f"y-{part}.npy", Y[start:stop])
+            pyarrow.csv.write_csv(pa.table(of), tmp_path / f"{part}.csv")
     if kind == "arrays":
         table, place = px.Table.of_arrays(x, Y), "row 11"
     else:
-        table = px.Table.npy(tmp_path) if kind == "npy" else getattr(px.Table, kind)(tmp_path, target="y")
-        place = rf"'.*{'X-1' if kind == 'npy' else '1'}\.{kind}', row 2"
+        table, place = getattr(px.Table, kind)(tmp_path, target="y"), rf"'.*1\.{kind}', row 2"
     with pytest.raises(px.DataError, match=rf"finite numbers, got {value} in {place}, column 'x1'; write"):
         list(table.blocks(5))
 
 
-@pytest.mark.parametrize("kind", ["parquet", "csv", "npy"])
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
 def test_table_names_files_that_change_or_go(tmp_path, kind):
     table = written(tmp_path, kind)
     list(table.blocks(10))
@@ -137,15 +129,6 @@ def test_table_puts_blocks_together_of_what_a_source_gives(size):
     np.testing.assert_array_equal(np.concatenate([x[:, 0] for x, _ in blocks]), [2, 2, 1, 4, 4, 4, 4, 3, 3, 3])
 
 
-def test_table_pairs_arrays_by_their_names(tmp_path):
-    for name in ("X-a", "X-b", "y-b", "y-c"):
-        np.save(tmp_path / f"{name}.npy", np.ones((3, 2)) if name[0] == "X" else np.ones(3))
-    with pytest.raises(px.DataError, match=r"a file y… for each X… of the same name, .*, \['-a\.npy'\] alone"):
-        px.Table.npy(tmp_path)
-    (tmp_path / "y-c.npy").rename(tmp_path / "y-a.npy")
-    assert len(px.Table.npy(tmp_path)) == 6
-
-
 def test_table_refuses_columns_that_do_not_fit(tmp_path):
     cases: tuple[tuple[Any, Any, dict[str, Any], str], ...] = (
         (None, None, {}, r"must have \.parquet files, or be one, got '.*', which has none"),
@@ -162,6 +145,26 @@ def test_table_refuses_columns_that_do_not_fit(tmp_path):
                 pq.write_table(table, tmp_path / f"{name}.parquet")
         with pytest.raises(px.DataError, match=text):
             list(px.Table.parquet(tmp_path, **{"target": "y", **chosen}).blocks(9))
+
+
+def test_table_of_parquet_has_the_columns_and_targets_of_all_files(tmp_path):
+    cents = pa.array([decimal.Decimal(int(y)) / 4 for y in Y[9:]], pa.decimal128(9, 2))
+    pq.write_table(columns(0, 9), tmp_path / "0.parquet")
+    for second, match in (
+        (columns(9, 23, more=Y[9:]), r"1.parquet' has other columns than '.*0.parquet': \['more'\]; .*columns="),
+        (columns(9, 23, y=Y[9:].astype(str)), r"target 'y' is string in '.*1.parquet', and int64 in '.*0.parquet'"),
+        (columns(9, 23, y=cents), None),
+    ):
+        pq.write_table(second, tmp_path / "1.parquet")
+        if match is None:
+            found = np.concatenate([y for _, y in px.Table.parquet(tmp_path, target="y").blocks(9)])
+            np.testing.assert_array_equal(found, [*Y[:9], *Y[9:] / 4])
+        else:
+            with pytest.raises(px.DataError, match=match):
+                px.Table.parquet(tmp_path, target="y")
+    for pair in ((np.ma.masked_equal(X, X[0, 0]), Y), (X, np.ma.masked_equal(Y, 1))):
+        with pytest.raises(px.DataError, match="is a MaskedArray, which leaves entries out"):
+            px.Table.of_arrays(*pair)
 
 
 def test_table_of_parquet_holds_the_rows_that_are_asked_for_and_not_a_row_group(tmp_path):

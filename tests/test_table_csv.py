@@ -1,10 +1,12 @@
 """CSV files have the rows of Python's own reader; labels stay apart; other delimiters and decimal points."""
 
 import csv
+import gzip
 import io
 import re
 
 import numpy as np
+import pyarrow.csv
 import pytest
 
 import paraxis as px
@@ -80,3 +82,30 @@ def test_table_of_csv_takes_a_missing_label_among_text_for_no_class(tmp_path, em
         list(px.Table.csv(tmp_path, target="y").blocks(2))
     (tmp_path / "a.csv").write_text("x,y\n1,a\n2,NA\n3, b\n")
     assert next(px.Table.csv(tmp_path, target="y").blocks(9))[1].tolist() == ["a", "NA", " b"]
+
+
+def test_table_of_csv_has_text_for_labels_that_become_text_after_the_first_block(tmp_path):
+    rows = f"0,1,{'a' * (1 << 20)}\n" * 20  # longer than a block
+    (tmp_path / "1.csv").write_text(f"y,x,note\n{rows}unknown,3,\n")
+    ((_, y),) = px.Table.csv(tmp_path, target="y", columns=["x"]).blocks(21)
+    assert y.tolist() == ["0"] * 20 + ["unknown"]
+
+
+@pytest.mark.parametrize("values", ["1e3 +2 .5 -1. 0", "true false", "NA 1", "1 inf"])
+def test_table_of_csv_reads_the_numbers_that_arrow_reads(tmp_path, values):
+    (tmp_path / "1.csv").write_text("y,x\n" + "".join(f"{value},1\n" for value in values.split()))
+    table, read = px.Table.csv(tmp_path, target="y"), pyarrow.csv.read_csv(tmp_path / "1.csv")["y"].to_numpy()
+    if np.isfinite(read.astype(float)).all():
+        np.testing.assert_array_equal(np.concatenate([y for _, y in table.blocks(9)]), read)
+    else:
+        with pytest.raises(px.DataError, match=r"finite numbers, got (nan|inf) in '.*1.csv', row [01], column 'y'"):
+            list(table.blocks(9))
+
+
+def test_table_of_csv_reads_other_encodings_and_compressed_files(tmp_path):
+    (tmp_path / "1.csv.gz").write_bytes(gzip.compress('größe,y\n"1",ä\n2,ö\n'.encode("latin-1")))
+    table = px.Table.csv(tmp_path, target="y", encoding="latin-1")
+    ((x, y),) = table.blocks(9)
+    assert (table.columns, x.tolist(), y.tolist()) == (["größe"], [[1.0], [2.0]], ["ä", "ö"])
+    with pytest.raises(px.DataError, match=r"1.csv.gz' cannot be read: UnicodeDecodeError"):
+        px.Table.csv(tmp_path, target="y")

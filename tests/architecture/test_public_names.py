@@ -27,7 +27,7 @@ SHOWN_BY_FUNCTION |= {"Padded", "Progress", "Schedule"}
 SHOWN_BY_FUNCTION |= {"Batches", "Callback", "Fitted", "Loader", "Record", "Restored", "SaveDecision", "Step"}
 SHOWN_BY_FUNCTION |= {"Collective", "Finding", "Layout", "LineWork", "Memory", "Report", "Traffic", "Work"}
 SHOWN_BY_FUNCTION |= {"Arrays", "Balance", "Comparison", "Leaf", "ModuleRow", "ModuleTable", "Timing"}
-SHOWN_BY_OTHERS = {"none"}  # the operator that leaves all as it is
+SHOWN_BY_OTHERS = {"none", "SearchResult", "Trial"}  # the operator that leaves all as it is; by LineSearch
 
 
 def documented() -> list[str]:

@@ -100,6 +100,7 @@ def solvers() -> Results:
 def estimators() -> Results:
     return {
         "Ridge": px.solve.Ridge(alpha=1.0).fit(X, Z).coef_,
+        "Lasso": px.solve.Lasso(alpha=0.1).fit(X, Z).coef_,
         "LogisticRegression": px.solve.LogisticRegression(C=1.0).fit(X, Y).predict_proba(X),
         "best": px.solve.cross_validate_path(px.solve.Ridge(), X, Z, [1e-1, 1e3], folds=3).best,
     }

@@ -1,5 +1,6 @@
 """Parquet and CSV files as a table, read by Arrow. What Arrow does in silence with a table's columns is refused."""
 
+import contextlib
 import functools
 import re
 from collections.abc import Iterator, Mapping
@@ -9,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from paraxis._core.check import needed
-from paraxis._tables._arrays import File
 from paraxis.errors import DataError
 
 with needed("px.Table", "tables"):
@@ -25,7 +25,38 @@ _BYTES = 1 << 24  # of a CSV file that are parsed at a time; a row may be as lon
 _BATCH = 1 << 16  # rows that are decoded at a time, at most
 _INDEX = re.compile(r"|__index_level_\d+__|Unnamed: 0")
 _CODE = r"^[ \t]*[+-]?(0[0-9]+|[0-9]{16,})[ \t]*$"  # of more digits than float64 has, too
+_NUMBER = r"^[ \t]*[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?[ \t]*$"
+_GAPS = pyarrow.csv.ConvertOptions().null_values  # and what Arrow reads as no finite number
+_GAPS += ["inf", "-inf", "+inf", "Inf", "-Inf", "+Inf", "INF", "-INF", "+INF", "infinity", "-infinity"]
+_PACKED = "", ".gz", ".bz2", ".zst", ".lz4"
 _WHOLE = r"^[ \t]*([+-]?[0-9]+)?[ \t]*$"  # or missing
+
+
+class File:
+    """A file as it was when it was first looked at."""
+
+    def __init__(self, who: str, path: Path) -> None:
+        self.who, self.path, self._seen = who, path, _size_and_time(path)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Within, the file is read; a DataError names it if it cannot be, or has changed before or after."""
+        self._require_same()
+        try:
+            yield
+        except Exception as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            raise DataError(f"{self.who}: {str(self.path)!r} cannot be read: {reason}") from error
+        self._require_same()
+
+    def _require_same(self) -> None:
+        with contextlib.suppress(OSError):
+            if _size_and_time(self.path) == self._seen:
+                return
+        raise DataError(
+            f"{self.who}: {str(self.path)!r} has changed or is gone since it was looked at first; make the table "
+            "anew when the file is complete"
+        )
 
 
 class Files:
@@ -37,33 +68,39 @@ class Files:
     """
 
     def __init__(
-        self, who: str, folder: Path, target: str, columns: Any, dtype: Any, csv: tuple[str, str] | None = None
+        self, who: str, folder: Path, target: str, columns: Any, dtype: Any, csv: tuple[str, str, str] | None = None
     ) -> None:
         self.target, self._who, self._csv = target, who, csv
         suffix = ".parquet" if csv is None else ".csv"
         paths = [folder] if folder.is_file() else sorted(folder.glob("*"))
-        self._files = [File(who, path) for path in paths if path.name.lower().endswith(suffix)]
+        endings = tuple(suffix + packed for packed in _PACKED)
+        self._files = [File(who, path) for path in paths if path.name.lower().endswith(endings)]
         if not self._files:
             raise DataError(f"{who}: folder must have {suffix} files, or be one, got {str(folder)!r}, which has none")
         schemas = [self._schema(file) for file in self._files]
+        names, first = schemas[0].names, repr(str(self._files[0].path))
         noted = (schemas[0].pandas_metadata or {}).get("index_columns", [])
-        rows = {name for name in schemas[0].names if _INDEX.fullmatch(name) or name in noted} - {target}
-        self.columns = list(columns or [name for name in schemas[0].names if name not in {*rows, target}])
+        rows = {name for name in names if _INDEX.fullmatch(name) or name in noted} - {target}
+        self.columns = list(columns or [name for name in names if name not in {*rows, target}])
         if len({*self.columns, target}) <= max(1, len(self.columns)):
             raise DataError(
                 f"{who}: columns must be those to predict from, at least one, each once and not the target {target!r}, "
-                f"got {self.columns} of {str(self._files[0].path)!r}"
+                f"got {self.columns} of {first}"
             )
         for file, schema in zip(self._files, schemas, strict=True):
+            path = repr(str(file.path))
             for name in (target, *self.columns):
                 if (count := schema.names.count(name)) != 1:
-                    raise DataError(
-                        f"{who}: {str(file.path)!r} must have {name!r} once, got it {count} times among {schema.names}"
-                    )
-            wrong = [f"{name!r} ({kind})" for name in self.columns if not _is_number(kind := schema.field(name).type)]
-            if wrong:
+                    raise DataError(f"{who}: {path} must have {name!r} once, got it {count} times among {schema.names}")
+            kinds = ((name, schema.field(name).type) for name in self.columns)
+            if wrong := ", ".join(f"{name!r} ({kind})" for name, kind in kinds if not _is_number(kind)):
+                raise DataError(f"{who}: columns must hold numbers, got {wrong} in {path}; leave them out: columns=[…]")
+            if columns is None and (more := ({*schema.names} ^ {*names}) - rows):
+                raise DataError(f"{who}: {path} has other columns than {first}: {sorted(more)[:3]}; give columns=[…]")
+            kinds = [each.field(target).type for each in (schema, schemas[0])]
+            if csv is None and len({*map(_is_number, kinds)}) > 1:
                 raise DataError(
-                    f"{who}: columns must hold numbers, got {', '.join(wrong)}; leave them out: columns=[…]"
+                    f"{who}: target {target!r} is {kinds[0]} in {path}, and {kinds[1]} in {first}; write one type"
                 )
         self._kinds = [{name: schema.field(name).type for name in (*self.columns, target)} for schema in schemas]
         held = {own[name].to_pandas_dtype() for own in self._kinds for name in self.columns} - {np.object_}  # of nulls
@@ -82,7 +119,7 @@ class Files:
             types = {name: pa.bool_() if pa.types.is_boolean(kind) else pa.float64() for name, kind in kinds.items()}
             types |= {self.target: pa.string()} if is_text else {}
             for batch in self._batches(file, types, min(size, _BATCH)):
-                *columns, y = (batch.column(name).to_numpy(zero_copy_only=False) for name in types)
+                *columns, y = (_numbers(batch.column(name)).to_numpy(zero_copy_only=False) for name in types)
                 if is_text and self._csv:
                     y = y.astype(object)
                     y[y == ""] = None
@@ -91,17 +128,19 @@ class Files:
                 yield np.stack(columns, 1, dtype=self.dtype, casting="unsafe"), y
 
     def _csv_dataset(self, file: File, types: Mapping[str, Any] | None = None) -> Any:
-        delimiter, decimal = self._csv or ("", "")
+        delimiter, decimal, encoding = self._csv or ("", "", "")
         form: Any = pyarrow.dataset.CsvFileFormat(
             pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=pyarrow.csv.ConvertOptions(column_types=types, decimal_point=decimal),
-            read_options=pyarrow.csv.ReadOptions(block_size=_BYTES),
+            read_options=pyarrow.csv.ReadOptions(block_size=_BYTES, encoding=encoding),
         )
         return pyarrow.dataset.dataset(file.path, format=form)
 
     def _schema(self, file: File) -> Any:
         with file.reading():
-            return self._csv_dataset(file).schema if self._csv else pyarrow.parquet.read_schema(file.path)
+            schema = self._csv_dataset(file).schema if self._csv else pyarrow.parquet.read_schema(file.path)
+            list(schema.names)  # which decodes them
+            return schema
 
     def _batches(self, file: File, types: Mapping[str, Any], size: int = _BATCH) -> Iterator[Any]:
         names = list(types)
@@ -116,7 +155,10 @@ class Files:
     def _survey(self) -> tuple[list[int], bool, bool]:
         """The files' numbers of rows; whether targets are text, and integers. CSV files are read for it."""
         sizes, are_whole, are_codes = [], self._csv is not None, False
-        is_text = any(not _is_number(kinds[self.target]) for kinds in self._kinds)
+        kinds = [kinds[self.target] for kinds in self._kinds]  # by their first rows
+        is_text = not all(map(_is_number, kinds))
+        may_be_text = not is_text and not any(map(pa.types.is_boolean, kinds))
+        number = _NUMBER.replace("[.]", f"[{self._csv[1]}]") if self._csv else ""
         for file in self._files:
             if self._csv is None:
                 with file.reading():
@@ -127,18 +169,30 @@ class Files:
             for batch in self._batches(file, {self.target: pa.string()}):
                 labels = batch.column(0)
                 sizes[-1] += len(labels)
-                are_whole &= _compute.all(_compute.match_substring_regex(labels, _WHOLE)).as_py() is not False
-                are_codes |= _compute.any(_compute.match_substring_regex(labels, _CODE)).as_py() is True
+                matches = functools.partial(_compute.match_substring_regex, labels)
+                known = _compute.or_(matches(number), _compute.is_in(labels, pa.array(_GAPS)))
+                is_text |= may_be_text and _compute.all(known).as_py() is False
+                are_whole &= _compute.all(matches(_WHOLE)).as_py() is not False
+                are_codes |= _compute.any(matches(_CODE)).as_py() is True
         return sizes, is_text or (are_whole and are_codes), are_whole and not is_text
 
     def _require_closed_quotes(self, path: Path) -> None:
         """Check that quotes are in pairs: Arrow takes all rows after one that stays open for its value."""
-        with path.open("rb") as file:
+        with pa.input_stream(str(path), compression="detect") as file:
             count = sum(part.count(b'"') for part in iter(lambda: file.read(_BYTES), b""))
         if count % 2:
             raise DataError(f'{self._who}: {str(path)!r} has {count:,} quotes, of which one is open; write ""')
 
 
+def _size_and_time(path: Path) -> tuple[int, int]:
+    return path.stat().st_size, path.stat().st_mtime_ns
+
+
 def _is_number(kind: Any) -> bool:
-    types = pa.types
-    return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_null(kind)
+    names = "integer", "floating", "decimal", "boolean", "null"
+    return any(getattr(pa.types, f"is_{name}")(kind) for name in names)
+
+
+def _numbers(column: Any) -> Any:
+    """Return a column whose decimals, which NumPy has as objects, are floats."""
+    return column.cast(pa.float64()) if pa.types.is_decimal(column.type) else column

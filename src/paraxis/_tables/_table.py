@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from paraxis._core import check
-from paraxis._tables._arrays import Arrays, npy
 from paraxis.errors import DataError
 
 _ALIGNED = 64  # bytes
@@ -60,7 +59,8 @@ class Table:
             dtype: of the numbers: float32 or float64; default: float32 if that holds the files' types, else float64.
 
         Raises:
-            DataError: if there are no such files, one cannot be read, columns differ between files or hold no numbers.
+            DataError: if there are no such files, or one cannot be read; if columns differ between files or hold no
+                numbers, or the target is a number in one file and text in another; it names the file.
             ModuleNotFoundError: if pyarrow is missing; the extra ``tables`` brings it.
         """
         from paraxis._tables._arrow import Files
@@ -77,6 +77,7 @@ class Table:
         dtype: Any = None,
         delimiter: str = ",",
         decimal: str = ".",
+        encoding: str = "utf8",
     ) -> "Table":
         """Return the rows of CSV files, each with a header. To count them, they are read once.
 
@@ -84,33 +85,21 @@ class Table:
         one is a code, ``007`` or of more than 15 digits, all are text.
 
         Args:
-            folder: a folder of ``.csv`` files, or one such file.
+            folder: a folder of ``.csv`` files, or of compressed ones such as ``.csv.gz``; or one such file.
             target, columns, dtype: as for :meth:`parquet`; the default is float64.
             delimiter, decimal: what is between values; the decimal point, of files with commas ``","``.
+            encoding: that of the text, such as ``"latin-1"``.
 
         Raises: as :meth:`parquet`.
         """
         from paraxis._tables._arrow import Files
 
-        return cls(Files("Table.csv", Path(folder), target, columns, dtype, (delimiter, decimal)))
-
-    @classmethod
-    def npy(cls, folder: str | Path, *, dtype: Any = None) -> "Table":
-        """Return the rows of memory-mapped files ``X*.npy``, ``(n, d)``, with targets ``y*.npy``, ``(n,)``.
-
-        Args:
-            folder: has both, which belong together by their names: ``X-0.npy`` and ``y-0.npy``.
-            dtype: as for :meth:`parquet`.
-
-        Raises:
-            DataError: if there are no such files, one cannot be read, or shapes do not fit together.
-        """
-        return cls(npy(Path(folder), dtype))
+        return cls(Files("Table.csv", Path(folder), target, columns, dtype, (delimiter, decimal, encoding)))
 
     @classmethod
     def of_arrays(cls, X: Any, y: Any, *, dtype: Any = None) -> "Table":
-        """Return rows of arrays, ``(n, d)`` and ``(n,)``, in memory or memory-mapped."""
-        return cls(Arrays("Table.of_arrays", [(np.asanyarray(X), np.asarray(y))], dtype))
+        """Return rows of arrays, ``(n, d)`` and ``(n,)``, in memory or as ``np.load("X.npy", mmap_mode="r")`` gives."""
+        return cls(_Arrays(np.asanyarray(X), np.asanyarray(y), dtype))
 
     def __len__(self) -> int:
         return len(self._source)
@@ -179,6 +168,29 @@ class Table:
 
     def __repr__(self) -> str:
         return f"<Table: {len(self.columns):,} columns and the target {self.target!r}, {self.dtype}>"
+
+
+class _Arrays:
+    """Rows of two arrays. The names of columns are their numbers."""
+
+    is_named, target = False, "y"
+
+    def __init__(self, X: np.ndarray, y: np.ndarray, dtype: Any) -> None:
+        check.by_position("Table.of_arrays", "(X, y)", (X, y))
+        if X.ndim != 2 or y.ndim != 1 or len(X) != len(y) or not X.shape[1]:
+            raise DataError(f"Table.of_arrays: X must be (n, d) and y (n,), got {X.shape} and {y.shape}")
+        if X.dtype.kind not in "biuf" or y.dtype.kind not in "biufUO":
+            raise DataError(f"Table.of_arrays: X must hold numbers, y numbers or text, got {X.dtype} and {y.dtype}")
+        self._pair = X, y
+        self.columns = [f"x{number}" for number in range(X.shape[1])]
+        self.dtype = np.dtype(dtype or np.result_type(np.float32, X.dtype))
+
+    def __len__(self) -> int:
+        return len(self._pair[0])
+
+    def blocks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        del size  # the table takes what it needs of an array
+        yield self._pair
 
 
 def _aligned(shape: tuple[int, int], dtype: np.dtype[Any]) -> np.ndarray:

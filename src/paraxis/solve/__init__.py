@@ -5,9 +5,11 @@ import typing
 
 from paraxis.solve import objective, prox
 from paraxis.solve._lbfgs import LBFGS, LBFGSState
+from paraxis.solve._problem import Trial
 from paraxis.solve._proximal import ProximalGradient, ProximalGradientState
 from paraxis.solve._rows import Rows, rows
 from paraxis.solve._run import Interrupted, Iteration, OptStep, Status
+from paraxis.solve._search import LineSearch, SearchResult
 
 if typing.TYPE_CHECKING:
     from paraxis.solve.estimators import *  # noqa: F403
@@ -16,10 +18,12 @@ __all__ = [  # noqa: F405
     "LBFGS",
     "CrossValidated",
     "ElasticNet",
+    "GammaRegressor",
     "Interrupted",
     "Iteration",
     "LBFGSState",
     "Lasso",
+    "LineSearch",
     "LinearRegression",
     "LogisticRegression",
     "OptStep",
@@ -28,7 +32,10 @@ __all__ = [  # noqa: F405
     "ProximalGradientState",
     "Ridge",
     "Rows",
+    "SearchResult",
     "Status",
+    "Trial",
+    "TweedieRegressor",
     "cross_validate_path",
     "objective",
     "prox",
@@ -42,9 +49,7 @@ if not typing.TYPE_CHECKING:  # to type checkers, a name that is not imported ab
         """Load what needs scikit-learn when it is first used."""
         if name not in __all__:
             raise AttributeError(f"module 'paraxis.solve' has no attribute {name!r}")
-        value = getattr(importlib.import_module("paraxis.solve.estimators"), name)
-        globals()[name] = value
-        return value
+        return getattr(importlib.import_module("paraxis.solve.estimators"), name)
 
 
 def __dir__() -> list[str]:

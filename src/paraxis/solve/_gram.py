@@ -15,7 +15,6 @@ several.
 
 import dataclasses
 import functools
-import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -31,7 +30,6 @@ from paraxis.solve._streaming import MAX_FEATURES, TableRows, sample_of
 _SPREAD = 2.0  # of eigenvalues; if their logarithms are uniform, the largest is about fifty times the smallest
 _PROBES = 8
 _SWEPT = 64  # columns
-_BLOCK = 512  # rows; the weighted copy of more would not stay in a cache
 _LEAST_CURVATURE = 0.1  # of a combination of outputs, beside the mean of them
 _APART = 1e3  # squares of columns, from which on their scales are different
 _JITTER = 1e-3  # of what a column would weigh, were all its rows as large as the largest
@@ -56,13 +54,12 @@ def prepared(problem: Linear | Function, params: Any, precondition: str | None) 
     if num_features > MAX_FEATURES and problem.is_table:
         raise ValueError(f"precondition='gram' takes at most {MAX_FEATURES:,} columns of a table; leave it out")
     if arrays.is_traced((problem, params)):
-        return _on_auto_axes(lambda *given: _inverse(_sample(given[0]), given[1], is_asked)[0], problem, params)
+        return _on_auto_axes(_traced_inverse, problem, params, is_asked)
     rows, weight = problem.design, problem.weight
     if isinstance(rows, TableRows):
         sample = _picked(problem, rows.places(rows.sampled))
     else:
-        counted = np.arange(num_rows) if weight is None else np.flatnonzero(arrays.on_host(weight))
-        numbers = counted[arrays.on_host(_compiled_sample_of(len(counted), len(counted), num_features))]
+        numbers = _numbers(problem, weight if weight is None else arrays.on_host(weight))
         numbers, l2 = (sent(x, problem.targets) for x in (numbers, problem.l2))
         sample = _compiled_picked(dataclasses.replace(problem, l2=l2), numbers)
     here = jax.tree.map(lambda x: arrays.on_host(jnp.asarray(x)), (sample, params))  # one device does it for all
@@ -77,11 +74,15 @@ def _on_auto_axes(call: Any, problem: Linear, *operands: Any) -> Any:
     return call(problem, *operands)
 
 
-def _sample(problem: Linear) -> Linear:
-    """Return some of the rows up to the last one that counts, the same ones with padding and without."""
-    (num_rows, num_features), weight = problem.design.shape, problem.weight
-    end: Any = num_rows if weight is None else 1 + jnp.max(jnp.where(weight > 0, np.arange(num_rows), 0))
-    return _picked(problem, sample_of(end, num_rows, num_features))
+def _traced_inverse(problem: Linear, params: Any, is_asked: bool) -> Inverse:
+    return _inverse(_picked(problem, _numbers(problem, problem.weight)), params, is_asked)[0]
+
+
+def _numbers(problem: Linear, weight: Any) -> Any:
+    """Return the numbers of some of the rows up to the last one that counts, the same with padding and without."""
+    (num_rows, num_features), xp = problem.design.shape, trees.numpy_of(weight)
+    end = num_rows if weight is None else 1 + xp.max(xp.where(weight > 0, np.arange(num_rows), 0))
+    return sample_of(end, num_rows, num_features)
 
 
 def _picked(problem: Linear, numbers: Any) -> Linear:
@@ -90,11 +91,10 @@ def _picked(problem: Linear, numbers: Any) -> Linear:
         design = rows.some if rows.shift is None else rows.some - np.asarray(rows.shift)
     else:
         design = rows[numbers]
-    weight = None if weight is None else weight[numbers]
-    return dataclasses.replace(problem, design=design, targets=problem.targets[numbers], weight=weight)
+    targets, weight, offset = jax.tree.map(lambda x: x[numbers], (problem.targets, weight, problem.offset))
+    return dataclasses.replace(problem, design=design, targets=targets, weight=weight, offset=offset)
 
 
-_compiled_sample_of = jax.jit(sample_of, static_argnums=(0, 1, 2))
 _compiled_picked = jax.jit(functools.partial(_on_auto_axes, _picked))
 
 
@@ -103,7 +103,7 @@ def _inverse(sample: Linear, params: Any, is_asked: Any) -> tuple[Inverse, Any]:
 
     With the latter, L-BFGS is as without a matrix.
     """
-    both, weight = (sample.predict(params), sample.design), sample.weight
+    both, weight = (sample.shifted(sample.predict(params)), sample.design), sample.weight
     z, x = (some.astype(jnp.promote_types(some.dtype, jnp.float32)) for some in both)
     shares = jnp.full(len(x), 1 / len(x), z.dtype) if weight is None else weight.astype(z.dtype) / jnp.sum(weight)
     coupling = None if sample.loss.coupling is None else sample.loss.coupling(z, shares)
@@ -112,7 +112,7 @@ def _inverse(sample: Linear, params: Any, is_asked: Any) -> tuple[Inverse, Any]:
     l2 = jnp.full(x.shape[1], sample.l2, z.dtype)
     if sample.intercept:
         x, l2 = jnp.concatenate([x, jnp.ones_like(x[:, :1])], 1), jnp.append(l2, jnp.zeros((), l2.dtype))
-    weight, size = shares * sample.loss.curvature(z), x.shape[1]
+    weight, size = shares * sample.loss.curvature(z, sample.targets), x.shape[1]
     total = jnp.vdot(weight, jnp.einsum("nd,nd->n", x, x)) + jnp.sum(l2)
 
     def is_apart() -> jax.Array:
@@ -127,7 +127,7 @@ def _inverse(sample: Linear, params: Any, is_asked: Any) -> tuple[Inverse, Any]:
     pays = jax.lax.cond(is_asked, lambda: jnp.array(True), is_apart)
 
     def made() -> jax.Array:
-        gram, largest = _gram(x, weight), jnp.sum(weight) * jnp.max(jnp.abs(x), 0) ** 2
+        gram, largest = _matmul((x * weight[:, None]).T, x), jnp.sum(weight) * jnp.max(jnp.abs(x), 0) ** 2
         # One jitter for all columns keeps what the rows span: where columns depend on each other, a solver that begins
         # at zero finds the smallest solution. On scales far apart, what the largest column needs would drown the
         # smallest: there, each has its own.
@@ -145,25 +145,6 @@ def _inverse(sample: Linear, params: Any, is_asked: Any) -> tuple[Inverse, Any]:
 
 
 _compiled = jax.jit(_inverse)
-
-
-def _gram(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """Return ``x.T @ diag(weight) @ x``: by some rows at a time, each third of its rows from the diagonal on."""
-    size, num_blocks = x.shape[1], len(x) // _BLOCK
-    thirds = list(itertools.pairwise(np.linspace(0, size, 4).astype(int).tolist()))
-
-    def product(x: jax.Array, weight: jax.Array) -> list[jax.Array]:
-        columns = (x * weight[:, None]).T
-        return [_matmul(columns[start:stop], x[:, start:]) for start, stop in thirds]
-
-    def add(number: jax.Array, total: list[jax.Array]) -> list[jax.Array]:
-        some = (jax.lax.dynamic_slice_in_dim(rows, number * _BLOCK, _BLOCK) for rows in (x, weight))
-        return jax.tree.map(jnp.add, total, product(*some))
-
-    rest = product(x[num_blocks * _BLOCK :], weight[num_blocks * _BLOCK :])
-    upper = jax.lax.fori_loop(0, num_blocks, add, rest) if num_blocks else rest
-    whole = jnp.concatenate([jnp.pad(rows, ((0, 0), (size - rows.shape[1], 0))) for rows in upper])
-    return jnp.triu(whole) + jnp.triu(whole, 1).T
 
 
 def _outputs(coupling: jax.Array, pays: Any) -> jax.Array:
@@ -200,15 +181,11 @@ def _swept(a: jax.Array, start: Any, width: int) -> jax.Array:
     return jax.lax.dynamic_update_slice(a, inverse, (start, start))
 
 
-def apply(inverse: Inverse, *several: Any) -> list[Any]:
-    """Return the inverse times each of some coefficients ``(d,)`` or ``(d, k)``, or pairs of these and an intercept.
-
-    The matrix is read once for all of them.
-    """
-    intercept, dtype = isinstance(several[0], tuple), jnp.result_type(*jax.tree.leaves(several))
-    wholes = jnp.stack([jnp.concatenate([x[0], x[1][None]]) if intercept else x for x in several], 1)
-    found = _matmul(inverse.columns, wholes.reshape(len(wholes), -1)).reshape(wholes.shape)
-    if inverse.outputs is not None:
-        found = _matmul(found, inverse.outputs)
-    each = (found[:, number].astype(dtype) for number in range(len(several)))
-    return [(whole[:-1], whole[-1]) if intercept else whole for whole in each]
+def apply(inverse: Inverse | None, x: Any) -> Any:
+    """Return the inverse times coefficients ``(d,)`` or ``(d, k)``, or times a pair of these and an intercept."""
+    if inverse is None:
+        return x
+    whole = jnp.concatenate([x[0], x[1][None]]) if isinstance(x, tuple) else x
+    found = _matmul(inverse.columns, whole)
+    found = (found if inverse.outputs is None else _matmul(found, inverse.outputs)).astype(whole.dtype)
+    return (found[:-1], found[-1]) if isinstance(x, tuple) else found

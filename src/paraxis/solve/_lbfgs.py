@@ -1,6 +1,7 @@
 """L-BFGS: descent along what the last few steps tell of the curvature."""
 
 import dataclasses
+import functools
 from typing import Any, Literal
 
 import jax
@@ -10,13 +11,12 @@ from paraxis._core import check
 from paraxis.solve import _gram as gram, _run as runs, _trees as trees
 from paraxis.solve._problem import Cache, Function, Linear, Point
 from paraxis.solve._run import OptStep
-from paraxis.solve._search import noise, search
+from paraxis.solve._search import LineSearch, SearchResult, backtracking, zoom
 from paraxis.solve._solver import Solver
 
 _AT_ONCE = 2  # pairs; on an H100, a loop of steps one by one takes three times as long
-_SLOPE_OF_LINEAR, _SLOPE = 0.2, 0.9  # of the first slope, what a step may leave; trials of linear models read no rows
+_SLOPE_OF_LINEAR = 0.2  # of the first slope, what a step may leave; trials of linear models read no rows
 _LONGEST_FIRST = 2.0  # a step to be tried first
-_PROMISE = 100  # times what rounding hides: a slope that promises so much, and does not keep it, is wrong
 
 
 @jax.tree_util.register_dataclass
@@ -42,12 +42,13 @@ class LBFGS(Solver):
 
     Args:
         fun: function ``(params, *args, **kwargs)`` → value, a scalar; ``params`` are any pytree of floats.
-        value_and_grad: whether ``fun`` returns a pair of the value and its gradient.
+        value_and_grad: whether ``fun`` returns a pair of the value and its gradient; or a function that does.
         has_aux: whether ``fun`` returns a pair of the value and something else, which is put into ``state.aux``.
         maxiter, tol: stop after this many iterations, or when ``state.error`` is at most ``tol``.
-        stepsize: the step size, or a function of ``iter_num`` that returns it; 0 (the default) means a line search.
-        linesearch: ``"zoom"``, for strong Wolfe conditions; there is no other.
-        history_size: number of steps to store.
+        stepsize: the step size, or a function of ``iter_num`` that returns it; 0 (the default) or less: a line search.
+        linesearch: ``"zoom"``, for strong Wolfe conditions; ``"backtracking"``, for a decrease; or a
+            :class:`px.solve.LineSearch` of your own.
+        history_size: number of steps to store; with 0, steps go along the (preconditioned) gradient.
         precondition: ``"auto"``, ``"gram"`` or ``None``: whether a linear model's Hessian starts as a Gram matrix.
             With a fixed ``stepsize``, ``"auto"`` makes none.
         verbose: whether to print a line per iteration; or a function to call with each :class:`px.solve.Iteration`.
@@ -70,7 +71,7 @@ class LBFGS(Solver):
     """
 
     _: dataclasses.KW_ONLY
-    linesearch: Literal["zoom"] = "zoom"
+    linesearch: Literal["zoom", "backtracking"] | LineSearch = "zoom"
     history_size: int = 10
     precondition: Literal["auto", "gram"] | None = "auto"
 
@@ -79,33 +80,30 @@ class LBFGS(Solver):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.one_of("LBFGS", "linesearch", self.linesearch, ("zoom",))
+        if not callable(self.linesearch):
+            check.one_of("LBFGS", "linesearch", self.linesearch, ("zoom", "backtracking"))
         check.one_of("LBFGS", "precondition", self.precondition, ("auto", "gram", None))
-        check.count("LBFGS", "history_size", self.history_size)
+        check.count("LBFGS", "history_size", self.history_size, least=0)
 
-    def _prepared(self, step: OptStep, arguments: Any, again: bool) -> OptStep:
-        """Return the step with the Gram matrix that is right there, and no memory of how it was elsewhere."""
+    def _prepared(self, step: OptStep, arguments: Any) -> OptStep:
         # A fixed step is one along L-BFGS' own direction.
-        asked = "gram" if again else None if self.stepsize and self.precondition == "auto" else self.precondition
-        if again and step.state.preconditioner is None:
-            return step
+        asked = None if self._is_fixed and self.precondition == "auto" else self.precondition
         found = gram.prepared(self._problem(step.params, arguments), step.params, asked)
-        state = _forgotten(step.state) if again else step.state
-        return step if found is None else step._replace(state=state._replace(preconditioner=found))
+        return step._replace(state=step.state._replace(preconditioner=found))
 
     def _start(self, params: Any, arguments: Any) -> OptStep:
-        problem, size = self._problem(params, arguments), self.history_size
+        problem, size = self._problem(params, arguments), max(1, self.history_size)
         point = problem.at(params)
         error = trees.norm(point.grad)
         history = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), params)
         state = LBFGSState(
-            **runs.begun(self, problem, point, error),
+            **runs.initial(self, problem, point, error),
             stepsize=jnp.zeros_like(point.value),
             s_history=history,
             y_history=history,
             rho_history=jnp.zeros((size,), point.value.dtype),
             gamma=jnp.ones_like(error),
-            num_pairs=jnp.zeros((), jnp.int32),
+            num_pairs=jnp.zeros((), int),
             preconditioner=None,
         )
         return OptStep(params, state)
@@ -120,8 +118,8 @@ class LBFGS(Solver):
         found, slope, params, cache = self._called(
             "_searched", rowless, point, direction, product, state.iter_num, state.stepsize
         )
-        new = problem.end(params, cache, found[1])
-        num_reads = 1 if problem.is_linear else found[3]  # of rows, forwards and backwards
+        new = problem.end(params, cache, found.trial)
+        num_reads = 1 if problem.is_linear else found.num_trials  # of rows, forwards and backwards
         state = state._replace(gamma=gamma)
         return OptStep(params, self._called("_advanced", state, found, new, direction, slope, num_reads))
 
@@ -146,9 +144,9 @@ class LBFGS(Solver):
         r, alphas = jax.lax.scan(backwards, trees.scaled(-1, state.grad), newest_last, reverse=True, unroll=_AT_ONCE)
         newest = newest_last[-1]
         s, y = pair(newest)
-        r, of_y = (r, y) if state.preconditioner is None else gram.apply(state.preconditioner, r, y)
+        r, of_y = (gram.apply(state.preconditioner, x) for x in (r, y))
         # Without a pair, a direction is no longer than 1, unless its length is right, or steps are given.
-        is_right = state.preconditioner is not None or self.stepsize
+        is_right = state.preconditioner is not None or self._is_fixed
         first = jnp.ones_like(state.error) if is_right else 1 / jnp.maximum(state.error, 1)
         scale = jnp.where(rho[newest] > 0, trees.dot(y, of_y), 0)
         gamma = jnp.where(scale > 0, trees.dot(s, y) / jnp.where(scale > 0, scale, 1), first)
@@ -156,45 +154,41 @@ class LBFGS(Solver):
 
     def _searched(
         self, problem: Linear | Function, point: Point, direction: Any, product: Any, iter_num: Any, last: Any
-    ) -> tuple[tuple[Any, ...], jax.Array, Any, Cache]:
+    ) -> tuple[SearchResult, jax.Array, Any, Cache]:
         """Return the step along a direction, the slope where it begins, and the parameters and the cache at its end."""
         origin, at = problem.line(point, direction, product)
-        if self.stepsize:
+        if self._is_fixed:
             stepsize = jnp.asarray(self._given_stepsize(iter_num), last.dtype)
-            found = stepsize, at(stepsize), jnp.array(False), jnp.ones((), jnp.int32)
-        elif problem.is_linear:
+            found = SearchResult(stepsize, at(stepsize), jnp.array(False), jnp.ones((), int))
+        else:
             # The initial Hessian is right up to a factor, which is the same for some iterations: searches of a slope
             # that small end at steps like the last one.
-            found = search(origin, at, jnp.clip(last, 1, _LONGEST_FIRST), _SLOPE_OF_LINEAR)
-        else:
-            found = search(origin, at, jnp.ones_like(last), _SLOPE)
-        params = trees.along(point.params, found[0], direction)
-        return found, origin.slope, params, point.cache.along(found[0], product)
+            first = jnp.clip(last, 1, _LONGEST_FIRST) if problem.is_linear else jnp.ones_like(last)
+            wolfe = functools.partial(zoom, slope_left=_SLOPE_OF_LINEAR) if problem.is_linear else zoom
+            searches: dict[Any, Any] = {"zoom": wolfe, "backtracking": backtracking}
+            found = searches.get(self.linesearch, self.linesearch)(origin, at, first)
+        params = trees.along(point.params, found.stepsize, direction)
+        return found, origin.slope, params, point.cache._replace(z=trees.along(point.cache.z, found.stepsize, product))
 
     def _advanced(
         self, state: LBFGSState, found: Any, new: Point, direction: Any, slope: jax.Array, num_reads: Any
     ) -> LBFGSState:
         """Return the state after a step; if no step was found, without what is remembered."""
         (stepsize, _, failed, num_trials), error = found, trees.norm(new.grad)
-        # Where terms cancel, rounding is that of the terms, which the value at the start tells better than one of 0.
-        rounding = jnp.maximum(noise(new.value), noise(state.first_value))
         remembering = _remembered(state, trees.scaled(stepsize, direction), trees.minus(new.grad, state.grad))
         return runs.advance(
             self,
-            trees.choose(failed, _forgotten(state), remembering),
+            trees.choose(failed, _forgotten(state), remembering) if self.history_size else state,
             new,
             error,
-            spent=(num_trials, num_reads, num_trials, 2 * num_reads),
-            stalls=1,
-            promised=jnp.abs(slope) > _PROMISE * rounding,
-            hopeless=failed & (state.num_pairs == 0),
-            finite=jnp.isfinite(new.value) & jnp.isfinite(error),
+            counts=(num_trials, num_reads, num_trials, 2 * num_reads),
+            promise=jnp.abs(slope),
+            no_direction_left=failed & (state.num_pairs == 0),
             stepsize=stepsize,
             failed_linesearch=failed,
         )
 
 
-@jax.jit
 def _forgotten(state: LBFGSState) -> LBFGSState:
     """Return the state without its pairs. The arrays stay, with a weight of zero."""
     return state._replace(rho_history=jnp.zeros_like(state.rho_history), num_pairs=jnp.zeros_like(state.num_pairs))
@@ -209,4 +203,4 @@ def _remembered(state: LBFGSState, s: Any, y: Any) -> LBFGSState:
     index, new = state.num_pairs % len(state.rho_history), {"s_history": s, "y_history": y, "rho_history": rho}
     old = {name: getattr(state, name) for name in new}
     put = jax.tree.map(lambda old, new: old.at[index].set(jnp.where(good, new, old[index])), old, new)
-    return state._replace(num_pairs=state.num_pairs + good.astype(jnp.int32), **put)
+    return state._replace(num_pairs=state.num_pairs + good.astype(int), **put)

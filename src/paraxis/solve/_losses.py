@@ -21,7 +21,7 @@ class Loss:
     """A row's loss and its curvature."""
 
     rows: Callable[[jax.Array, jax.Array], jax.Array]  # predictions (n,) or (k, n), targets → costs (n,)
-    curvature: Callable[[jax.Array], jax.Array]  # predictions → about the mean second derivative by the outputs, (n,)
+    curvature: Callable[[Any, Any], jax.Array]  # the same → about the mean second derivative by the outputs, (n,)
     targets: str = "finite numbers"
     bounds: tuple[float, float] = (-np.inf, np.inf)  # of targets
     # Of classes, whose targets are their numbers (n,), predictions, weights (n,) → the weighted sum of a row's second
@@ -71,7 +71,7 @@ def _softmax_slope(z: jax.Array, labels: jax.Array) -> jax.Array:
     return jnp.exp((z - top[None]) - jnp.log(total)[None]) - is_own.astype(z.dtype)
 
 
-def _softmax_curvature(z: jax.Array) -> jax.Array:
+def _softmax_curvature(z: jax.Array, labels: jax.Array) -> jax.Array:
     return (1 - jnp.sum(jax.nn.softmax(z, 0) ** 2, 0)) / max(z.shape[0] - 1, 1)
 
 
@@ -80,18 +80,24 @@ def _softmax_coupling(z: jax.Array, weight: jax.Array) -> jax.Array:
     return jnp.diag(jnp.sum(weighted, 1)) - jnp.matmul(weighted, p.T, precision=jax.lax.Precision.HIGHEST)
 
 
-def _mean_of_outputs(x: jax.Array) -> jax.Array:
-    return x if x.ndim == 1 else _over_outputs(operator.add, lambda i, x: x, x) / x.shape[0]
+def _sum_of_outputs(x: jax.Array) -> jax.Array:
+    return x if x.ndim == 1 else _over_outputs(operator.add, lambda i, x: x, x)
 
 
-def _by_output(cost: Callable[[Any, Any], jax.Array], curvature: Callable[[Any], jax.Array], *options: Any) -> Loss:
-    """Return the loss of rows that cost the mean of what their outputs cost."""
+def _by_output(cost: Callable[[Any, Any], jax.Array], *options: Any, curvature: Any = None) -> Loss:
+    """Return the loss of rows that cost the sum of what their outputs cost; curvatures are its second derivatives."""
 
     def rows(z: jax.Array, y: jax.Array) -> jax.Array:
-        return _mean_of_outputs(cost(z, (y if y.ndim == 1 else y.T).astype(z.dtype)))
+        return _sum_of_outputs(cost(z, (y if y.ndim == 1 else y.T).astype(z.dtype)))
 
-    def mean_curvature(z: jax.Array) -> jax.Array:
-        return _mean_of_outputs(curvature(z)) / (1 if z.ndim == 1 else z.shape[0])
+    def mean_curvature(z: jax.Array, y: jax.Array) -> jax.Array:
+        one, y = jnp.ones_like(z), (y if y.ndim == 1 else y.T).astype(z.dtype)
+
+        def slope(z: jax.Array) -> jax.Array:
+            return jax.jvp(lambda z: cost(z, y), (z,), (one,))[1]
+
+        second = jax.jvp(slope, (z,), (one,))[1] if curvature is None else curvature(z)
+        return _sum_of_outputs(second) / (1 if z.ndim == 1 else z.shape[0])
 
     return Loss(rows, mean_curvature, *options)
 
@@ -109,11 +115,30 @@ def _huber(z: jax.Array, y: jax.Array) -> jax.Array:
 
 _CLASSES = "class numbers from 0 to k - 1; write y = np.unique(labels, return_inverse=True)[1]"
 _SHARES = "0 and 1, or between; write y = labels == labels.max()"
+_COUNTS = "counts, not negative", (0, np.inf)
+_POSITIVE = "positive numbers", (np.nextafter(0, 1), np.inf)
 
 LOSSES = {
     "softmax": Loss(_softmax_rows, _softmax_curvature, _CLASSES, coupling=_softmax_coupling, slope=_softmax_slope),
-    "logistic": _by_output(_logistic, lambda z: jax.nn.sigmoid(z) * jax.nn.sigmoid(-z), _SHARES, (0, 1)),
-    "squared": _by_output(lambda z, y: 0.5 * (z - y) ** 2, jnp.ones_like),
-    "poisson": _by_output(lambda z, y: jnp.exp(z) - y * z, jnp.exp, "counts, not negative", (0, np.inf)),
-    "huber": _by_output(_huber, jnp.ones_like),
+    "logistic": _by_output(_logistic, _SHARES, (0, 1)),
+    "squared": _by_output(lambda z, y: 0.5 * (z - y) ** 2),
+    "poisson": _by_output(lambda z, y: jnp.exp(z) - y * z, *_COUNTS),
+    "gamma": _by_output(lambda z, y: z + y * jnp.exp(-z), *_POSITIVE),
+    "huber": _by_output(_huber, curvature=jnp.ones_like),
 }
+
+
+@functools.lru_cache(maxsize=128)
+def tweedie(power: float) -> Loss:
+    """Return half the deviance of a variance ``mean**power``, but for what depends on the targets alone."""
+    if power in (1, 2):
+        return LOSSES["poisson" if power == 1 else "gamma"]
+    to_targets = _POSITIVE if power > 2 else ("numbers, not negative", (0, np.inf)) if power else ()
+    a, b = 1 - power, 2 - power
+    return _by_output(lambda z, y: jnp.exp(b * z) / b - y * jnp.exp(a * z) / a, *to_targets)
+
+
+@functools.lru_cache(maxsize=128)
+def negative_binomial(dispersion: float) -> Loss:
+    """Return minus the log-likelihood of counts of variance ``mean + dispersion * mean**2``, likewise."""
+    return _by_output(lambda z, y: (y + 1 / dispersion) * jax.nn.softplus(z + np.log(dispersion)) - y * z, *_COUNTS)

@@ -27,27 +27,23 @@ class Cache(NamedTuple):
     z: Any = ()  # predictions, (n,) or (k, n)
     shares: Any = None  # each row's part of the mean, (n,); None: equal. Kept, since a sum of weights is an exchange
 
-    def along(self, stepsize: Any, product: Any) -> "Cache":
-        """Return what the point keeps to which a step leads along a direction, of which ``product`` is the product."""
-        return self._replace(z=trees.along(self.z, stepsize, product))
-
 
 class Point(NamedTuple):
     """Parameters, and what the function is there."""
 
     params: Any
-    value: jax.Array
+    value: Any
     grad: Any
     aux: Any
     cache: Cache
 
 
 class Trial(NamedTuple):
-    """The function at one place of a line; scalars."""
+    """The function at one place of a line, in scalars, as a :class:`px.solve.LineSearch` sees it."""
 
-    value: jax.Array
-    slope: jax.Array
-    curvature: jax.Array  # NaN: not known
+    value: Any
+    slope: Any
+    curvature: Any  # NaN: not known
     kept: Any = ()  # gradient and ``aux``, of which the point there is made
 
 
@@ -86,10 +82,7 @@ class Function:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Linear:
-    """The mean cost of rows, plus ``l2 / 2`` times the squared norm of the coefficients; an intercept is not penalised.
-
-    It answers as :class:`Function` does.
-    """
+    """The mean cost of rows plus ``l2 / 2 * |coef|²``, without an intercept; it answers as :class:`Function` does."""
 
     loss: Loss
     design: Any  # (n, d), also of a table
@@ -97,6 +90,7 @@ class Linear:
     weight: jax.Array | None  # (n,), over whose sum the mean is; a finite row of weight zero does not count
     l2: Any  # scalar
     intercept: bool = dataclasses.field(metadata={"static": True})  # whether parameters are a pair with one
+    offset: Any = None  # added to the predictions: (n,), or (n, k)
     is_linear = True
 
     @property
@@ -105,7 +99,7 @@ class Linear:
 
     def value(self, params: Any) -> jax.Array:
         """Return the objective."""
-        return self.cost(self.matvec(params), self.shares(params)) + self._penalty(params)
+        return self.cost(self.shifted(self.matvec(params)), self.shares(params)) + self._penalty(params)
 
     def at(self, params: Any, cache: Cache | None = None) -> Point:
         cache = Cache(None, self.shares(params)) if cache is None else cache
@@ -155,7 +149,8 @@ class Linear:
         Values by row are ``(..., n)``. The function is the same object each time: of a table, it is compiled once.
         """
         if isinstance(self.design, TableRows):
-            return self.design.mapped(_of_chunk, (fn, self.loss, self.intercept), self.targets, shared, rows)
+            by_row = self.targets, self.offset
+            return self.design.mapped(_of_chunk, (fn, self.loss, self.intercept), by_row, shared, rows)
         return fn(self, shared, rows)
 
     # --- of rows in memory, those of a chunk of a table among them --------------------------------------------------
@@ -169,6 +164,10 @@ class Linear:
         z = jnp.einsum("kd,nd->nk", outputs_first, self.design, precision=trees.EXACT)
         z = jax.lax.optimization_barrier(z).T.reshape(*coef.shape[1:], -1)
         return z if bias is None else z + bias[..., None]
+
+    def shifted(self, z: jax.Array) -> jax.Array:
+        """Return predictions with their offsets."""
+        return z if self.offset is None else z + self.offset.T.astype(z.dtype)
 
     def cost(self, z: jax.Array, shares: Any) -> jax.Array:
         """Return the rows' part of the mean of the losses."""
@@ -217,10 +216,11 @@ def _predictions(rows: Linear, params: Any, _: Any) -> Any:
 
 
 def _cost_and_grad(rows: Linear, params: Any, cache: Cache) -> Any:
-    z = rows.predict(params) if cache.z is None else cache.z
+    z = rows.shifted(rows.predict(params)) if cache.z is None else cache.z
     kept = z if cache.z is None else ()
     return kept, (rows.cost(z, cache.shares), rows.grad(z, cache.shares, params))
 
 
-def _of_chunk(fn: Any, loss: Loss, intercept: bool, design: Any, targets: Any, shared: Any, rows: Any) -> Any:
-    return fn(Linear(loss, design, targets, None, 0, intercept), shared, rows)
+def _of_chunk(fn: Any, loss: Loss, intercept: bool, design: Any, by_row: Any, shared: Any, rows: Any) -> Any:
+    targets, offset = by_row
+    return fn(Linear(loss, design, targets, None, 0, intercept, offset), shared, rows)

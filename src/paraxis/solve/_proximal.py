@@ -23,6 +23,7 @@ from paraxis.solve._run import OptStep
 from paraxis.solve._search import noise
 from paraxis.solve._solver import Solver
 from paraxis.solve._streaming import while_loop
+from paraxis.solve.objective import LinearObjective
 
 _MAX_TRIALS = 30
 _SHORTEST, _LONGEST = 0.5, 0.95  # of a step that was too long: the next one lies between
@@ -95,6 +96,11 @@ class ProximalGradient(Solver):
 
     def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
         if args and "hyperparams_prox" not in kwargs:
+            names = self.fun.names if isinstance(self.fun, LinearObjective) else ()
+            if len(args) + len(kwargs) == len(names):
+                first = "None" if self.prox is operators.none else "hyperparams_prox"
+                line = f"run(params, {first}, {', '.join(names)})"
+                raise TypeError(f"ProximalGradient: after params come hyperparams_prox, those of prox: write {line}")
             return args[0], args[1:], kwargs
         kwargs = dict(kwargs)
         return kwargs.pop("hyperparams_prox", None), args, kwargs
@@ -122,8 +128,8 @@ class ProximalGradient(Solver):
         whole, one = self._whole(point.value, params, arguments), jnp.ones_like(point.value)
         error = trees.norm(self._residual(params, point.grad, arguments))
         state = ProximalGradientState(
-            **runs.begun(self, problem, point._replace(value=whole), error),
-            stepsize=one * (self._given_stepsize(jnp.zeros((), jnp.int32)) if self.stepsize else 1),
+            **runs.initial(self, problem, point._replace(value=whole), error, jnp.isfinite(trees.norm(point.grad))),
+            stepsize=one * (self._given_stepsize(jnp.zeros((), int)) if self._is_fixed else 1),
             velocity=params,
             velocity_value=point.value,
             t=one,
@@ -149,7 +155,7 @@ class ProximalGradient(Solver):
         error = jnp.maximum(trees.norm(trees.minus(step.params, point.params)) / step.stepsize, residual)
         now = self._whole(step.value, new[0], arguments), error, step.aux
         value, error, aux = trees.choose(stay, (state.value, state.error, state.aux), now)
-        rounding = error**2 * step.stepsize <= noise(value)  # what the step promised
+        promise = error**2 * step.stepsize
         stuck = stay & (state.t == 1)
         # A point that was extrapolated is given up; where a step itself leads out of the domain, there is no way on.
         finite = (jnp.isfinite(following.value) & jnp.isfinite(trees.norm(following.grad))) | (weight != 0)
@@ -160,11 +166,11 @@ class ProximalGradient(Solver):
             state,
             Point(new[0], value, following.grad, aux, following.cache),
             error,
-            spent=(trials + 1, num_grads, trials, trials + (1 if is_linear else 1 + num_grads)),
-            stalls=rounding,
-            promised=~rounding,
-            hopeless=stuck,
-            finite=finite & ~(stuck & bool(self.stepsize)),
+            counts=(trials + 1, num_grads, trials, trials + (1 if is_linear else 1 + num_grads)),
+            promise=promise,
+            may_stall=promise <= noise(value),
+            no_direction_left=stuck,
+            finite=finite & ~(stuck & self._is_fixed),
             stepsize=step.following,
             failed_linesearch=stay,
             velocity=velocity,
@@ -203,16 +209,16 @@ class ProximalGradient(Solver):
             rounding = jnp.where(by_slope, of_slope, noise(value) / 8)
             solved = jnp.sqrt(square) <= self.tol * stepsize  # then its curvature may be rounding
             short_enough = jnp.isfinite(value) & (solved | (curvature <= square / stepsize + rounding))
-            accepted = jnp.isfinite(square) & (short_enough | bool(self.stepsize))
+            accepted = jnp.isfinite(square) & (short_enough | self._is_fixed)
             allowed = jnp.where(curvature <= 0, jnp.inf, jnp.nan_to_num(square / curvature))
             longest = jnp.where(accepted, jnp.where(before.num_trials == 0, growth, 1), _LONGEST)
             following = jnp.clip(allowed, jnp.where(accepted, 1, _SHORTEST) * stepsize, longest * stepsize)
-            if self.stepsize:
+            if self._is_fixed:
                 following = jnp.asarray(self._given_stepsize(state.iter_num + 1), stepsize.dtype)
-            counts = before.num_trials + 1, before.num_grads + by_slope.astype(jnp.int32)
+            counts = before.num_trials + 1, before.num_grads + by_slope.astype(int)
             return _Step(stepsize, following, params, product, value, aux, accepted, *counts)
 
-        zero, nothing = jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, point.cache.z)
+        zero, nothing = jnp.zeros((), int), jax.tree.map(jnp.zeros_like, point.cache.z)
         kept = nothing, point.value, point.aux, jnp.array(False), zero, zero
         begin = _Step(state.stepsize, state.stepsize, point.params, *kept)
 

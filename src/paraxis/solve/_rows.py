@@ -1,5 +1,6 @@
 """Rows on devices: any number of them, on any number of these."""
 
+import collections
 from typing import Any, NamedTuple
 
 import jax
@@ -26,20 +27,28 @@ class Rows(NamedTuple):
         return jax.tree.map(lambda x: beside(jnp.asarray(x), self.y), params)
 
 
-def beside(x: jax.Array, other: jax.Array) -> jax.Array:
-    """Return an array whole on each device that another lies on; of several processes, the first one's.
+class RowsWithOffset(collections.namedtuple("RowsWithOffset", (*Rows._fields, "offset"))):
+    """As :class:`Rows`, with what is added to the predictions: ``(num_padded,)``, or ``(num_padded, k)``."""
 
-    If one is traced, its type says so, on an Explicit mesh.
-    """
+    shared = Rows.shared
+
+
+def beside(x: jax.Array, other: jax.Array) -> jax.Array:
+    """Return an array whole on each device that another lies on; of several processes, the first one's."""
     target = arrays.whole_on(other)
-    if arrays.is_traced((x, other)):
+    if arrays.is_traced((x, other)):  # on an Explicit mesh, where types say so
         return jax.reshard(x, target)
     if x.sharding == target:
         return x
-    if target.is_fully_addressable:
-        return arrays.device_put(x, target)
-    # Computed in each process, it may differ in last bits, with which loops on the devices would part.
-    return arrays.device_put(np.asarray(jax_api.multihost_utils.broadcast_one_to_all(np.asarray(x))), target)
+    return arrays.device_put(x if target.is_fully_addressable else agreed(np.asarray(x), other), target)
+
+
+def agreed(tree: Any, other: jax.Array) -> Any:
+    """Return what each process has computed as the first one has: with other last bits, loops would part."""
+    if arrays.whole_on(other).is_fully_addressable:
+        return tree
+    with jax.enable_x64(True):
+        return jax_api.multihost_utils.broadcast_one_to_all(tree)
 
 
 def sent(x: Any, other: jax.Array) -> jax.Array:
@@ -47,18 +56,28 @@ def sent(x: Any, other: jax.Array) -> jax.Array:
     return arrays.device_put(x, arrays.whole_on(other)) if other.committed else jax.device_put(x)
 
 
-def rows(X: Any, y: Any = None, sample_weight: Any = None, *, axis: Axis | None = None, engine: Any = None) -> Rows:
+def rows(
+    X: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    offset: Any = None,
+    axis: Axis | None = None,
+    engine: Any = None,
+) -> Any:
     """Distribute rows over devices, as the data of an objective; if they do not divide, with others of weight zero.
 
     Args:
         X: ``(n, d)``, floating; or a :class:`px.Table`, whose rows stay on disk, and are read in each pass.
         y: ``(n,)`` or ``(n, k)``; left out for a table.
         sample_weight: ``(n,)``, not negative; default 1 each.
+        offset: what is added to the linear model's predictions: ``(n,)``, or ``(n, k)``, such as a log-exposure.
         axis: the axis of the rows; default ``px.Axis("rows", n)``, over all devices.
         engine: for a table, what says how many rows are read at once: ``px.Stream(memory="2GB")``.
 
     Returns:
-        ``(X, y, weight)`` of arrays ``(num_padded, ...)``; of a table, ``X`` stands for rows on disk.
+        :class:`Rows`, ``(X, y, weight)`` of arrays ``(num_padded, ...)``, and ``offset`` if there is one; of a table,
+        ``X`` stands for rows on disk.
 
     Raises:
         DataError: if the numbers of rows differ, or the axis has another size; if there is no row, or no weight is
@@ -78,10 +97,10 @@ def rows(X: Any, y: Any = None, sample_weight: Any = None, *, axis: Axis | None 
         y = X.y
     elif engine is not None:
         raise TypeError("rows: engine is for a px.Table; write px.solve.rows(px.Table.of_arrays(X, y), engine=engine)")
-    return lay(X, y, sample_weight, axis, copied=True)
+    return lay(X, y, sample_weight, axis, offset=offset, copied=True)
 
 
-def lay(X: Any, y: Any, sample_weight: Any, axis: Axis | None, *, copied: bool) -> Rows:
+def lay(X: Any, y: Any, sample_weight: Any, axis: Axis | None, *, offset: Any = None, copied: bool) -> Any:
     """Lay rows out as :func:`rows`, or those of a table that is read; if not ``copied``, devices may use the host's."""
     X, y = (x if isinstance(x, jax.Array | TableRows) else np.asarray(x) for x in (X, y))
     check.leaves("rows", "y", y)
@@ -99,8 +118,12 @@ def lay(X: Any, y: Any, sample_weight: Any, axis: Axis | None, *, copied: bool) 
         raise DataError("rows: sample_weight must not be negative; leave out rows not to count, or give them weight 0")
     require_sum("rows", "sample_weight", weight, dtype)
     weight = weight.astype(dtype)
+    offset = offset if offset is None else np.asarray(offset, dtype)
+    if offset is not None and (offset.shape[:1] != y.shape[:1] or not np.all(np.isfinite(offset))):
+        raise DataError(f"rows: offset must be finite numbers for each of the {len(y)} rows, got {offset.shape}")
+    kind, others = (Rows, {}) if offset is None else (RowsWithOffset, {"offset": offset})
     if isinstance(X, TableRows):
-        return Rows(X, X.laid(y), X.laid(weight, is_weight=True))
+        return kind(X, X.laid(y), X.laid(weight, is_weight=True), *map(X.laid, others.values()))
     axis = Axis("rows", len(X)) if axis is None else axis
     if not len(X) == len(y) == axis.size:
         raise DataError(f"rows: X has {len(X)} rows, y has {len(y)}, and axis {axis.name!r} has size {axis.size}")
@@ -109,10 +132,12 @@ def lay(X: Any, y: Any, sample_weight: Any, axis: Axis | None, *, copied: bool) 
     placement = placing.place(axis)
     mesh = placement.devices  # what a process alone compares, the others do not hear of
     if mesh is not None and len({d.process_index for d in mesh.devices.flat}) == jax.process_count() > 1:
-        processes.require_same("rows", {"X": X, "y": y, "sample_weight": weight}, "give each process all rows")
-    design, targets = arrays.laid_out((X if X.dtype == dtype else X.astype(dtype), y), placement, copied=copied)
+        given = {"X": X, "y": y, "sample_weight": weight, **others}
+        processes.require_same("rows", given, "give each process all rows")
+    by_row = X if X.dtype == dtype else X.astype(dtype), y, *others.values()
+    design, targets, *rest = arrays.laid_out(by_row, placement, copied=copied)
     padded = np.pad(weight, (0, placement.num_padded - len(weight)))
-    return Rows(design, targets, arrays.device_put(padded, arrays.sharding(placement)))
+    return kind(design, targets, arrays.device_put(padded, arrays.sharding(placement)), *rest)
 
 
 def require_sum(who: str, name: str, weight: np.ndarray, dtype: Any) -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import enum
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from paraxis.solve._search import noise
 _POINT = "value", "grad", "aux", "cache"
 _PLACE = "value", "grad", "error", "cache", "best_value", "best_error", "num_stalled"  # what a state at a place has
 _CONFIRMATIONS = 3  # of a solution, that may fail
+_HIDDEN = 100  # times what rounding hides: a slope that promises so much, and does not keep it, is wrong
 
 
 class OptStep(NamedTuple):
@@ -54,9 +54,7 @@ class Status(enum.IntEnum):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised when Ctrl-C has ended a run after an iteration; ``params`` and ``state`` are the result so far.
-
-    The state's ``status`` is ``INTERRUPTED`` unless the run was over.
+    """Raised when Ctrl-C ends a run, with its ``params`` and ``state``, of status ``INTERRUPTED`` if it was not over.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -95,27 +93,21 @@ class Iteration(NamedTuple):
 Watch = Callable[[Iteration], Any]
 
 
-def tell(verbose: Any, iter_num: Any, value: Any, error: Any, stepsize: Any, data_passes: Any) -> None:
-    """Print a line about an iteration; or call the function that is to know of it."""
-    seen = Iteration(int(iter_num), float(value), float(error), float(stepsize), int(data_passes))
-    (verbose if callable(verbose) else functools.partial(print, flush=True))(seen)
-
-
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class State:
     """What the states of all solvers have; they are pytrees."""
 
-    iter_num: jax.Array  # iterations so far, int32
+    iter_num: jax.Array  # iterations so far; counts are of JAX's ``int``
     value: jax.Array  # what is minimised, at the parameters
     grad: Any  # the gradient of ``fun``
-    stepsize: jax.Array
+    stepsize: Any
     error: jax.Array  # which is compared with tol
     aux: Any  # what ``fun`` returned besides the value
     failed_linesearch: jax.Array  # whether the last search found nothing better
     num_fun_eval: jax.Array
     num_grad_eval: jax.Array
     num_linesearch_iter: jax.Array  # trials of all searches
-    status: jax.Array  # a :class:`Status`, int32
+    status: jax.Array  # a :class:`Status`
     data_passes: jax.Array  # how often all data were read; or would be, once forwards and once backwards
     cache: Any  # a linear model's predictions, where the gradient is
     best_value: jax.Array
@@ -137,16 +129,17 @@ class State:
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)}' for name in shown)}, …)"
 
 
-def begun(solver: Any, problem: Any, point: Point, error: jax.Array) -> dict[str, Any]:
-    """Return the fields that the states of all solvers begin with."""
-    status = jnp.where(error <= solver.tol, Status.CONVERGED, Status.RUNNING)
-    finite = jnp.isfinite(point.value) & jnp.isfinite(trees.norm(point.grad))
-    zero, one = jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32)
+def initial(solver: Any, problem: Any, point: Point, error: Any, finite: Any = True) -> dict[str, Any]:
+    """Return the fields that the states of all solvers begin with; as the next two, by NumPy where ``error`` is."""
+    xp = trees.numpy_of(error)
+    status = xp.where(error <= solver.tol, Status.CONVERGED, Status.RUNNING)
+    finite &= xp.isfinite(point.value) & xp.isfinite(error)
+    zero, one = xp.zeros((), int), xp.ones((), int)
     return {
         **{name: getattr(point, name) for name in _POINT},
         "error": error,
-        "failed_linesearch": jnp.array(False),
-        "status": jnp.where(finite, status, Status.NOT_FINITE).astype(jnp.int32),
+        "failed_linesearch": xp.asarray(False),
+        "status": xp.where(finite, status, Status.NOT_FINITE).astype(int),
         "data_passes": one if problem.is_table else 2 * one,
         "best_value": point.value,
         "best_error": error,
@@ -164,13 +157,13 @@ def recheck(solver: Any, state: Any, new: Any) -> Any:
     """
     before, is_over = state.status, state.iter_num >= solver.maxiter
     refuted = (before == Status.CONVERGED) & (new.status == Status.RUNNING) & ~is_over
-    num_refuted = state.num_refuted + refuted.astype(jnp.int32)
+    num_refuted = state.num_refuted + refuted.astype(int)
     still = jnp.where(is_over, Status.ITERATION_LIMIT, Status.RUNNING)
     still = jnp.where(refuted & (num_refuted > _CONFIRMATIONS), Status.PRECISION, still)
     still = jnp.where((before == Status.PRECISION) | (before == Status.LINE_SEARCH_FAILED), before, still)
     return state._replace(
         **{name: getattr(new, name) for name in (*_PLACE, *solver._place)},
-        status=jnp.where(new.status == Status.RUNNING, still, new.status).astype(jnp.int32),
+        status=jnp.where(new.status == Status.RUNNING, still, new.status).astype(int),
         num_refuted=num_refuted,
         data_passes=state.data_passes + new.data_passes,
     )
@@ -180,39 +173,41 @@ def advance(
     solver: Any,
     state: Any,
     point: Point,
-    error: jax.Array,
+    error: Any,
     *,
-    spent: tuple[Any, Any, Any, Any],
-    stalls: Any,
-    promised: jax.Array,
-    hopeless: jax.Array,
-    finite: jax.Array,
+    counts: tuple[Any, Any, Any, Any],
+    promise: Any,
+    may_stall: Any = True,
+    no_direction_left: Any = False,
+    finite: Any = True,
     **fields: Any,
 ) -> Any:
     """Return the state after an iteration to a point, with its error and status; ``fields`` are others that change.
 
-    ``spent`` are evaluations, gradients, trials and passes over the data. Of iterations without progress that count,
-    ``stalls``, so many as the solver has patience for, or a quarter of all if that is more, stop it: there is no digit
-    left; unless the step ``promised`` more than rounding can hide. ``hopeless``: no other direction is left to try.
+    ``counts`` are evaluations, gradients, trials and passes over the data. Of iterations without progress that
+    ``may_stall``, so many as the solver has patience for, or a quarter of all if that is more, stop it: there is no
+    digit left, unless the step's ``promise``, by how much it was to lower the value, is more than rounding can hide.
     """
-    iter_num, value = state.iter_num + 1, point.value
+    xp, iter_num, value = trees.numpy_of(error), state.iter_num + 1, point.value
     lower = value < state.best_value - noise(state.best_value) / 8
     flatter = error < 0.9 * state.best_error
-    num_stalled = jnp.where(lower | flatter, 0, state.num_stalled + jnp.asarray(stalls, jnp.int32))
-    stuck = hopeless | (num_stalled >= jnp.maximum(solver._patience, iter_num // 4))
-    status = jnp.where(iter_num >= solver.maxiter, Status.ITERATION_LIMIT, Status.RUNNING)
-    status = jnp.where(stuck, jnp.where(promised, Status.LINE_SEARCH_FAILED, Status.PRECISION), status)
-    status = jnp.where(error <= solver.tol, Status.CONVERGED, status)
+    num_stalled = xp.where(lower | flatter, 0, state.num_stalled + xp.asarray(may_stall, int))
+    stuck = no_direction_left | (num_stalled >= xp.maximum(solver._patience, iter_num // 4))
+    # Where terms cancel, rounding is that of the terms, which the first value tells better than one of 0.
+    hidden = _HIDDEN * xp.maximum(noise(value), noise(state.first_value))
+    status = xp.where(iter_num >= solver.maxiter, Status.ITERATION_LIMIT, Status.RUNNING)
+    status = xp.where(stuck, xp.where(promise > hidden, Status.LINE_SEARCH_FAILED, Status.PRECISION), status)
+    status = xp.where(error <= solver.tol, Status.CONVERGED, status)
+    finite &= xp.isfinite(value) & xp.isfinite(error)
     names = "num_fun_eval", "num_grad_eval", "num_linesearch_iter", "data_passes"
-    counts = {name: getattr(state, name) + count for name, count in zip(names, spent, strict=True)}
     return state._replace(
         iter_num=iter_num,
         **{name: getattr(point, name) for name in _POINT},
         error=error,
-        status=jnp.where(finite, status, Status.NOT_FINITE).astype(jnp.int32),
-        best_value=jnp.where(lower, value, state.best_value),  # of what counts as progress: small steps must add up
-        best_error=jnp.where(flatter, error, state.best_error),
+        status=xp.where(finite, status, Status.NOT_FINITE).astype(int),
+        best_value=xp.where(lower, value, state.best_value),  # of what counts as progress: small steps must add up
+        best_error=xp.where(flatter, error, state.best_error),
         num_stalled=num_stalled,
-        **counts,
+        **{name: getattr(state, name) + count for name, count in zip(names, counts, strict=True)},
         **fields,
     )

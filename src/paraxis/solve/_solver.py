@@ -16,7 +16,6 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import jax
-import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 
@@ -25,12 +24,11 @@ from paraxis.errors import DataError, axis_advice
 from paraxis.solve import _trees as trees
 from paraxis.solve._problem import Function, Linear
 from paraxis.solve._rows import beside, sent
-from paraxis.solve._run import Interrupted, Iteration, OptStep, Status, Watch, recheck, tell
+from paraxis.solve._run import Interrupted, Iteration, OptStep, Status, Watch, recheck
 from paraxis.solve._streaming import TableRows, saved, while_loop
 from paraxis.solve.objective import LinearObjective
 
 _PART = 0.5  # seconds that Ctrl-C waits, about; and at least an iteration
-_RENEWAL, _FAR = 10, 20  # iterations after which a preconditioner is computed anew, if the error is so many tol
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,21 +37,23 @@ class Solver(abc.ABC):
 
     fun: Callable[..., Any]
     _: dataclasses.KW_ONLY
-    value_and_grad: bool = False
+    value_and_grad: bool | Callable[..., Any] = False
     has_aux: bool = False
     maxiter: int = 500
     tol: float = 1e-5
     stepsize: float | Callable[[Any], Any] = 0.0
-    verbose: bool | Watch = False
+    verbose: int | Watch = False
 
     _patience: ClassVar[int]  # iterations without progress
     _place: ClassVar[tuple[str, ...]] = ()  # fields of its own that tell where a state is
     _parts: ClassVar[tuple[str, ...]] = ()  # of an iteration, that read no rows: between passes, programs
+    _on_host: ClassVar[bool] = False  # whether iterations are NumPy's, around compiled passes, each from scratch
 
     def __post_init__(self) -> None:
         check.count(who := type(self).__name__, "maxiter", self.maxiter)
-        for name in ("tol", *(() if callable(self.stepsize) else ("stepsize",))):
-            check.number(who, name, getattr(self, name), least=0)
+        check.number(who, "tol", self.tol, least=0)
+        if not callable(self.stepsize):
+            check.number(who, "stepsize", self.stepsize)
 
     def init_state(self, init_params: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the state before the first iteration, by the arguments of :meth:`run`."""
@@ -64,8 +64,7 @@ class Solver(abc.ABC):
 
         The other arguments are the same each time. If nothing better is found, ``params`` do not change.
         """
-        step, arguments = OptStep(params, state), self._in_order(args, kwargs)
-        return self._called("_iteration", step, arguments)
+        return self._called("_iteration", OptStep(params, state), self._in_order(args, kwargs))
 
     def run(self, init_params: Any, *args: Any, **kwargs: Any) -> OptStep:
         """Iterate until the error is small, and return ``(params, state)``; ``state.status`` says whether it is.
@@ -84,6 +83,11 @@ class Solver(abc.ABC):
         # Where nothing is traced, nobody differentiates: what JAX does to find that out takes as long as a small fit.
         return (self._compiled._solved if _is_traced(operands) else self._solved_by_host)(*operands)
 
+    @property
+    def _is_fixed(self) -> bool:
+        """Whether step sizes are given; else they are searched for."""
+        return callable(self.stepsize) or self.stepsize > 0
+
     def _given_stepsize(self, iter_num: Any) -> Any:
         return self.stepsize(iter_num) if callable(self.stepsize) else self.stepsize
 
@@ -92,10 +96,13 @@ class Solver(abc.ABC):
         who = f"{type(self).__name__}.{call}"
         if getattr(type(init_params), "_fields", None) == OptStep._fields:  # also JAXopt's
             init_params = init_params.params
-        params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), init_params)  # of no weak type
+        xp: Any = np if self._on_host else jnp
+        params: Any = jax.tree.map(lambda x: xp.asarray(x, xp.result_type(x)), init_params)  # of no weak type
+        if any(jnp.iscomplexobj(x) for x in jax.tree.leaves(params)):
+            raise DataError(f"{who}: init_params are complex; write them as a pair (real, imaginary) of floats")
         check.leaves(who, "the arguments of fun", (args, kwargs))
         hyper, args, kwargs = self._in_order(args, kwargs)
-        hyper = jax.tree.map(jnp.asarray, hyper)
+        hyper: Any = jax.tree.map(xp.asarray, hyper)
         if isinstance(self.fun, LinearObjective):
             problem = self.fun.check_targets(params, *args, **kwargs)
             dtypes = {x.dtype.name for x in jax.tree.leaves(params)}
@@ -106,7 +113,7 @@ class Solver(abc.ABC):
                 )
         for x in jax.tree.leaves((args, kwargs)):
             if isinstance(x, jax.Array) and jax.typeof(x).sharding.mesh.explicit_axes:
-                params, hyper = jax.tree.map(functools.partial(beside, other=x), (params, hyper))
+                params, hyper = (jax.tree.map(functools.partial(beside, other=x), y) for y in (params, hyper))
                 break
         return params, (hyper, args, kwargs)
 
@@ -117,7 +124,9 @@ class Solver(abc.ABC):
             return self.fun.problem(params, *args, **kwargs)
 
         def evaluate(params: Any) -> tuple[tuple[jax.Array, Any], Any]:
-            evaluated = self.fun if self.value_and_grad else jax.value_and_grad(self.fun, has_aux=self.has_aux)
+            given: Any = self.value_and_grad
+            whole = self.fun if given else jax.value_and_grad(self.fun, has_aux=self.has_aux)
+            evaluated: Any = given if callable(given) else whole
             with axis_advice(f"{type(self).__name__}: fun is a function of all rows; leave the axis out: jnp.mean(x)"):
                 found, grad = evaluated(params, *args, **kwargs)
             value, aux = found if self.has_aux else (found, None)
@@ -143,8 +152,8 @@ class Solver(abc.ABC):
     def _iteration(self, before: OptStep, arguments: Any) -> OptStep:
         """Make one iteration."""
 
-    def _prepared(self, step: OptStep, arguments: Any, again: bool) -> OptStep:
-        """Return the same place, with what is computed before the first iteration, and once again."""
+    def _prepared(self, step: OptStep, arguments: Any) -> OptStep:
+        """Return the same place, with what is computed before the first iteration."""
         return step
 
     @functools.cached_property
@@ -158,15 +167,13 @@ class Solver(abc.ABC):
 
     def _called(self, name: str, *operands: Any) -> Any:
         """Call a method, compiled, unless it is part of another program or its passes are Python's."""
-        return getattr(self if _is_traced(operands) or _tables(operands) else self._compiled, name)(*operands)
-
-    def _grad(self, params: Any, arguments: Any) -> Any:
-        return self._problem(params, arguments).at(params).grad
+        in_python = self._on_host or _is_traced(operands) or _tables(operands)
+        return getattr(self if in_python else self._compiled, name)(*operands)
 
     def _begun(self, params: Any, arguments: Any) -> OptStep:
         """Return where a run begins."""
-        step = self._prepared(self._called("_start", params, arguments), arguments, again=False)
-        if _is_traced(step):
+        step = self._prepared(self._called("_start", params, arguments), arguments)
+        if self._on_host or _is_traced(step):
             return step
         # Later parameters lie where the state does: with others, iterations would be compiled once more.
         return step._replace(params=jax.tree.map(lambda x: beside(x, step.state.error), step.params))
@@ -174,6 +181,7 @@ class Solver(abc.ABC):
     def _steps(self, step: OptStep, arguments: Any, until: Any) -> OptStep:
         """Iterate until the solver stops, even with a linear model's predictions computed anew; or so often in all."""
         problem = self._problem(step.params, arguments)
+        in_python = self._on_host or problem.is_table
 
         def rechecked(step: OptStep) -> OptStep:
             return step._replace(state=recheck(self, step.state, self._start(step.params, arguments).state))
@@ -182,13 +190,15 @@ class Solver(abc.ABC):
             return (step.state.status == Status.RUNNING) & (step.state.iter_num < until)
 
         def iterate_and_recheck(step: OptStep) -> OptStep:
-            step = while_loop(problem.is_table, go_on, lambda step: self._iteration(step, arguments), step)
+            step = while_loop(in_python, go_on, lambda step: self._iteration(step, arguments), step)
+            if self._on_host or not problem.is_linear:
+                return step
             may_end = (step.state.status != Status.RUNNING) & (step.state.status != Status.NOT_FINITE)
-            if problem.is_table:
+            if in_python:
                 return rechecked(step) if may_end else step
-            return jax.lax.cond(may_end, rechecked, lambda step: step, step) if problem.is_linear else step
+            return jax.lax.cond(may_end, rechecked, lambda step: step, step)
 
-        return while_loop(problem.is_table, go_on, iterate_and_recheck, step)
+        return while_loop(in_python, go_on, iterate_and_recheck, step)
 
     def _solved_by_host(self, params: Any, arguments: Any) -> OptStep:
         tables, is_alone = _tables(arguments), jax.process_count() == 1
@@ -202,21 +212,22 @@ class Solver(abc.ABC):
             try:
                 while jax.device_get(step.state.status) == Status.RUNNING:
                     before, began = int(jax.device_get(step.state.iter_num)), time.perf_counter()
-                    if before == _RENEWAL and jax.device_get(step.state.error) > _FAR * self.tol:
-                        step = self._prepared(step, arguments, again=True)
-                    until = min(before + at_once, self.maxiter, _RENEWAL if before < _RENEWAL else self.maxiter)
-                    last = sent(np.int32(until), step.state.error)
+                    until = min(before + at_once, self.maxiter)
+                    last = until if self._on_host else sent(np.int32(until), step.state.error)
                     step = jax.block_until_ready(self._called("_steps", step, arguments, last))
                     if is_alone and not (tables or self.verbose):
                         done = int(jax.device_get(step.state.iter_num)) - before
                         at_once = max(1, int(_PART * done / (time.perf_counter() - began)))
                     save(step)
                     if self.verbose:
-                        tell(self.verbose, *(getattr(step.state, name) for name in Iteration._fields))
+                        numbers = (kind(getattr(step.state, name)) for name, kind in Iteration.__annotations__.items())
+                        seen = Iteration(*numbers)
+                        (self.verbose if callable(self.verbose) else functools.partial(print, flush=True))(seen)
             except KeyboardInterrupt as error:
                 save(step)
-                status = jnp.where(step.state.status == Status.RUNNING, Status.INTERRUPTED, step.state.status)
-                raise Interrupted(step.params, step.state._replace(status=status.astype(jnp.int32))) from error
+                is_over = jax.device_get(step.state.status) != Status.RUNNING
+                status = step.state.status if is_over else 0 * step.state.status + Status.INTERRUPTED
+                raise Interrupted(step.params, step.state._replace(status=status)) from error
             return step
 
     def _solved(self, params: Any, arguments: Any) -> OptStep:
@@ -226,57 +237,19 @@ class Solver(abc.ABC):
         """
 
         def iterated(params: Any, arguments: Any) -> OptStep:
-            step = self._begun(params, arguments)
-            if getattr(step.state, "preconditioner", None) is not None and self.maxiter > _RENEWAL:
-                step = self._steps(step, arguments, _RENEWAL)
-                renewed = functools.partial(self._prepared, arguments=arguments, again=True)
-                is_far = (step.state.status == Status.RUNNING) & (step.state.error > _FAR * self.tol)
-                step = jax.lax.cond(is_far, renewed, lambda step: step, step)
-            return self._steps(step, arguments, self.maxiter)
+            return self._steps(self._begun(params, arguments), arguments, self.maxiter)
+
+        def grad(params: Any) -> Any:
+            return self._problem(params, arguments).at(params).grad
 
         def functions(unknowns: tuple[Any, Any]) -> tuple[Any, Any]:
-            return trees.minus(self._grad(unknowns[0], arguments), unknowns[1]), self._residual(*unknowns, arguments)
+            return trees.minus(grad(unknowns[0]), unknowns[1]), self._residual(*unknowns, arguments)
 
         # What functions close over has no derivative in the loop either: JAX has none of a loop of unknown length.
         iterate, closed_over = jax.closure_convert(iterated, params, arguments)
         step = iterate(*jax.lax.stop_gradient((params, arguments, *closed_over)))
-        solution = step.params, self._grad(step.params, arguments)
-        return step._replace(params=jax.lax.custom_root(functions, solution, lambda _, guess: guess, _inverse)[0])
-
-
-def _inverse(derivative: Callable[[Any], Any], right: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Return what the derivative of a solution's two functions takes to ``right``.
-
-    With M the derivative of ``prox`` and H that of the gradient, that is ``A x = right[1] + M right[0] = b`` for the
-    parameters, where ``A = I - M + M H``. A is not symmetric, but both M and H are, and M lies between 0 and I. Let
-    ``rest = b - M b``. If ``S w = M (b + rest - H rest)`` with ``S = M - M M + M H M``, then ``x = rest + M w``; and S
-    is symmetric, and no less definite than H where M is not zero. (Of a projection, what it holds fast is eliminated.)
-    """
-    zero = jax.tree.map(jnp.zeros_like, right[0])
-
-    def hessian(x: Any) -> Any:
-        return derivative((x, zero))[0]
-
-    def prox(x: Any) -> Any:
-        return derivative((zero, x))[1]
-
-    whole = trees.along(right[1], 1, prox(right[0]))
-    rest = trees.minus(whole, prox(whole))
-    free = prox(trees.minus(trees.along(whole, 1, rest), hessian(rest)))
-    # On one vector: of a tree, some leaves might not depend on what is differentiated, which JAX cannot transpose.
-    vector, unravel = jax.flatten_util.ravel_pytree(free)
-
-    def operator(vector: jax.Array) -> jax.Array:
-        w = unravel(vector)
-        kept = prox(w)
-        return jax.flatten_util.ravel_pytree(prox(trees.along(trees.minus(w, kept), 1, hessian(kept))))[0]
-
-    def conjugate(operator: Any, b: jax.Array) -> jax.Array:
-        return jax.scipy.sparse.linalg.cg(operator, b, tol=10 * float(jnp.finfo(b.dtype).eps))[0]
-
-    w = unravel(jax.lax.custom_linear_solve(operator, vector, conjugate, symmetric=True))
-    params = trees.along(rest, 1, prox(w))
-    return params, trees.minus(hessian(params), right[0])
+        solution = step.params, grad(step.params)
+        return step._replace(params=jax.lax.custom_root(functions, solution, lambda _, guess: guess, trees.inverse)[0])
 
 
 def _tables(arguments: Any) -> list[TableRows]:

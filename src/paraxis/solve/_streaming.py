@@ -60,19 +60,20 @@ def saved(options: str, begin: Any, arguments: Any) -> Iterator[tuple[Any, Calla
         yield begin, lambda tree: journal.keep(lambda: jax.tree.leaves(tree))
 
 
-def sample_of(count: Any, num_rows: int, num_features: int) -> jax.Array:
+def sample_of(count: Any, num_rows: int, num_features: int) -> Any:
     """Return the numbers of the rows that tell a Gram matrix, each of its own part of the first ``count``.
 
     Where in its part a row stands is random, once for all: what returns in equal steps is not always met, or never.
     If there are fewer than that tell it, further numbers follow.
     """
-    most = min(num_rows, _ROWS_PER_FEATURE * num_features)
-    num = jnp.clip(count, 1, max(1, most))
+    xp, most = jnp if isinstance(count, jax.Array) else np, min(num_rows, _ROWS_PER_FEATURE * num_features)
+    num = xp.clip(count, 1, max(1, most))
     starts = np.arange(most + 1)
     starts = starts * (count // num) + starts * (count % num) // num
     widths = starts[1:] - starts[:-1]
-    within = (jnp.asarray(np.random.default_rng(0).random(most)) * widths.astype(float)).astype(widths.dtype)
-    return starts[:-1] + jnp.minimum(within, widths - 1)
+    draws = xp.asarray(np.random.default_rng(0).random(most), jax.dtypes.canonicalize_dtype(float))
+    within = (draws * widths.astype(draws.dtype)).astype(widths.dtype)
+    return starts[:-1] + xp.minimum(within, widths - 1)
 
 
 class TableRows:
@@ -100,7 +101,7 @@ class TableRows:
         if not self.num_rows:
             raise DataError(f"{who}: the table must have at least one row, got {table!r}")
         self.dtype = np.dtype(jax.dtypes.canonicalize_dtype(table.dtype))
-        self.sampled = np.asarray(sample_of(self.num_rows, *(table.shape if num_features <= MAX_FEATURES else (0, 0))))
+        self.sampled = sample_of(self.num_rows, *(table.shape if num_features <= MAX_FEATURES else (0, 0)))
         placement = placing.place(Axis("rows", self.num_rows) if axis is None else axis)
         if placement.spans_processes:
             raise DeviceError(f"{who}: a table is read by one process; write it without px.initialize()")
@@ -129,8 +130,8 @@ class TableRows:
     def mapped(self, fn: Callable[..., Any], static: tuple[Any, ...], targets: Any, shared: Any, rows: Any) -> Any:
         """Read all rows once: ``fn(*static, X, targets, shared, rows)`` of each chunk.
 
-        The function returns what is kept by row, ``(..., n)``, and what is summed; targets are ``(n, ...)`` and rows
-        ``(..., n)``, in the order of the devices. It is compiled once for the same function and static values.
+        The function returns what is kept by row, ``(..., n)``, and what is summed; targets, a tree, are ``(n, ...)``
+        and rows ``(..., n)``, in the order of the devices. It is compiled once for the same function and static values.
         """
         everywhere = arrays.sharding(self.blocks, ())
         shift, shared = arrays.device_put((self.shift, shared), everywhere)

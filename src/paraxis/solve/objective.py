@@ -1,13 +1,14 @@
 """Objectives that solvers know from the inside: means over rows of losses of a linear model.
 
 Each is a plain function, with JAXopt's arguments where it has the same, in which a solver sees the linear model.
-``data`` is ``(X, y)`` or ``(X, y, weight)``: rows ``(n, d)``; targets ``(n,)``; weights ``(n,)``, over whose sum the
-mean is taken, so that a row of weight zero does not count. The rows may lie on any devices in any way, and the compiler
-divides the work; :func:`paraxis.solve.rows` spreads any number of them.
+``data`` is ``(X, y)``, ``(X, y, weight)`` or ``(X, y, weight, offset)``: rows ``(n, d)``; targets ``(n,)``; weights
+``(n,)``, over whose sum the mean is taken, so that a row of weight zero does not count; numbers ``(n,)`` that are added
+to the linear model's predictions. The rows may lie on any devices in any way, and the compiler divides the work;
+:func:`paraxis.solve.rows` spreads any number of them.
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ import numpy as np
 
 from paraxis._core import arrays, check
 from paraxis.errors import DataError
-from paraxis.solve._losses import LOSSES
+from paraxis.solve._losses import LOSSES, Loss, negative_binomial, tweedie
 from paraxis.solve._problem import Linear
 from paraxis.solve._rows import require_sum
 from paraxis.solve._streaming import TableRows
@@ -34,7 +35,7 @@ __all__ = [
     "ridge",
 ]
 
-LossName = Literal["softmax", "logistic", "squared", "poisson", "huber"]
+LossName = Literal["softmax", "logistic", "squared", "poisson", "gamma", "tweedie", "negative_binomial", "huber"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +44,16 @@ class LinearObjective:
 
     Args:
         loss: ``"softmax"`` (classes, an output for each), ``"logistic"`` (targets 0 and 1, or between), ``"squared"``
-            (half the squared residual), ``"poisson"`` (counts, with a logarithmic link; without the term that depends
-            only on the counts) or ``"huber"`` (quadratic up to a residual of 1, linear beyond it).
+            (half the squared residual), ``"huber"`` (quadratic up to a residual of 1, linear beyond it); or, with a
+            logarithmic link and without the terms that depend on the targets alone, ``"poisson"`` (counts),
+            ``"negative_binomial"`` (counts), ``"gamma"`` (positive numbers) or ``"tweedie"``. Several outputs are
+            several fits: the loss is a mean over the rows and a sum over the outputs.
         intercept: whether ``params`` are a pair ``(coef, intercept)``; else they are ``coef``: ``(d,)``, or ``(d, k)``
             for k outputs.
         l2: whether it is called as ``fun(params, l2reg, data)``, which adds ``l2reg / 2`` times the squared norm of
             the coefficients; the intercept is not penalised.
+        power: of ``"tweedie"``: the variance is ``mean**power``; 0, or at least 1.
+        dispersion: of ``"negative_binomial"``: the variance is ``mean + dispersion * mean**2``.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -62,9 +67,19 @@ class LinearObjective:
     _: dataclasses.KW_ONLY
     intercept: bool = False
     l2: bool = False
+    power: float = 1.5
+    dispersion: float = 1.0
 
     def __post_init__(self) -> None:
-        check.one_of("glm", "loss", self.loss, tuple(LOSSES))
+        check.one_of("glm", "loss", self.loss, get_args(LossName))
+        check.number("glm", "power", self.power, least=1 if self.power else 0)
+        check.number("glm", "dispersion", self.dispersion, above=0)
+
+    @property
+    def _loss(self) -> Loss:
+        if self.loss == "tweedie":
+            return tweedie(self.power)
+        return negative_binomial(self.dispersion) if self.loss == "negative_binomial" else LOSSES[self.loss]
 
     def __call__(self, params: Any, *args: Any, **kwargs: Any) -> jax.Array:
         """Return the objective's value, a scalar.
@@ -79,22 +94,26 @@ class LinearObjective:
         coef = jnp.zeros((num_features, *outputs), dtype)
         return (coef, jnp.zeros(outputs, dtype)) if self.intercept else coef
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the arguments after ``params``."""
+        return ("l2reg", "data") if self.l2 else ("data",)
+
     def problem(self, params: Any, *args: Any, **kwargs: Any) -> Linear:
         """Return the problem that these arguments pose. ``params`` tell shapes only."""
-        names = ("l2reg", "data") if self.l2 else ("data",)
+        names = self.names
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         if set(given) != set(names) or len(args) + len(kwargs) != len(names):
             wanted, got = ", ".join(names), len(args) + len(kwargs)
             raise TypeError(f"{self} takes (params, {wanted}), got {got} after params; update(params, state, {wanted})")
-        data: Any = given["data"]
-        l2: Any = given.get("l2reg", 0)
-        if not isinstance(data, tuple | list) or len(data) not in (2, 3):
+        data, l2 = given["data"], given.get("l2reg", 0)
+        if not isinstance(data, tuple | list) or len(data) not in (2, 3, 4):
             raise TypeError(
-                f"{self}: data must be (X, y) or (X, y, weight), got {check.described(data)}; of a table, write "
-                "px.solve.rows(table, engine=px.Stream(memory='2GB'))"
+                f"{self}: data must be (X, y), (X, y, weight) or (X, y, weight, offset), got {check.described(data)}; "
+                "of a table, write px.solve.rows(table, engine=px.Stream(memory='2GB'))"
             )
-        parts: Any = [x if isinstance(x, TableRows | None) else jnp.asarray(x) for x in (*data, None)[:3]]
-        problem = Linear(LOSSES[self.loss], *parts, l2=l2, intercept=self.intercept)
+        parts: Any = [x if isinstance(x, TableRows | None) else jnp.asarray(x) for x in (*data, None, None)[:4]]
+        problem = Linear(self._loss, *parts[:3], l2=l2, intercept=self.intercept, offset=parts[3])
         self._check_shapes(params, problem)
         return problem
 
@@ -131,6 +150,7 @@ class LinearObjective:
             ("l2reg", np.shape(problem.l2), ()),
             ("params: intercept", jnp.shape(params[1]) if self.intercept else outputs, outputs),
             ("data: y", jnp.shape(problem.targets), rows + (() if of_classes else outputs)),
+            ("data: offset", rows + outputs if problem.offset is None else problem.offset.shape, rows + outputs),
             ("data: weight", rows if weight is None else weight.shape, rows),
         ):
             if found != expected:

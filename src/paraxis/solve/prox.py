@@ -4,11 +4,11 @@ The operator of a penalty g with strength ``scaling`` takes x to the minimum ove
 ``scaling * g(z) + ||z - x||**2 / 2``; that of a constraint projects on what is allowed, whatever the scaling (Parikh
 and Boyd, "Proximal algorithms", 2014, whose chapter 6 has these). All have JAXopt's arguments ``(x, hyperparams=None,
 scaling=1.0)``, take any pytree of floats and return its like. A hyperparameter is a number for all leaves, or a tree
-that is a prefix of ``x``; each of its leaves may be an array that broadcasts to the leaves of ``x`` below it. Nothing
-is communicated. :class:`paraxis.solve.ProximalGradient` takes any function with these arguments.
+that is a prefix of ``x``; each of its leaves may be an array that broadcasts to the leaves of ``x`` below it: of a pair
+``(coef, intercept)``, a strength ``(0.1, 0.0)`` lets the intercept go free. Nothing is communicated.
+:class:`paraxis.solve.ProximalGradient` takes any function with these arguments.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 from paraxis._core import arrays, jax_api
 from paraxis.errors import DataError
 
-__all__ = ["box", "elastic_net", "first", "group", "l1", "none", "simplex"]
+__all__ = ["box", "elastic_net", "group", "l1", "none"]
 
 
 def none(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
@@ -77,49 +77,8 @@ def box(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     return _by_leaf(jnp.minimum, _by_leaf(jnp.maximum, x, lower), upper)
 
 
-def simplex(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
-    """Move each vector of leaves ``(..., d)`` to the nearest one without negative numbers, of the sum ``hyperparams``.
-
-    The default is 1; for one sum per vector, give an array ``(..., 1)``. (By sorting: Duchi et al. 2008, figure 1.)
-
-    Example:
-        >>> import jax.numpy as jnp, paraxis as px
-        >>> px.solve.prox.simplex(jnp.array([0.5, 1.5, -3.0]))
-        Array([0., 1., 0.], dtype=float32)
-    """
-
-    def leaf(x: jax.Array, total: jax.Array) -> jax.Array:
-        x = x - jnp.max(x, -1, keepdims=True)  # changes no result, and leaves the digits where they count
-        descending = -jnp.sort(-x, axis=-1)
-        count = jax.lax.broadcasted_iota(x.dtype, x.shape, x.ndim - 1) + 1
-        excess = (jnp.cumsum(descending, -1) - total) / count
-        own = count == jnp.maximum(jnp.sum(descending > excess, -1, keepdims=True, dtype=x.dtype), 1)
-        return jnp.maximum(x - jnp.sum(jnp.where(own, excess, 0), -1, keepdims=True), 0)
-
-    return _by_leaf(leaf, x, hyperparams)
-
-
-@dataclasses.dataclass(frozen=True)
-class first:  # noqa: N801  # one more operator
-    """Apply an operator to the first of a pair ``(coef, intercept)`` only: the intercept is not penalised.
-
-    Example:
-        >>> import jax.numpy as jnp, paraxis as px
-        >>> px.solve.prox.first(px.solve.prox.l1)((jnp.array([3.0, -0.5]), jnp.array(0.5)), 1.0)
-        (Array([2., 0.], dtype=float32), Array(0.5, dtype=float32, weak_type=True))
-    """
-
-    operator: Callable[..., Any]
-
-    def __call__(self, x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
-        """Return the pair, with the first of it moved."""
-        return self.operator(x[0], hyperparams, scaling), x[1]
-
-
 def penalty(operator: Callable[..., Any], x: Any, hyperparams: Any) -> Any:
     """Return the penalty of an operator of this module, a scalar; of a constraint, and of a function of yours, 0."""
-    if isinstance(operator, first):
-        return penalty(operator.operator, x[0], hyperparams)
     if operator is elastic_net:
         return penalty(l1, x, hyperparams[0]) + _sum(lambda x, l2: 0.5 * l2 * x**2, x, hyperparams[1])
     if operator is l1:
@@ -129,17 +88,15 @@ def penalty(operator: Callable[..., Any], x: Any, hyperparams: Any) -> Any:
 
 def require_sensible(who: str, operator: Callable[..., Any], x: Any, hyperparams: Any) -> None:
     """Check the hyperparameters of an operator of this module. With none, a strength of 1 makes most solutions zero."""
-    while isinstance(operator, first):
-        operator, x = operator.operator, x[0]
     who = f"{who}: hyperparams_prox of prox.{getattr(operator, '__name__', operator)}"
     if hyperparams is None and operator in (l1, elastic_net, group, box):
         raise TypeError(f"{who} is missing; write run(params, 0.1, …)")
     known = [] if jax_api.is_tracing() else [*map(arrays.on_host, jax.tree.leaves(hyperparams))]
-    if operator is box and known and hyperparams is not None:  # between bounds that are in order, nothing is moved
+    if operator is box and hyperparams is not None and known:  # between bounds that are in order, nothing is moved
         raised = _by_leaf(jnp.maximum, inside := box(x, hyperparams), hyperparams[0])
         if not all(jax.tree.leaves(jax.tree.map(np.array_equal, inside, raised))):
             raise DataError(f"{who} must be (lower, upper), got a lower bound above")
-    elif operator in (l1, elastic_net, group, simplex) and not all(np.all(x >= 0) for x in known):
+    elif operator in (l1, elastic_net, group) and not all(np.all(x >= 0) for x in known):
         raise DataError(f"{who} must not be negative, got {hyperparams}")
 
 

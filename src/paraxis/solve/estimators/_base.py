@@ -1,23 +1,27 @@
 """The common part of the estimators: data are checked as scikit-learn checks them, laid out, and solved for.
 
 An estimator tells what is particular to it: its loss, its targets, and what its strength means beside a mean of losses.
-In cross-validation, a fold is a set of weights, zero on the rows that it holds out, so X is laid out once for all.
 """
 
 import abc
 import copy
 import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
-from types import SimpleNamespace
-from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, cast
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
 
 import jax
 import numpy as np
-from sklearn.base import BaseEstimator, clone, is_classifier
+from sklearn.base import BaseEstimator, RegressorMixin, is_classifier
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.model_selection import check_cv
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.metrics import r2_score
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_array,
+    check_consistent_length,
+    check_is_fitted,
+    validate_data,
+)
 
 from paraxis._core import arrays, check
 from paraxis._tables import Table
@@ -27,13 +31,16 @@ from paraxis.solve._run import Status, Watch
 from paraxis.solve._streaming import MAX_FEATURES, TableRows
 from paraxis.solve.estimators import _fitting as fitting
 from paraxis.solve.estimators._fitting import Posed
-from paraxis.solve.estimators._quadratic import Penalty, Quadratic, descend
+from paraxis.solve.estimators._quadratic import Penalty, Quadratic, QuadraticState
+from paraxis.solve.objective import glm
 
 _GOOD_ENOUGH = 1e-4  # an error at which rounding may stop a solver without a warning; scikit-learn's usual tolerance
 _BLOCK = 1 << 26  # bytes of a table that are predicted from at once
 _FEW = 1024  # columns of which a matrix is no work, however few rows there are
+# Steps by Hessians take some passes of (n, d, d) operations. In memory they pay where these take less than to compile
+# another solver does, and over tables while to read a row takes longer than its products.
+_CHEAP, _NARROW = 2 * 10**8, 256
 _FLOATS: Any = [np.float64, np.float32]
-_Model = TypeVar("_Model", bound="LinearModel")
 
 
 @dataclasses.dataclass(eq=False, repr=False, kw_only=True)
@@ -44,7 +51,7 @@ class LinearModel(BaseEstimator, abc.ABC):
     bounds: ClassVar[dict[str, Any]] = {"least": 0, "most": float(np.finfo(np.float64).max)}  # of the strength
     metric: ClassVar[Callable[..., Any]]  # what ``score`` returns
     fit_intercept: bool = True
-    tol: float = 1e-10
+    tol: float = 1e-6
     max_iter: int = 2000
     warm_start: bool = False
     devices: int | None = None
@@ -66,11 +73,7 @@ class LinearModel(BaseEstimator, abc.ABC):
         """Return predictions by those of the linear model, ``(n,)`` or ``(n, k)``."""
         return z
 
-    def _weighted(self, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        """Weights of rows with those of their classes, where there are such."""
-        return weight
-
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, engine: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, offset: Any = None, engine: Any = None) -> Self:
         """Fit the model.
 
         Args:
@@ -78,6 +81,8 @@ class LinearModel(BaseEstimator, abc.ABC):
                 :class:`px.Table`, of rows that stay on disk and are read about twice per iteration.
             y: targets, ``(n,)``; left out for a table.
             sample_weight: ``(n,)``, not negative, or a number; a row of weight zero does not count.
+            offset: what is added to the linear model's predictions, ``(n,)``, or ``(n, k)`` for k outputs: of counts,
+                the logarithm of an exposure. ``predict`` is for an offset of 0.
             engine: for a table, what says how many rows are read at once: ``px.Stream(memory="2GB")``.
 
         Raises:
@@ -88,7 +93,8 @@ class LinearModel(BaseEstimator, abc.ABC):
         model = copy.copy(self)
         X, y, weight = model._checked(X, y, sample_weight, engine)
         with fitting.surroundings(X.dtype, self.devices):
-            state = model._fitted(X, y, weight)
+            posed = model._posed_for(X, y, weight, offset).placed(X, self.devices)
+            state = model._solve(getattr(self, self.strength_name), posed)
         vars(self).clear()
         vars(self).update(vars(model))
         self.n_iter_: Any = np.array([int(state.iter_num)]) if is_classifier(self) else int(state.iter_num)
@@ -120,13 +126,11 @@ class LinearModel(BaseEstimator, abc.ABC):
         if isinstance(X, Table):
             if y is not None:
                 raise TypeError(f"{self._who}: y must be left out, as the table has it")
-            names = list(getattr(self, "feature_names_in_", ())) if X._is_named else []
-            others = [f" with {b!r} in the place of {a!r}" for a, b in zip(names, X.columns, strict=False) if a != b]
-            if len(X.columns) != self.n_features_in_ or others:
+            names = list(getattr(self, "feature_names_in_", X.columns)) if X._is_named else X.columns
+            if len(X.columns) != self.n_features_in_ or names != X.columns:
                 raise DataError(
                     f"{self._who}: the table must have the {self.n_features_in_} columns that the model was fitted to, "
-                    f"in their order, got {X!r}{''.join(others[:1])}; choose them where the table is made: "
-                    "columns=list(model.feature_names_in_)"
+                    f"in their order, {names}, got {X.columns}; write Table…(columns=list(model.feature_names_in_))"
                 )
             blocks = X.blocks(max(1, _BLOCK // (len(X.columns) * X.dtype.itemsize)))
             z, y = zip(*((rows @ self.coef_.T + self.intercept_, y) for rows, y in blocks), strict=True)
@@ -158,39 +162,39 @@ class LinearModel(BaseEstimator, abc.ABC):
         require_sum(self._who, "sample_weight", weight, rows.dtype)
         return rows, targets, weight
 
-    def _fitted(self, X: Any, y: np.ndarray, weight: np.ndarray) -> Any:
-        """Set the solution for checked data, and return the solver's state."""
-        posed, strength = self._posed(y, self._weighted(y, weight), X.dtype), getattr(self, self.strength_name)
-        alone = jax.default_backend() == "cpu" and (jax.device_count() if self.devices is None else self.devices) == 1
-        is_lasso = posed.loss == "squared" and strength * getattr(self, "l1_ratio", 0.0) > 0 and not self.verbose
-        if isinstance(X, np.ndarray) and alone and is_lasso and self.tol >= np.finfo(X.dtype).eps:
-            posed.means, penalty = np.zeros(X.shape[1], X.dtype), self._penalty(strength, posed)
-            start, options = self._start(posed)[0], {"tol": self.tol, "fit_intercept": self.fit_intercept}
-            model = descend(X, posed.targets, posed.weight, start, penalty, self.max_iter, **options)
-            if model is not None:
-                self.coef_, self.intercept_ = self._described(model.coef_, model.intercept_, posed)
-                return SimpleNamespace(
-                    status=Status.CONVERGED, error=model.dual_gap_, iter_num=model.n_iter_, data_passes=model.n_iter_
-                )
-        return self._solve(strength, posed.placed(X, self.devices))
+    def _posed_for(self, X: Any, y: np.ndarray, weight: np.ndarray, offset: Any = None) -> Posed:
+        """Return what to solve, and whether a solver by Hessians does it, which sees columns without their means."""
+        posed, has_l1 = self._posed(y, weight, X.dtype), getattr(self, "l1_ratio", 0) > 0
+        (num_rows, num_features), is_flat = X.shape, posed.fun.loss == "squared"
+        is_cheap = num_rows * num_features**2 <= _CHEAP or (isinstance(X, TableRows) and num_features <= _NARROW)
+        pays = is_flat or (posed.fun.loss != "softmax" and (has_l1 or is_cheap))
+        posed.by_hessians = pays and num_features <= min(MAX_FEATURES, max(num_rows, _FEW))
+        if offset is not None:
+            offset = check_array(offset, ensure_2d=False, dtype=_FLOATS, input_name="offset").astype(X.dtype)
+            check_consistent_length(y, offset)
+            posed.offset = offset / posed.scale
+            posed.intercept = posed.intercept - np.average(posed.offset, 0, posed.weight)
+        posed.centre = bool(self.fit_intercept) and (is_flat or has_l1 or posed.by_hessians)
+        return posed
 
     def _solve(self, strength: float, posed: Posed) -> Any:
-        """As :meth:`_fitted`, of rows on devices. A warm start is where the last solution is."""
+        """Set the solution, and return the solver's state. A warm start is where the last solution is."""
         (coef, intercept), data, penalty = self._start(posed), posed.data, self._penalty(strength, posed)
-        has_intercept, has_l1, (num_rows, num_features) = bool(self.fit_intercept), penalty.l1 > 0, data.X.shape
-        options: Any = {"tol": float(self.tol), "maxiter": int(self.max_iter)}
-        verbose = self.verbose if callable(self.verbose) else bool(self.verbose)
-        is_small = num_features <= min(MAX_FEATURES, max(num_rows, _FEW))
-        if is_small and (posed.loss == "squared" or (has_l1 and posed.loss == "logistic")):
-            posed.quadratic = posed.quadratic or Quadratic(posed.loss, data, has_intercept)
-            (coef, intercept), state = posed.quadratic.solve((coef, intercept), penalty, **options, verbose=verbose)
+        has_intercept, has_l1 = bool(self.fit_intercept), penalty.l1 > 0
+        begin = (coef, intercept) if has_intercept else coef
+        fun = dataclasses.replace(posed.fun, intercept=has_intercept)
+        if posed.by_hessians:
+            solver = Quadratic(fun, tol=float(self.tol), maxiter=int(self.max_iter), verbose=self.verbose)
+            found, state = solver.run(begin, (penalty, posed.hessian), data)
+            posed.hessian = state.hessian if fun.loss == "squared" else None
         else:
-            solver = fitting.solver(posed.loss, has_intercept, has_l1, **options)
-            solver = dataclasses.replace(solver, verbose=verbose) if verbose else solver
-            strengths = [np.asarray(one, data.X.dtype) for one in (penalty if has_l1 else penalty[1:])]
-            begin = (coef, intercept) if has_intercept else coef, *strengths
-            found, state = solver.run(*jax.tree.map(lambda x: sent(x, data.y), begin), data)
-            coef, intercept = jax.tree.map(arrays.on_host, found if has_intercept else (found, intercept))
+            solver = fitting.solver(fun, has_l1, float(self.tol), int(self.max_iter))
+            solver = dataclasses.replace(solver, verbose=self.verbose) if self.verbose else solver
+            l1 = (penalty.l1, 0.0) if has_intercept else penalty.l1
+            operands = (begin, l1, penalty.l2) if has_l1 else (begin, penalty.l2)
+            operands = jax.tree.map(lambda x: sent(np.asarray(x, data.X.dtype), data.y), operands)
+            found, state = solver.run(*operands, data)
+        coef, intercept = jax.tree.map(arrays.on_host, found if has_intercept else (found, intercept))
         self.coef_, self.intercept_ = self._described(coef, intercept, posed)
         return state
 
@@ -199,7 +203,8 @@ class LinearModel(BaseEstimator, abc.ABC):
         coef, intercept = zeros, np.broadcast_to(posed.intercept, posed.outputs)
         if self.warm_start and np.size(getattr(self, "coef_", ())) == zeros.size:
             coef = self.coef_.T.reshape(zeros.shape)
-            intercept = np.reshape(self.intercept_, posed.outputs) + posed.means @ coef - posed.origin
+            own = np.broadcast_to(getattr(self, "intercept_", 0.0), posed.outputs or (1,))
+            intercept = np.reshape(own, posed.outputs) + posed.means @ coef - posed.origin
             coef, intercept = coef / posed.scale, intercept / posed.scale
         return coef.astype(zeros.dtype), (intercept * bool(self.fit_intercept)).astype(zeros.dtype)
 
@@ -212,7 +217,8 @@ class LinearModel(BaseEstimator, abc.ABC):
         """Warn of the first of several runs that ended without a solution."""
         for state in states:
             status, error = Status(int(state.status)), float(state.error)
-            if status == Status.CONVERGED or (status == Status.PRECISION and error <= _GOOD_ENOUGH):
+            is_good = error <= _GOOD_ENOUGH or isinstance(state, QuadraticState)  # whose promises are the objective's
+            if status == Status.CONVERGED or (status == Status.PRECISION and is_good):
                 continue
             advice = f"; write {self._who}(max_iter={2 * self.max_iter}), or scale the columns of X"
             warnings.warn(
@@ -228,66 +234,27 @@ class LinearModel(BaseEstimator, abc.ABC):
         return type(self).__name__
 
 
-class CrossValidated(NamedTuple, Generic[_Model]):
-    """The result of cross-validation."""
+@dataclasses.dataclass(eq=False, repr=False)
+class Regression(RegressorMixin, LinearModel):
+    metric: ClassVar[Callable[..., Any]] = staticmethod(r2_score)
+    score: ClassVar[Callable[..., float]] = LinearModel.score  # not that of the mixin
 
-    strengths: np.ndarray  # the grid, (num,)
-    scores: np.ndarray  # of each fold's held-out rows, (num, folds)
-    best: float  # the strength with the best mean score
-    estimator: _Model  # fitted to all rows with that strength
+    def _checked_targets(self, y: np.ndarray) -> np.ndarray:
+        y = y[:, 0] if y.shape[1:] == (1,) else y
+        return y if y.dtype.kind in "biuf" else check_array(y, ensure_2d=False, input_name="y")
 
+    def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
+        """Targets on the scale of 1, so that one tolerance fits all."""
+        y = y.astype(dtype)
+        origin = np.average(y, axis=0, weights=weight) * bool(self.fit_intercept)
+        largest = np.abs(y - origin).max(0)  # a square of it may be none
+        largest = np.where(largest > 0, largest, 1)
+        scale = largest * np.sqrt(np.average(((y - origin) / largest) ** 2, axis=0, weights=weight))
+        scale = np.where(scale > 0, scale, 1)
+        scaled = ((y - origin) / scale).astype(dtype)
+        return Posed(glm("squared"), scaled, weight, y.shape[1:], origin, scale)
 
-def cross_validate_path(
-    estimator: _Model, X: Any, y: Any, grid: Sequence[float], folds: Any = 5, *, sample_weight: Any = None
-) -> CrossValidated[_Model]:
-    """Choose an estimator's strength by cross-validation; rows are sent, and solvers compiled, once.
-
-    Args:
-        estimator: one of :mod:`paraxis.solve.estimators`; it is not changed.
-        X, y, sample_weight: as for its ``fit``.
-        grid: values of ``C``, or of ``alpha``. Each solution starts from that of the next stronger penalty.
-        folds: the number of folds, stratified for classes, or a splitter of scikit-learn.
-
-    Returns:
-        Scores ``(len(grid), folds)`` by the estimator's ``score``; the best strength, the first in the grid of several
-        equally good ones; and an estimator fitted to all rows with it.
-
-    Raises:
-        DataError: if a fold cannot be scored.
-
-    Example:
-        >>> import numpy as np, paraxis as px
-        >>> X = np.random.default_rng(0).normal(size=(40, 3))
-        >>> found = px.solve.cross_validate_path(px.solve.Ridge(), X, X @ [1.0, 2.0, 3.0], [1e-3, 1e3], folds=4)
-        >>> found.best, found.scores.shape
-        (0.001, (2, 4))
-    """
-    if not isinstance(estimator, LinearModel) or isinstance(X, Table):
-        raise TypeError(
-            f"cross_validate_path: estimator must be one of px.solve, and X an array, got {estimator!r} and "
-            f"{check.described(X)}; use scikit-learn's GridSearchCV for a pipeline"
-        )
-    model, strengths = cast(_Model, clone(estimator)).set_params(warm_start=True), np.asarray(grid, np.float64)
-    for strength in strengths.tolist():
-        check.number("cross_validate_path", f"{model.strength_name} in grid", strength, **model.bounds)
-    rows, targets, weight = model._checked(X, y, sample_weight)
-    splitter: Any = check_cv(folds, targets, classifier=is_classifier(model))
-    splits = [*splitter.split(rows, targets)]
-    scores = np.full((len(strengths), len(splits)), np.nan)
-    with fitting.surroundings(rows.dtype, model.devices):
-        whole = model._posed(targets, model._weighted(targets, weight), rows.dtype).placed(rows, model.devices)
-        order = sorted(range(len(strengths)), key=lambda index: -sum(model._penalty(strengths[index], whole)))
-        for fold, (train, test) in enumerate(splits):
-            kept, model.coef_ = np.zeros_like(weight), np.empty(0)  # from which no fit starts
-            np.add.at(kept, train, model._weighted(targets[train], weight[train]))
-            posed, states = whole.weighted(kept), []
-            for index in order:
-                states.append(model._solve(float(strengths[index]), posed))
-                predicted = model._predicted(rows[test] @ model.coef_.T + model.intercept_)
-                scores[index, fold] = model.metric(targets[test], predicted, sample_weight=weight[test])
-            model._warn(*states)
-    if not np.all(np.isfinite(scores)):
-        raise DataError("cross_validate_path: a fold has no finite score: each must hold out two rows that count")
-    best = float(strengths[scores.mean(1).argmax()])
-    chosen = cast(_Model, clone(estimator)).set_params(**{model.strength_name: best})
-    return CrossValidated(strengths, scores, best, chosen.fit(X, y, sample_weight))
+    def _penalty(self, strength: float, posed: Posed) -> Penalty:
+        # On targets divided by their scale, the mean of squares is less by its square, and |coef|₁ by the scale.
+        ratio = getattr(self, "l1_ratio", 0.0)
+        return Penalty(strength * ratio / posed.scale if ratio else 0.0, strength * (1 - ratio))

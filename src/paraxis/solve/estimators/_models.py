@@ -2,22 +2,23 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from scipy.special import log_softmax, softmax
-from sklearn.base import ClassifierMixin, RegressorMixin
-from sklearn.metrics import accuracy_score, d2_tweedie_score, r2_score
+from sklearn.base import ClassifierMixin
+from sklearn.metrics import accuracy_score, d2_tweedie_score
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_array
 
+from paraxis._core import check
 from paraxis.errors import DataError
-from paraxis.solve.estimators._base import LinearModel
+from paraxis.solve._losses import tweedie
+from paraxis.solve.estimators._base import LinearModel, Regression
 from paraxis.solve.estimators._fitting import Posed
 from paraxis.solve.estimators._quadratic import Penalty
+from paraxis.solve.objective import glm
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -93,10 +94,8 @@ class LogisticRegression(ClassifierMixin, LinearModel):
 
     def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
         number = np.searchsorted(self.classes_, y).astype(np.int32)
-        # Columns far from zero hide the intercept from a solver without a preconditioner.
-        centre = self.l1_ratio > 0 and self.fit_intercept
-        outputs = () if len(self.classes_) == 2 else (len(self.classes_),)
-        return Posed("softmax" if outputs else "logistic", number, weight, outputs, centre=centre)
+        outputs, weight = () if len(self.classes_) == 2 else (len(self.classes_),), self._weighted(y, weight)
+        return Posed(glm("softmax" if outputs else "logistic"), number, weight, outputs)
 
     def _penalty(self, strength: float, posed: Posed) -> Penalty:
         alpha = 1 / (strength * posed.total)
@@ -119,33 +118,7 @@ def _by_class(z: np.ndarray) -> np.ndarray:
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class _Regression(RegressorMixin, LinearModel):
-    metric: ClassVar[Callable[..., Any]] = staticmethod(r2_score)
-    score: ClassVar[Callable[..., float]] = LinearModel.score  # not that of the mixin
-
-    def _checked_targets(self, y: np.ndarray) -> np.ndarray:
-        y = y[:, 0] if y.shape[1:] == (1,) else y
-        return y if y.dtype.kind in "biuf" else check_array(y, ensure_2d=False, input_name="y")
-
-    def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
-        """Targets on the scale of 1, so that one tolerance fits all; columns without means, as the intercept's are."""
-        y = y.astype(dtype)
-        origin = np.average(y, axis=0, weights=weight) * bool(self.fit_intercept)
-        largest = np.abs(y - origin).max(0)  # a square of it may be none
-        largest = np.where(largest > 0, largest, 1)
-        scale = largest * np.sqrt(np.average(((y - origin) / largest) ** 2, axis=0, weights=weight))
-        scale = np.where(scale > 0, scale, 1)
-        scaled = ((y - origin) / scale).astype(dtype)
-        return Posed("squared", scaled, weight, y.shape[1:], origin, scale, centre=self.fit_intercept)
-
-    def _penalty(self, strength: float, posed: Posed) -> Penalty:
-        # On targets divided by their scale, the mean of squares is less by its square, and |coef|₁ by the scale.
-        ratio = getattr(self, "l1_ratio", 0.0)
-        return Penalty(strength * ratio / posed.scale if ratio else 0.0, strength * (1 - ratio))
-
-
-@dataclasses.dataclass(eq=False, repr=False)
-class Ridge(_Regression):
+class Ridge(Regression):
     """Fit least squares with an L2 penalty, with scikit-learn's objective, names and attributes, on all devices.
 
     It minimises ``sum(weight * residual²) + alpha * |coef|²``. The intercept is not penalised.
@@ -175,7 +148,7 @@ class Ridge(_Regression):
         return tags
 
     def _penalty(self, strength: float, posed: Posed) -> Penalty:
-        return Penalty(0.0, strength / (posed.total * math.prod(posed.outputs)))  # the loss is a mean of outputs, too
+        return Penalty(0.0, strength / posed.total)
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -192,7 +165,7 @@ class LinearRegression(Ridge):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class ElasticNet(_Regression):
+class ElasticNet(Regression):
     """Fit least squares with L1 and L2 penalties, with scikit-learn's objective, names and attributes, on all devices.
 
     It minimises ``mean(residual²) / 2 + alpha * (l1_ratio * |coef|₁ + (1 - l1_ratio) * |coef|² / 2)`` with a weighted
@@ -233,15 +206,60 @@ class Lasso(ElasticNet):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class PoissonRegressor(_Regression):
-    """Fit counts by a log-linear model, with scikit-learn's objective, names and attributes, on all devices.
+class TweedieRegressor(Regression):
+    """Fit a Tweedie distribution's mean, with scikit-learn's objective, names and attributes, on all devices.
 
-    It minimises half the weighted mean Poisson deviance, plus ``alpha / 2 * |coef|²``. The intercept is not penalised.
+    It minimises half the weighted mean deviance, plus ``alpha / 2 * |coef|²``. The intercept is not penalised.
 
     Args:
         alpha: the penalty's strength, not negative.
+        power: the variance is ``mean**power``: 0 is the normal distribution, 1 Poisson's, 2 Gamma's, between 1 and 2
+            that of sums of claims, 3 the inverse Gaussian. The link is the logarithm; of the normal, the identity.
         tol: stop when the norm of the gradient is at most this, or when rounding allows no more.
         fit_intercept, max_iter, warm_start, devices, verbose: as of :class:`Ridge`, and so are the attributes.
+
+    Example:
+        >>> import numpy as np, paraxis as px
+        >>> model = px.solve.TweedieRegressor(alpha=0.0, power=1.5).fit([[0.0], [1.0], [1.0]], [1, 0, 8])
+        >>> model.predict([[1.0]]).round(6)
+        array([4.])
+    """
+
+    alpha: float = 1.0
+    _: dataclasses.KW_ONLY
+    power: float = 0.0
+
+    @property
+    def metric(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return functools.partial(d2_tweedie_score, power=self.power)  # pyright: ignore[reportArgumentType]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.positive_only = self.power > 0
+        return tags
+
+    def _checked_targets(self, y: np.ndarray) -> np.ndarray:
+        check.number(self._who, "power", self.power, least=1 if self.power else 0)
+        y, loss = super()._checked_targets(y), tweedie(self.power)
+        if not np.all(loss.accepts(y, 1)):
+            raise DataError(f"{self._who}: y must hold {loss.targets}, got {y.min()}; for such, write Ridge()")
+        return y
+
+    def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
+        if not self.power:
+            return super()._posed(y, weight, dtype)
+        mean = np.average(y, weights=weight)
+        if not mean > 0:
+            raise DataError(f"{self._who}: y must hold a number above 0 in a row of positive weight; all are 0")
+        return Posed(glm("tweedie", power=float(self.power)), y.astype(dtype), weight, intercept=np.log(mean))
+
+    def _predicted(self, z: np.ndarray) -> np.ndarray:
+        return np.exp(z) if self.power else z
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class PoissonRegressor(TweedieRegressor):
+    """Fit counts by a log-linear model: :class:`TweedieRegressor` with ``power=1``.
 
     Example:
         >>> import numpy as np, paraxis as px
@@ -249,25 +267,17 @@ class PoissonRegressor(_Regression):
         array([4.])
     """
 
-    metric: ClassVar[Callable[..., Any]] = staticmethod(functools.partial(d2_tweedie_score, power=1))
-    alpha: float = 1.0
+    power: ClassVar[float] = 1.0  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.positive_only = True
-        return tags
 
-    def _checked_targets(self, y: np.ndarray) -> np.ndarray:
-        y = super()._checked_targets(y)
-        if np.any(y < 0):
-            raise DataError(f"{self._who}: y must hold counts, not negative, got {y.min()}; for such, write Ridge()")
-        return y
+@dataclasses.dataclass(eq=False, repr=False)
+class GammaRegressor(TweedieRegressor):
+    """Fit positive numbers by a log-linear model: :class:`TweedieRegressor` with ``power=2``.
 
-    def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
-        mean = np.average(y, weights=weight)
-        if not mean > 0:
-            raise DataError(f"{self._who}: y must hold a count above 0 in a row of positive weight; all are 0")
-        return Posed("poisson", y.astype(dtype), weight, intercept=np.log(mean))
+    Example:
+        >>> import numpy as np, paraxis as px
+        >>> px.solve.GammaRegressor(alpha=0.0).fit([[0.0], [1.0], [1.0]], [1, 2, 6]).predict([[1.0]]).round(6)
+        array([4.])
+    """
 
-    def _predicted(self, z: np.ndarray) -> np.ndarray:
-        return np.exp(z)
+    power: ClassVar[float] = 2.0  # pyright: ignore[reportIncompatibleVariableOverride]
