@@ -13,23 +13,23 @@ Typical output of ``--devices 2`` (a quarter of a minute)::
 
     on 2 devices
      rate  held-out error
-    0.001          0.6081
+    0.001           0.608
     0.003          0.5423
-     0.01          0.4878
-     0.03          0.4879
-      0.1          0.5603
+     0.01          0.4894
+     0.03          0.4944
+      0.1           0.605
       0.3             nan
         1             nan
         3             nan
        10             nan
-    the average of the 5 finite ones: 0.4991
+    the average of the 5 finite ones: 0.5078
     bagging, error of
-             a member  0.5673
-          the average  0.4971
-           out of bag  0.5181
+             a member  0.5668
+          the average  0.4967
+           out of bag  0.5122
     negative log likelihood  a member  the mixture
-                     inside   -0.6052      -0.7517
-                    outside     64.38        8.522
+                     inside   -0.3296      -0.4671
+                    outside     14.86        1.663
 
 Errors are shares of the variance; guessing the mean has 1. The average over a sweep is no better than its best rate.
 """

@@ -62,7 +62,7 @@ def locked(path: Path) -> int:
         except OSError:  # a file system without locks
             return handle
     os.close(handle)
-    raise BlockingIOError("another run saves there")
+    raise BlockingIOError(f"another run saves there: {path}")
 
 
 def remove_rests(target: Path) -> None:

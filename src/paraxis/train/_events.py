@@ -66,10 +66,7 @@ class Reporter(abc.ABC):
 
     def __init__(self, argument: str, path: Path, lock: Path) -> None:
         self._argument, self._path, self._has_failed = argument, path, False
-        try:
-            self._locked = files.locked(lock)
-        except BlockingIOError as error:
-            raise DataError(f"px.fit: {argument}: another run writes to {path}; give another path") from error
+        self._locked = files.locked(lock)
 
     @abc.abstractmethod
     def __call__(self, event: Event) -> None:

@@ -124,10 +124,11 @@ def fit(
 
     Raises:
         DataError: if an argument is malformed; if the data are not those of the checkpoint, or not the same in all
-            processes; if a metric that is named does not exist; or if ``log`` or ``tensorboard`` is another's.
+            processes; if a metric that is named does not exist; or if the file at ``log`` is not a log.
         StateError: if ``step`` is no step; if the checkpoint is of another state; if an earlier step has consumed the
             state; or if ``paraxis launch`` started this process, and it did not join the others.
-        OSError: if ``log`` or ``tensorboard`` cannot be written to; a DeviceError in the other processes.
+        OSError: if ``log`` or ``tensorboard`` cannot be written to, or another run does; a DeviceError in the other
+            processes.
         CheckpointError: if ``checkpoint`` cannot be written to when the run begins, or with several processes later.
         NonFiniteError: if a loss or a gradient is not finite; it names the step, and rows that are not finite.
             ``error.batch`` is the batch, and ``error.state`` the state before the step, which is saved.

@@ -17,9 +17,6 @@ from paraxis.errors import DataError
 from paraxis.train import _batches, _sources
 from paraxis.train._sources import Order, Position, Rows, Source, generators, noted, source_of, to_host
 
-_MOST_RESIDENT = 2**30  # bytes
-
-
 def loader(
     source: Any,
     batch_size: int | None = None,
@@ -112,7 +109,7 @@ def loader(
                 f"px.loader: with drop_last and batch_size {size} there is no batch, as source has {num_rows} rows"
             )
         if transform is None and all(type(leaf) is np.ndarray for leaf in leaves.values()):
-            is_small = chosen is not None or sum(leaf.nbytes for leaf in leaves.values()) <= _MOST_RESIDENT
+            is_small = chosen is not None or sum(leaf.nbytes for leaf in leaves.values()) <= 2**30
             found.arrays = tree if is_small else None
         found.chosen = chosen
     elif batch_size is not None or shuffle or drop_last or rows is not None or weights is not None or threads > 1:

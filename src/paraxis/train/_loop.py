@@ -44,14 +44,10 @@ class Stretch(NamedTuple):
 class Trained(Protocol):
     """What a loop trains: a state, or the members of an ensemble.
 
-    ``stretches`` yields what steps take, from a position on: several at once only if ``is_quiet(first, last)``: nothing
-    is due between. ``advance`` takes them, with members that are active, and ``evaluate`` calls a function of
-    the state and a batch; both return metrics under way.
-
-    Attributes:
-        state: what callbacks see, after the steps that were done.
-        shape: of a metric's values: ``()``, or ``(size,)`` of members.
-        tree: what a checkpoint saves of the state; to be set by what it restores.
+    ``stretches`` yields what steps take, several at once only if ``is_quiet(first, last)``: nothing is due between.
+    ``advance`` takes them, with members that are active, and ``evaluate`` calls a function of the state and a batch;
+    both return metrics under way. The ``state`` is what callbacks see, and the ``tree`` what a checkpoint saves and
+    restores of it; the ``shape`` of a metric is ``()``, or ``(size,)`` of members.
     """
 
     state: Any
