@@ -148,9 +148,14 @@ def test_ensemble_fit_takes_the_words_of_fit(case: str) -> None:
         assert int(ens[0].step) == fitted.best.step[0] < int(fitted.last[0].step)
 
 
-def test_ensemble_fit_without_data_gives_each_member_its_own_keys() -> None:
-    step = lambda w, key: (w + jax.random.normal(key), {"loss": w})  # noqa: E731
-    ens, key = px.ensemble(lambda key: jax.random.normal(key), 5, 0, mesh=mesh_of(2)), jax.random.key(4)
+PLAIN = lambda w, key: (w + jax.random.normal(key), {"loss": w})  # noqa: E731
+NOISY = px.train_step(lambda w, key: jnp.sum((w - jax.random.normal(key)) ** 2))
+
+
+@pytest.mark.parametrize("step", [PLAIN, NOISY], ids=["plain", "train_step"])
+def test_ensemble_fit_without_data_gives_each_member_its_own_keys(step: Any) -> None:
+    state = lambda w: px.TrainState.create(w, optax.sgd(0.1)) if step is NOISY else w  # noqa: E731
+    ens, key = px.ensemble(lambda key: state(jax.random.normal(key)), 5, 0, mesh=mesh_of(2)), jax.random.key(4)
     before, keys = list(ens), px.keys(key, ens.axis)
     fitted = ens.fit(step, key, steps=4, progress=False)
     assert_alone(ens, fitted, lambda index: px.fit(before[index], step, keys[index], steps=4, progress=False))

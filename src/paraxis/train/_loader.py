@@ -17,6 +17,7 @@ from paraxis.errors import DataError
 from paraxis.train import _batches, _sources
 from paraxis.train._sources import Order, Position, Rows, Source, generators, noted, source_of, to_host
 
+
 def loader(
     source: Any,
     batch_size: int | None = None,

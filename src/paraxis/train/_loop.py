@@ -100,10 +100,8 @@ class Loop:
     Attributes:
         rule: when the run, or a member, ends before.
         say: shows a line, in the first process.
-        next: the position of the next batch.
-        recorder: the metrics so far.
+        next, recorder, verdict: the next batch's position, the metrics so far, and what the rule says of them.
         best: the best state so far, as ``trained.tree``.
-        verdict: what the rule says so far.
     """
 
     trained: Trained

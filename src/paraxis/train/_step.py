@@ -165,8 +165,8 @@ class TrainStep(_Step):
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
         """Take one step, which consumes the state unless ``donate=False``.
 
-        The batch is a tree of arrays ``(rows, ...)`` on the host or on devices; a 0-d one applies to all rows. With
-        several processes, each passes the whole batch, or what its loader yields.
+        The batch is a tree of arrays ``(rows, ...)`` on the host or on devices, a 0-d one for all rows; or a random
+        key, without data. With several processes, each passes the whole batch, or what its loader yields.
 
         Raises:
             DataError: if the arrays differ in their rows, have none, or have integers that JAX would cut; or if the
