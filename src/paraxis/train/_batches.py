@@ -29,7 +29,7 @@ def axis_of(what: str, axis: Any) -> placing.Axis:
 def num_rows(what: str, argument: str, batch: Any) -> int:
     """Return the number of rows that all leaves of a batch start with; 0-d ones have none."""
     numbers = {leaf.shape[0] for leaf in jax.tree.leaves(batch) if len(getattr(leaf, "shape", ()))}
-    if isinstance(batch, jax.Array) and jax.numpy.issubdtype(batch.dtype, jax.dtypes.prng_key):
+    if not numbers and isinstance(batch, jax.Array) and jax.numpy.issubdtype(batch.dtype, jax.dtypes.prng_key):
         return 1  # a random key in place of data
     if len(numbers) != 1 or 0 in numbers:
         raise DataError(
