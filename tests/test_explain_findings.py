@@ -176,19 +176,11 @@ def test_explain_looks_through_what_any_library_jits(jit: str) -> None:
     assert px.explain(eqx.filter_jit(model))(jnp.ones(1024)).findings == ()  # what it holds is no constant
 
 
-def opaque(x):
-    """Can be lowered, but not traced."""
-
-
-vars(opaque)["lower"] = jax.jit(everywhere).lower
-
-
 def endless(x):
     return jax.lax.while_loop(lambda x: x.sum() < 9, everywhere, x)
 
 
 UNKNOWN: dict[str, tuple[Any, Any]] = {
-    "JAX cannot trace this": (opaque, struct(64, 64, lies=over())),
     "done twice: a loop has no known end": (endless, struct(64, 64, lies=over())),
     "work done twice by lapack_spotrf_ffi": (jnp.linalg.cholesky, struct(8, 4, 4, lies=over())),
     "work done twice by fft": (jnp.fft.fft, struct(8, 4, lies=over())),

@@ -29,8 +29,8 @@ def explain(fn: Callable[..., Any], *, on: str | None = None) -> Callable[..., R
     The function is compiled for its arguments, as by a call, and the compiled program is read.
 
     Args:
-        fn: any function of arrays; a model that is a pytree; or what has ``trace`` or ``lower``, as ``jax.jit``,
-            :func:`train_step`, :class:`Parallel`, ``nnx.jit`` and ``eqx.filter_jit`` give.
+        fn: any function of arrays; a model that is a pytree; or a jitted function, as of ``jax.jit``,
+            :func:`train_step`, :class:`Parallel`, ``nnx.jit``, ``eqx.filter_jit`` and ``jax.pmap``.
         on: a topology of TPUs, such as ``"v5e:16x16"``, for which the TPUs' own compiler compiles; that needs the extra
             ``tpu``, and no TPU. Meshes must have as many devices, of a topology or simulated
             (:func:`paraxis.testing.simulate_devices`); axes without a mesh lie over all chips.
@@ -62,15 +62,12 @@ def explain(fn: Callable[..., Any], *, on: str | None = None) -> Callable[..., R
         start = time.perf_counter()
         with jax_api.lines_kept():
             traced, lower = _topology.traced(fn, functools.partial(_staged, fn, args, kwargs), chips)
-            closed = getattr(traced, "jaxpr", None)
-            if chips and closed is None:
-                raise TypeError(f"explain: {name_of(fn)} has no trace, which on= needs; give what jax.jit returns")
             lowered = _topology.lowered(name_of(fn), traced, chips) if chips else lower()
             middle = time.perf_counter()
             on_cpu = not chips and jax.default_backend() == "cpu"
             compiled = lowered.compile(compiler_options=_WHOLE_MEMORY) if on_cpu else lowered.compile()
         seconds = middle - start, time.perf_counter() - middle
-        return _report(fn, closed, lowered, compiled, seconds, not on_cpu)
+        return _report(fn, traced.jaxpr, lowered, compiled, seconds, not on_cpu)
 
     return explained
 
@@ -79,9 +76,7 @@ def _report(
     fn: Any, closed: Any, lowered: Any, compiled: Any, seconds: tuple[float, float], is_of_a_call: bool
 ) -> Report:
     program = _hlo.Program(compiled.as_text() or "")
-    jaxpr, names, consts, path = None, (), (), jax.tree_util.keystr
-    if closed is not None:
-        jaxpr, names, consts = jax_api.dce(closed)[0].jaxpr, closed.jaxpr.debug_info.arg_names, closed.consts
+    jaxpr, names, path = jax_api.dce(closed)[0].jaxpr, closed.jaxpr.debug_info.arg_names, jax.tree_util.keystr
     of_call = lambda at: f"{'kwargs' if at[0].idx else 'args'}{path(at[1:])}"  # noqa: E731
     read = _layouts(lowered.args_info, compiled.input_shardings, of_call, names)
     places = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
@@ -97,29 +92,26 @@ def _report(
         memory=_memory(compiled, places, is_of_a_call),
         arguments=read,
         results=_layouts(lowered.out_info, compiled.output_shardings, lambda at: f"result{path(at)}"),
-        callbacks=tuple(_flops.calls_python(jaxpr)) if jaxpr is not None else (),
+        callbacks=tuple(_flops.calls_python(jaxpr)),
         seconds=seconds,
     )
-    found = _findings.findings(fn, report, jaxpr, consts)
-    return dataclasses.replace(report, findings=found, unchecked=tuple(_findings.unchecked(report, jaxpr)))
+    found = _findings.findings(fn, report, jaxpr, closed.consts)
+    return dataclasses.replace(report, findings=found, unchecked=tuple(_findings.unchecked(report)))
 
 
 # --- lowered and compiled --------------------------------------------------------------------------------------------
 
 
 def _staged(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Callable[[], Any]]:
-    """Return the trace of a function, or ``None`` if nobody has it, and a function that lowers it."""
+    """Return the trace of a function, and a function that lowers it."""
     fn, args, kwargs = _unbound(fn, args, kwargs)
-    if not hasattr(fn, "lower"):
-        traced = _traced(fn, args, kwargs)
-    elif hasattr(fn, "trace"):
+    if hasattr(fn, "trace"):
         traced = fn.trace(*args, **kwargs)
         traced = getattr(traced, "traced", traced)  # as NNX has it
+    elif hasattr(fn, "lower") and hasattr(lowered := fn.lower(*args, **kwargs), "lowered"):  # as Equinox has it
+        return _traced(fn.__wrapped__, args, kwargs), lambda: lowered.lowered
     else:
-        lowered = fn.lower(*args, **kwargs)
-        if not hasattr(lowered, "lowered"):  # as jax.pmap has it, whose function gets other arguments
-            return None, lambda: lowered
-        return _traced(fn.__wrapped__, args, kwargs), lambda: lowered.lowered  # as Equinox has it
+        traced = _traced(fn, args, kwargs)
     return traced, traced.lower
 
 
@@ -229,9 +221,9 @@ def _collective(
     )
 
 
-def _work(program: _hlo.Program, jaxpr: jax_api.Jaxpr | None, elementwise: int) -> Work:
+def _work(program: _hlo.Program, jaxpr: jax_api.Jaxpr, elementwise: int) -> Work:
     done, is_certain, uncounted = _flops.of_program(program)
-    written, is_bounded = _flops.of_jaxpr(jaxpr) if jaxpr is not None else (_flops.Lines(), False)
+    written, is_bounded = _flops.of_jaxpr(jaxpr)
     is_known = is_bounded and is_certain  # the compiler may know an end that the program does not say
     shares = {line: flops / program.num_devices for line, flops in written.items()} if is_known else {}
     lines = [

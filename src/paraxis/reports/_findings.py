@@ -27,20 +27,17 @@ _SENT, _HELD, _STATE = 64 * 1024, 16 * 1024**2, 1024**2
 _TWICE, _PADDED = 1.25, 1.1
 
 
-def findings(fn: Any, report: Report, jaxpr: jax_api.Jaxpr | None, consts: Sequence[Any]) -> tuple[Finding, ...]:
-    """Return all findings, worst first; of a program without dead code, or of one that nobody has."""
+def findings(fn: Any, report: Report, jaxpr: jax_api.Jaxpr, consts: Sequence[Any]) -> tuple[Finding, ...]:
+    """Return all findings, worst first; of a program without dead code."""
     found = [*_too_large(report), *_conditions(report), *_replicated(fn, report), *_undonated(report)]
-    found += _gathers(fn, report, jaxpr)
-    if jaxpr is not None:
-        found += [*_redundant(report, jaxpr), *_padding(jaxpr), *_waiting(jaxpr), *_constants(report, jaxpr, consts)]
+    found += [*_gathers(fn, report, jaxpr), *_redundant(report, jaxpr), *_padding(jaxpr), *_waiting(jaxpr)]
+    found += _constants(report, jaxpr, consts)
     return tuple(sorted(found, key=lambda finding: -finding.weight))
 
 
-def unchecked(report: Report, jaxpr: jax_api.Jaxpr | None) -> Iterator[str]:
+def unchecked(report: Report) -> Iterator[str]:
     work = report.work
-    if jaxpr is None:
-        yield "padding, constants, calls of Python and work done twice: JAX cannot trace this function"
-    elif report.num_devices > 1 and work.flops and work.share is None:
+    if report.num_devices > 1 and work.flops and work.share is None:
         yield "work done twice: a loop has no known end"
     if report.num_devices > 1 and work.uncounted:
         yield f"work done twice by {', '.join(work.uncounted)}: nobody says how much it is"
@@ -49,9 +46,9 @@ def unchecked(report: Report, jaxpr: jax_api.Jaxpr | None) -> Iterator[str]:
 # --- sent ------------------------------------------------------------------------------------------------------------
 
 
-def _gathers(fn: Any, report: Report, jaxpr: jax_api.Jaxpr | None) -> Iterator[Finding]:
+def _gathers(fn: Any, report: Report, jaxpr: jax_api.Jaxpr) -> Iterator[Finding]:
     asked = set[str]()  # the axes along which elements of a map are gathered
-    for eqn, *_ in _flops.walk(jaxpr) if jaxpr is not None else ():
+    for eqn, *_ in _flops.walk(jaxpr):
         asked.update(jax_api.named_axes(eqn) if eqn.primitive.name == "all_gather" else ())
     is_told = getattr(fn, "shard", None) is not None  # a training step to split its state
     split = [sorted(x.shape) for x in report.arguments if is_told and x.name.startswith("state.") and x.cut]
@@ -173,7 +170,6 @@ def _too_large(report: Report) -> Iterator[Finding]:
             kind="too_large",
             text=f"it does not fit: {units.size(memory.peak)} are needed on each device, and a device has "
             f"{units.size(memory.limit or 0)}; {units.size(getattr(memory, most))} are {most}",
-            line=None,
             write=ways[most],
             weight=1.0,
         )
@@ -191,7 +187,6 @@ def _replicated(fn: Any, report: Report) -> Iterator[Finding]:
                 yield Finding(
                     kind="replicated",
                     text=f"{what} ({units.size(held)}) {verb} whole on each of {devices} devices",
-                    line=None,
                     write='split it: px.train_step(…, shard="params")'
                     if hasattr(fn, "shard") and name == "state"
                     else f"split it: give it, or jit's {which}, a NamedSharding over a mesh axis",
@@ -212,7 +207,6 @@ def _constants(report: Report, jaxpr: jax_api.Jaxpr, consts: Sequence[Any]) -> I
                 kind="constant",
                 text=f"an array {array.dtype}{list(array.shape)} ({units.size(array.nbytes)}) is closed over, and so a "
                 "constant",
-                line=None,
                 write="make it an argument of the function",
                 weight=_of_memory(report, array.nbytes),
             )
@@ -238,7 +232,6 @@ def _undonated(report: Report) -> Iterator[Finding]:
                 kind="undonated",
                 text=f"{' or '.join(kept)} ({units.size(held)} on each device) is returned changed, and the old one "
                 "kept beside it",
-                line=None,
                 write=f"if nobody needs the old one, donate it: jax.jit(…, donate_argnames={next(iter(kept))!r})",
                 weight=_of_memory(report, held),
             )

@@ -23,6 +23,7 @@ Lines = collections.Counter[_lines.Line | None]
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}|\"lhs_contracting_dimensions\":\[([\d,\"]*)\]")
 # Words of a window for each dimension, in the order of `_met`, and their defaults.
 _WAYS = {"stride": "1", "pad": "0_0", "lhs_dilate": "1", "rhs_dilate": "1"}
+_FIRST = re.compile(r"(-?\d+)(?:_-?\d+)?")  # of what stands on both sides
 # Derivatives with the window and the labels of the convolution itself.
 _BY_CUDNN = re.compile(r'custom_call_target="__cudnn\$convBackward(Filter|Input)"')
 _OPAQUE = ("cholesky", "fft", "ragged-dot", "triangular-solve")
@@ -63,7 +64,7 @@ def flops(program: _hlo.Program, operation: _hlo.Operation) -> int:
         given, kernel, results = *shapes, _hlo.dims(operation.shape)
         if by_cudnn := _BY_CUDNN.search(operation.text):
             given, kernel, results = (given, results, kernel) if by_cudnn[1] == "Filter" else (results, kernel, given)
-        return _convolution_of(operation, [given, kernel, results], labels.groups())
+        return 2 * _written(operation, [given, kernel, results], labels.groups())
     if contracted := _CONTRACTED.search(operation.text):
         numbers = [int(n) for n in (contracted[1] or contracted[2] or "").replace('"', "").split(",") if n]
         size = math.prod(_hlo.dims(operation.shape)) * math.prod(shapes[0][n] for n in numbers if n < len(shapes[0]))
@@ -75,20 +76,14 @@ def _each(operation: _hlo.Operation) -> int:
     return 8 if operation.shape.startswith("c") else 2
 
 
-def _convolution_of(operation: _hlo.Operation, shapes: list[tuple[int, ...]], labels: Sequence[str]) -> int:
-    """Return the same of a convolution; each label names the dimensions of a shape: input, kernel, result."""
+def _written(operation: _hlo.Operation, shapes: Sequence[tuple[int, ...]], labels: Sequence[str]) -> int:
+    """Return the multiplications of a convolution whose dimensions are named by the letters of labels."""
     window = re.search(r" window=\{([^}]*)\}", operation.text)
     says = dict(part.split("=") for part in window[1].split()) if window else {}
-    spatial = [letter for letter in labels[0] if letter.isdigit()]
-
-    def each(name: str, default: str) -> list[int]:
-        return [int(part.partition("_")[0]) for part in says.get(name, "x".join(default for _ in spatial)).split("x")]
-
-    sizes = [[shape[label.index(d)] for d in sorted(spatial)] for shape, label in zip(shapes, labels, strict=True)]
-    ways = [each(name, default) for name, default in _WAYS.items()] if spatial else [[]] * len(_WAYS)
-    result, kernel = dict(zip(labels[2], shapes[2], strict=True)), dict(zip(labels[1], shapes[1], strict=True))
-    met = [_met(*dimension) for dimension in zip(*sizes, *ways, strict=True)]
-    return 2 * result["b"] * result["f"] * kernel["i"] * math.prod(met)
+    spatial = sorted(filter(str.isdigit, labels[0]))
+    specs = [[label.index(d) for d in (*of, *spatial)] for of, label in zip(("bf", "oi", "bf"), labels, strict=True)]
+    texts = [says.get(name, f"{default}x" * len(spatial)) for name, default in _WAYS.items()]
+    return _convolution(shapes, specs, [[*map(int, _FIRST.findall(text))] for text in texts])
 
 
 def of_jaxpr(jaxpr: jax_api.Jaxpr, *, padded: bool = False) -> tuple[Lines, bool]:
@@ -138,12 +133,16 @@ def walk(
 
 def of_product(eqn: jax_api.JaxprEqn) -> int:
     """Return how many an operation takes; 0: it is neither a matrix product nor a convolution."""
+    params = eqn.params
     if eqn.primitive.name == "conv_general_dilated":
-        return _of_convolution(eqn)
+        before, stride = [low for low, _ in params["padding"]], params["window_strides"]
+        ways = stride, before, params["lhs_dilation"], params["rhs_dilation"]
+        each = 6 if _is_complex(eqn) else 2  # JAX makes three convolutions of real numbers of it
+        return each * _convolution([*map(_shape, (*eqn.invars, *eqn.outvars))], params["dimension_numbers"], ways)
     if eqn.primitive.name not in ("dot_general", "ragged_dot_general"):
         return 0
-    ragged = eqn.params.get("ragged_dot_dimension_numbers")
-    (contracted, _), _ = ragged.dot_dimension_numbers if ragged else eqn.params["dimension_numbers"]
+    ragged = params.get("ragged_dot_dimension_numbers")
+    (contracted, _), _ = ragged.dot_dimension_numbers if ragged else params["dimension_numbers"]
     each = 8 if _is_complex(eqn) else 2
     size = each * math.prod(_shape(eqn.outvars[0])) * math.prod(_shape(eqn.invars[0])[d] for d in contracted)
     return size // groups(eqn) if ragged and ragged.lhs_ragged_dimensions[0] in contracted else size  # one for each
@@ -158,16 +157,15 @@ def groups(eqn: jax_api.JaxprEqn) -> int:
     return 1 if numbers.lhs_ragged_dimensions[0] in batch else max(_shape(eqn.invars[2])[-1], 1)
 
 
-def _of_convolution(eqn: jax_api.JaxprEqn) -> int:
-    params = eqn.params
-    given, kernel, results = params["dimension_numbers"]
-    shapes = [_shape(eqn.invars[0]), _shape(eqn.invars[1]), _shape(eqn.outvars[0])]
-    apart = shapes[2][results[0]] * shapes[2][results[1]] * shapes[1][kernel[1]]
-    sizes = ([shape[d] for d in spec[2:]] for shape, spec in zip(shapes, (given, kernel, results), strict=True))
-    before = [low for low, _ in params["padding"]]
-    ways = params["window_strides"], before, params["lhs_dilation"], params["rhs_dilation"]
-    each = 6 if _is_complex(eqn) else 2  # JAX makes three convolutions of real numbers of it
-    return each * apart * math.prod(_met(*dimension) for dimension in zip(*sizes, *ways, strict=True))
+def _convolution(shapes: Sequence[tuple[int, ...]], specs: Sequence[Sequence[int]], ways: Sequence[Any]) -> int:
+    """Return the multiplications of a convolution.
+
+    ``shapes``, ``specs``: of its input, kernel and result; a spec is JAX's, such as where batch, channels and space
+    lie; ``ways``: strides, padding before, and both dilations, of each dimension of space.
+    """
+    sizes = ([shape[d] for d in spec[2:]] for shape, spec in zip(shapes, specs, strict=True))
+    apart = shapes[2][specs[2][0]] * shapes[2][specs[2][1]] * shapes[1][specs[1][1]]
+    return apart * math.prod(_met(*dimension) for dimension in zip(*sizes, *ways, strict=True))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -71,8 +71,7 @@ class Program:
         self._computations = {computation.name: computation for computation in _computations(text)}
         self.operations = [operation for body in self._computations.values() for operation in body.operations]
         self.by_name = {operation.name: operation for operation in self.operations}
-        self._fusions = {part: op for op in self.operations if op.opcode == "fusion" for part in _callees(op.text)}
-        self._loops = {part: op for op in self.operations if op.opcode == "while" for part in _callees(op.text)}
+        self._called_by = {name: op for op in self.operations for name in _callees(op.text)}
         self._count()
 
     @property
@@ -104,8 +103,6 @@ class Program:
             while number in self._places:
                 found.append(self._places[number])
                 number = self._callers[number]
-        elif alone := re.search(r'source_file="([^"]*)" source_line=(\d+)', operation.text):
-            found.append((alone[1], int(alone[2]), ""))
         return found
 
     def argument(self, operation: Operation) -> int | None:
@@ -129,7 +126,7 @@ class Program:
         """Return the multiplication whose numbers a sum adds, perhaps in steps that are fusions of their own."""
         found: Operation | None = self.by_name.get(total.operands[0])
         while found is not None and found.opcode in ("parameter", "fusion", "reduce", "reduce-window", *_MOVES):
-            caller = self._fusions.get(found.within.name)
+            caller = self._called_by.get(found.within.name)
             if found.opcode == "fusion":
                 found = self._root(found, "calls")
             elif found.opcode != "parameter":
@@ -191,7 +188,7 @@ class Program:
         """Return an operation's value, if it is an integer that stands in the program, perhaps outside of the loop."""
         if written := re.search(r" constant\((-?\d+)\)", operation.text):
             return int(written[1])
-        place, loop = self._place(operation), self._loops[operation.within.name]
+        place, loop = self._place(operation), self._called_by[operation.within.name]
         if self._place(self._source(self._root(loop, "body").operands[place])) != place:
             raise LookupError  # another in each iteration
         return self._number(self._given(loop, place))

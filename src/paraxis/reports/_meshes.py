@@ -15,10 +15,10 @@ Groups = tuple[tuple[int, ...], ...]  # the numbers of the devices that take par
 Shape = tuple[tuple[str, int], ...]  # a mesh's axes and their sizes, in order
 
 
-def used(jaxpr: jax_api.Jaxpr | None, shardings: Iterable[Any], num_devices: int) -> list[Shape]:
+def used(jaxpr: jax_api.Jaxpr, shardings: Iterable[Any], num_devices: int) -> list[Shape]:
     """Return the meshes of a program that have all its devices: those that it names first."""
     of_shardings = (tuple(side.mesh.shape.items()) for side in shardings if hasattr(side, "mesh"))
-    shapes = itertools.chain(named(jaxpr) if jaxpr is not None else (), of_shardings)
+    shapes = itertools.chain(named(jaxpr), of_shardings)
     return [s for s in dict.fromkeys(shapes) if s and math.prod(size for _, size in s) == num_devices]
 
 

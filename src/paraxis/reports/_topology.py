@@ -51,7 +51,7 @@ def traced(fn: Any, trace: Callable[[], tuple[Any, Any]], chips: Sequence[Any]) 
         return trace()
     with jax.set_mesh(placing.mesh_of(chips)):
         found, is_placed = trace(), getattr(fn, "num_devices", 1) > 1  # as steps know, which lay their arguments out
-    is_placed |= found[0] is not None and any(_meshes.named(found[0].jaxpr.jaxpr))
+    is_placed |= any(_meshes.named(found[0].jaxpr.jaxpr))
     return found if is_placed else trace()  # a function that lies nowhere runs on one device
 
 

@@ -182,16 +182,16 @@ class Finding:
     Attributes:
         kind: which of the things that are looked for.
         text: what was found.
-        line: where.
         write: what to write instead.
         weight: the part of the work, memory or communication that it costs, from 0 to 1; the worst comes first.
+        line: where; ``None``: on no line, or an unknown one.
     """
 
     kind: FindingKind
     text: str
-    line: Line | None
     write: str
     weight: float
+    line: Line | None = None
 
     def __str__(self) -> str:
         where = f" ({self.line})" if self.line else ""
