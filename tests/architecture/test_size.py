@@ -23,8 +23,8 @@ class Size(NamedTuple):
 
 BUDGETS = {  # lines
     "_core": 4_330,  # 3,600 were planned: other interpreters of jaxprs took 200, lanes 540, dealing elements 50
-    "_host": 635,  # 600 were planned: a map that tries tasks again
-    "cli": 420,
+    "_host": 636,  # 600 were planned: a map that tries tasks again
+    "cli": 345,
     "ensembles": 800,
     "launch": 550,
     "reports": 2_865,  # 2,600 were planned: traffic by line took 95, px.balance 150

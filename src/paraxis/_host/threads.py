@@ -15,7 +15,7 @@ PER_DEVICE = 2
 # The least number, so that one process with eight devices has as many as eight with one, on small machines too.
 FLOOR = 16
 
-SIMULATED = "--xla_force_host_platform_device_count"  # a flag of XLA's
+SIMULATED, COUNT = "--xla_force_host_platform_device_count", "JAX_NUM_CPU_DEVICES"  # a flag of XLA's, and JAX's own
 
 
 def advised(num_devices: int = 1) -> int:
@@ -34,6 +34,12 @@ def patient(variables: Mapping[str, str]) -> str:
     """
     flags = re.sub(rf"{SIMULATED}=\S*\s*", "", variables.get("XLA_FLAGS", "")).strip()
     return flags if _PATIENCE in flags else f"{flags} {_PATIENCE}=86400".strip()
+
+
+def variables(num_devices: int | None) -> dict[str, str]:
+    """Return the variables of another process, with so many simulated CPU devices; ``None``: with the machine's own."""
+    found = {} if asked_for(os.environ) is not None else {VARIABLE: f"{advised(num_devices or 1)}"}
+    return found if num_devices is None else found | {COUNT: f"{num_devices}", "XLA_FLAGS": patient(os.environ)}
 
 
 @contextlib.contextmanager

@@ -2,19 +2,15 @@
 
 import importlib
 import os
-import runpy
+import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-
 from paraxis._core.check import needed
 from paraxis._host import threads
 from paraxis.cli._errors import CommandError
-from paraxis.errors import DeviceError
-from paraxis.testing import simulate_devices
 
 _PACKAGES = ("matplotlib", "mlxtend", "optax", "orbax", "scipy", "sklearn")
 
@@ -43,8 +39,8 @@ def run_demo(names: Sequence[str], *, devices: int | None, out: Path, quick: boo
     """List the chapters and their time, then run them; all of them if ``names`` is empty. Return the exit status, 0.
 
     Raises:
-        CommandError: if there is no such chapter, a package is missing, there are too few devices, the directory
-            cannot be made, or a chapter fails.
+        CommandError: if there is no such chapter, a package is missing, or a chapter fails.
+        OSError: if the directory cannot be made.
     """
     if unknown := [name for name in names if name not in CHAPTERS]:
         raise CommandError(f"the demo has no chapter {unknown[0]!r}; its chapters are: {', '.join(CHAPTERS)}")
@@ -52,14 +48,24 @@ def run_demo(names: Sequence[str], *, devices: int | None, out: Path, quick: boo
     _print_list(chosen)
     if only_list:
         return 0
-    _prepare(devices, out)
+    try:
+        with needed("demo", "demo"):
+            for package in _PACKAGES:
+                importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise CommandError(str(error)) from None
+    out.mkdir(parents=True, exist_ok=True)
+    is_said = threads.SIMULATED in os.environ.get("XLA_FLAGS", "") or threads.COUNT in os.environ
+    variables = {} if devices is None and is_said else threads.variables(devices or 2)  # no matter to an accelerator
+    variables |= {} if devices is None else {"JAX_PLATFORMS": "cpu"}
     installed, of_a_clone = (Path(__file__).parents[up] / "examples" for up in (1, 3))
     for name in chosen:
         path = (installed if installed.is_dir() else of_a_clone) / CHAPTERS[name].file
         rest = [*CHAPTERS[name].options, *["--quick"] * quick, "--plot", str(out / f"{name}.png")]
         print(f"\n{name}: python {path} {' '.join(rest)}", flush=True)
-        if status := _run_as_main(path, rest):
-            raise CommandError(f"the chapter {name} ended with the exit status {status}")
+        done = subprocess.run([sys.executable, path, *rest], env=os.environ | variables, check=False)
+        if done.returncode:
+            raise CommandError(f"the chapter {name} ended with the exit status {done.returncode}")
     return 0
 
 
@@ -68,36 +74,3 @@ def _print_list(chosen: Iterable[str]) -> None:
         print(f"{name:{max(map(len, CHAPTERS))}}  {CHAPTERS[name].summary}")
     minutes = sum(CHAPTERS[name].minutes for name in chosen)
     print(f"On two CPU cores, this takes about {minutes:.1f} minutes; with --quick, less.", flush=True)
-
-
-def _prepare(devices: int | None, out: Path) -> None:
-    """Import what the chapters need, start JAX's devices and make the directory, before the first chapter runs."""
-    try:
-        with needed("demo", "demo"):
-            for package in _PACKAGES:
-                importlib.import_module(package)
-        out.mkdir(parents=True, exist_ok=True)
-        if devices is not None:
-            simulate_devices(devices)
-        elif threads.SIMULATED not in os.environ.get("XLA_FLAGS", "") and "JAX_NUM_CPU_DEVICES" not in os.environ:
-            jax.config.update("jax_num_cpu_devices", 2)  # of no effect where there is an accelerator
-            os.environ.setdefault(threads.VARIABLE, str(threads.advised(2)))
-    except (ModuleNotFoundError, DeviceError) as error:
-        raise CommandError(str(error)) from None
-    except OSError as error:
-        raise CommandError(f"--out {out} cannot be made: {error.strerror}") from None
-
-
-def _run_as_main(path: Path, rest: Sequence[str]) -> int:
-    """Run a script as Python does, with the arguments that follow its name, and return its exit status."""
-    argv, sys.argv = sys.argv, [str(path), *rest]
-    sys.path.insert(0, str(path.resolve().parent))  # and left there: what the script defined may import later
-    try:
-        runpy.run_path(str(path), run_name="__main__")
-    except SystemExit as end:
-        if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    finally:
-        sys.argv = argv
-    return 0

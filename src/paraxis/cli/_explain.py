@@ -19,7 +19,6 @@ import jax.numpy as jnp
 
 from paraxis._html import columns
 from paraxis.cli._errors import CommandError
-from paraxis.errors import DeviceError
 from paraxis.reports import Report, explain, units
 from paraxis.testing import simulate_devices
 
@@ -30,12 +29,12 @@ _HEAD = ("devices", "computes", "an equal share", "sends", "holds", "findings")
 def run_explain(
     target: str,
     *,
-    shapes: str | None = None,
-    arguments: str | None = None,
-    devices: Sequence[int] = (),
-    on: str | None = None,
-    html: Path | None = None,
-    as_json: bool = False,
+    shapes: str | None,
+    arguments: str | None,
+    devices: Sequence[int],
+    on: str | None,
+    html: Path | None,
+    as_json: bool,
 ) -> int:
     """Print the report on ``module:function``, or ``file.py:function``; on several numbers of devices, a table.
 
@@ -46,6 +45,7 @@ def run_explain(
 
     Raises:
         CommandError: if there is no such function, or its arguments are malformed.
+        DeviceError: if JAX has already started with fewer devices.
     """
     if shapes is not None and arguments is not None:
         raise CommandError("--shapes and --arguments both say what the function is given; write one of them")
@@ -58,11 +58,7 @@ def run_explain(
         print(*columns(rows, str.rjust), sep="\n")
         return 0
     if devices or on is not None:
-        number = devices[0] if devices else math.prod(map(int, re.findall(r"\d+", (on or "").partition(":")[2])))
-        try:
-            simulate_devices(number)
-        except DeviceError as error:
-            raise CommandError(f"--devices {number}: {error}") from None
+        simulate_devices(*devices or [math.prod(map(int, re.findall(r"\d+", (on or "").partition(":")[2])))])
     place, _, name = target.rpartition(":")
     if not place or not name:
         raise CommandError(f"{target} names no function; write: paraxis explain model.py:step, or package.model:step")

@@ -4,9 +4,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from paraxis.cli._demo import run_demo
 from paraxis.cli._errors import CommandError
+from paraxis.cli._explain import run_explain
+from paraxis.errors import DeviceError
+from paraxis.launch import launch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = vars(_parser().parse_args(arguments))  # the arguments of what it runs, by their names
     try:
         return options.pop("run")(**options)
-    except CommandError as error:
+    except (CommandError, DeviceError) as error:
         print(f"paraxis: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -67,13 +70,7 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("paraxis-demo"), help="directory for the plots")
     parser.add_argument("--quick", action="store_true", help="run a few rounds or epochs only")
-    parser.set_defaults(run=_demo)
-
-
-def _demo(**options: Any) -> int:
-    from paraxis.cli._demo import run_demo
-
-    return run_demo(**options)
+    parser.set_defaults(run=run_demo)
 
 
 def _add_launch(parser: argparse.ArgumentParser) -> None:
@@ -92,17 +89,7 @@ def _add_launch(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("script", metavar="SCRIPT", help="a Python file")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's arguments")
-    parser.set_defaults(run=_launch)
-
-
-def _launch(**options: Any) -> int:
-    from paraxis.errors import DeviceError
-    from paraxis.launch import launch
-
-    try:
-        return launch(**options)
-    except DeviceError as error:
-        raise CommandError(str(error)) from None
+    parser.set_defaults(run=launch)
 
 
 def _add_explain(parser: argparse.ArgumentParser) -> None:
@@ -122,10 +109,4 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--on", metavar="TOPOLOGY", help="compile for TPUs, such as v5e:16x16, which need not be there")
     parser.add_argument("--html", type=Path, metavar="PATH", help="write the report to this file, too")
     parser.add_argument("--json", dest="as_json", action="store_true", help="print the numbers, for other programs")
-    parser.set_defaults(run=_explain)
-
-
-def _explain(**options: Any) -> int:
-    from paraxis.cli._explain import run_explain
-
-    return run_explain(**options)
+    parser.set_defaults(run=run_explain)
