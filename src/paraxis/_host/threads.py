@@ -43,17 +43,15 @@ def variables(num_devices: int | None) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def spare(num_devices: int) -> Iterator[None]:
-    """While JAX starts simulated devices, ask for the advised number of threads, unless one was asked for."""
-    if num_devices == 1 or asked_for(os.environ) is not None:
-        yield
-        return
-    before, os.environ[VARIABLE] = os.environ.get(VARIABLE), str(advised(num_devices))
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process within, as for a library that reads them once."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        os.environ.pop(VARIABLE)
-        os.environ.update({} if before is None else {VARIABLE: before})
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def asked_for(variables: Mapping[str, str]) -> int | None:

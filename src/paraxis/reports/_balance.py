@@ -89,7 +89,7 @@ def balance(fn: Callable[..., Any], args: Any, axis: Axis, *, widths: Sequence[i
     local, numbers = placement.num_local, np.arange(placement.num_padded)
     m, program, operands = _program(fn, args, axis, local)
     groups = {"blocks": numbers.reshape(-1, local), "cyclic": numbers.reshape(local, -1).T}
-    group = groups["cyclic" if placement.is_dealt else "blocks"]
+    group = groups[axis.layout]
     real = group < axis.size
     rows = [x[np.minimum(group, axis.size - 1)] for x in select(operands, m.shared, False)]
 
@@ -106,10 +106,9 @@ def balance(fn: Callable[..., Any], args: Any, axis: Axis, *, widths: Sequence[i
     turns, (by_element, by_vmap) = np.zeros(placement.num_padded, np.int64), counted(local, in_step=True)
     turns[group] = by_element * real
     needed = {name: turns[numbers].sum(1) for name, numbers in groups.items()}
-    own = needed["cyclic" if placement.is_dealt else "blocks"]
-    found = {"at_once=1": (1, own), "vmap": (local, by_vmap)}
-    chosen = [local, max(1, local // 4), max(1, local // 16)] if widths is None else widths
-    for width in sorted({min(check.count("balance", "widths", width), local) for width in chosen}, reverse=True):
+    found = {"at_once=1": (1, needed[axis.layout]), "vmap": (local, by_vmap)}
+    chosen = {min(check.count("balance", "widths", width), local) for width in widths or ()}
+    for width in sorted(chosen or {local, -(-local // 4), -(-local // 16)}, reverse=True):
         found["lanes" if width == local else f"lanes, at_once={width}"] = width, counted(width)[1]
     waste = {
         name: float(width * count.sum(dtype=np.int64) / max(turns.sum(), 1)) for name, (width, count) in found.items()

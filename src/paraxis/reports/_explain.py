@@ -119,11 +119,9 @@ def _unbound(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
     """Return the jitted function in a partial or a bound method, with its arguments; any other as it is."""
     inner, positional, named = fn, args, kwargs
     while isinstance(inner, functools.partial) or inspect.ismethod(inner):
-        if isinstance(inner, functools.partial):
-            positional, named = (*inner.args, *positional), {**inner.keywords, **named}
-            inner = inner.func
-        else:
-            inner, positional = inner.__func__, (inner.__self__, *positional)
+        if inspect.ismethod(inner):
+            inner = functools.partial(inner.__func__, inner.__self__)
+        inner, positional, named = inner.func, (*inner.args, *positional), {**inner.keywords, **named}
     is_model = inspect.ismethod(fn) and not jax.tree_util.all_leaves([fn.__self__])
     return (inner, positional, named) if hasattr(inner, "lower") or is_model else (fn, args, kwargs)
 
@@ -230,11 +228,5 @@ def _work(program: _hlo.Program, jaxpr: jax_api.Jaxpr, elementwise: int) -> Work
         LineWork(line, done[line], shares.get(line, 0.0) if is_known else None)
         for line in sorted({*done, *shares}, key=lambda line: (-done[line], str(line)))
     ]
-    return Work(
-        flops=sum(done.values()),
-        share=sum(shares.values()) if is_known else None,
-        lines=tuple(lines),
-        is_certain=is_certain,
-        uncounted=uncounted,
-        elementwise=elementwise,
-    )
+    share = sum(shares.values()) if is_known else None
+    return Work(sum(done.values()), share, tuple(lines), is_certain, uncounted, elementwise)

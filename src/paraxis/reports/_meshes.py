@@ -23,7 +23,7 @@ def used(jaxpr: jax_api.Jaxpr, shardings: Iterable[Any], num_devices: int) -> li
 
 
 def named(jaxpr: jax_api.Jaxpr) -> Iterator[Shape]:
-    for eqn in jaxpr.eqns:
+    for eqn in jax_api.equations(jaxpr):
         place = placement(eqn)
         if place is not None and place.mesh is not None:
             sizes = place.mesh.shape.items()
@@ -33,8 +33,6 @@ def named(jaxpr: jax_api.Jaxpr) -> Iterator[Shape]:
                 mesh = item if hasattr(item, "axis_names") else getattr(item, "mesh", None)
                 if mesh is not None and mesh.axis_names != (placing.DEVICES,):
                     yield tuple(mesh.shape.items())
-        for sub in jax_api.jaxprs_in_params(eqn.params):
-            yield from named(sub)
 
 
 def placement(eqn: Any) -> placing.Placement | None:

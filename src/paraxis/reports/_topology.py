@@ -5,7 +5,6 @@ traced for. So the shardings, meshes and donations of a program stay as they are
 """
 
 import functools
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from paraxis._core import jax_api, placing
 from paraxis._core.check import needed
+from paraxis._host import threads
 from paraxis.reports import _flops, _meshes
 
 _WITHOUT_TPU = {
@@ -33,16 +33,13 @@ def chips(on: str) -> tuple[Any, ...]:
     from jax._src import hardware_utils  # says whether there are TPUs, without starting them
 
     has_tpu = hardware_utils.num_available_tpu_chips_and_device_id()[0] > 0
-    before = {} if has_tpu else {name: os.environ.get(name) for name in _WITHOUT_TPU}
-    os.environ.update({name: _WITHOUT_TPU[name] for name in before})  # libtpu reads them once, while it is loaded
-    try:
+    with threads.environment({} if has_tpu else _WITHOUT_TPU):
         jax.devices()  # JAX has to start on a TPU that is here before libtpu is used for others
-        return tuple(jax_api.topologies.get_topology_desc(on, platform="tpu").devices)
-    except jax.errors.JaxRuntimeError as error:
-        raise ValueError(f"explain: there is no topology on={on!r}; write on='v5e:4x4'. libtpu says: {error}") from None
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        try:
+            return tuple(jax_api.topologies.get_topology_desc(on, platform="tpu").devices)
+        except jax.errors.JaxRuntimeError as error:
+            said = f"there is no topology on={on!r}; write on='v5e:4x4'. libtpu says: {error}"
+            raise ValueError(f"explain: {said}") from None
 
 
 def traced(fn: Any, trace: Callable[[], tuple[Any, Any]], chips: Sequence[Any]) -> tuple[Any, Any]:

@@ -30,7 +30,7 @@ def simulate_devices(n: int) -> None:
         jax.config.update("jax_num_cpu_devices", n)
         jax.config.update("jax_platforms", "cpu")
         os.environ["XLA_FLAGS"] = threads.patient(os.environ)
-    with threads.spare(n):
+    with threads.environment(threads.variables(n)):
         there = len(jax.devices())
     if there < n:
         raise DeviceError(
