@@ -55,8 +55,6 @@ class Timing:
 class Comparison(Page):
     """Functions timed side by side; made by :func:`paraxis.compare`.
 
-    It prints as text, a notebook shows it as a table, and :meth:`save` writes that to a file.
-
     Attributes:
         timings: of each function, in the order given.
         baseline: the name of the function with which the others are compared.

@@ -112,12 +112,7 @@ class Program:
 
     def fused(self, fusion: Operation) -> list[Operation]:
         """Return the operations that a fusion stands for."""
-        return [
-            x
-            for name in _callees(fusion.text)
-            if name in self._computations
-            for x in self._computations[name].operations
-        ]
+        return [x for name in _callees(fusion.text) for x in self._computations[name].operations]
 
     def _number_of(self, parameter: Operation) -> int:
         return int(parameter.text[parameter.begin : parameter.text.index(")", parameter.begin)])
@@ -144,8 +139,7 @@ class Program:
 
     def _moves(self, operation: Operation) -> bool:
         if operation.opcode == "fusion" and len(operation.operands) == 1:
-            called = (self._computations[name] for name in _callees(operation.text))
-            return all(op.opcode in ("parameter", *_MOVES) for computation in called for op in computation.operations)
+            return all(op.opcode in ("parameter", *_MOVES) for op in self.fused(operation))
         return operation.opcode in _MOVES
 
     def _count(self) -> None:

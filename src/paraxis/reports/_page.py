@@ -57,6 +57,8 @@ class Section:
 
 
 class Page(abc.ABC):
+    """A value that prints as text, and that a notebook shows with tables and drawings; :meth:`save` writes these."""
+
     @property
     @abc.abstractmethod
     def _title(self) -> str:

@@ -22,8 +22,6 @@ _ONE_ITERATION = "one iteration of a loop without a known end"
 class Report(Page):
     """A report of what a compiled function sends, computes and holds; made by :func:`paraxis.explain`.
 
-    ``print(report)`` shows it, a notebook as a page, and :meth:`save` writes that page to a file.
-
     Attributes:
         name: of the function.
         num_devices: on which it runs.

@@ -42,8 +42,6 @@ class Leaf(_layout.Layout):
 class Arrays(Page):
     """The arrays of a tree, and where they lie; made by :func:`paraxis.show`.
 
-    It prints as text, and a notebook shows it with drawings; :meth:`save` writes these to a file.
-
     Attributes:
         leaves: each array; one that the tree has twice, once.
     """

@@ -52,8 +52,6 @@ class ModuleRow:
 class ModuleTable(Page):
     """The modules of a model; made by :func:`paraxis.tabulate`.
 
-    It prints as text, a notebook shows it as a table, and :meth:`save` writes that to a file.
-
     Attributes:
         rows: a row for each module that is called; the first is the model itself, with the totals.
     """
