@@ -11,11 +11,9 @@ from paraxis._host import files
 MOST_ROWS = 12  # of a list; of a longer one, how many are left out
 
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1c1f24; --paper: #ffffff; --faint: #8884; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8e8ea; --paper: #16181c; } }
-body { margin: 0 auto; max-width: 75rem; padding: 1rem; color: var(--ink); background: var(--paper);
-       font: 15px/1.5 system-ui, sans-serif; }
-section { overflow-x: auto; margin: 1.2rem 0; padding-top: .4rem; border-top: 1px solid var(--faint); }
+:root { color-scheme: light dark; }
+body { margin: 0 auto; max-width: 75rem; padding: 1rem; font: 15px/1.5 system-ui, sans-serif; }
+section { overflow-x: auto; margin: 1.2rem 0; padding-top: .4rem; border-top: 1px solid #8884; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.05rem; margin: .4rem 0; }
 code { font-family: ui-monospace, monospace; font-size: .92em; }
 """

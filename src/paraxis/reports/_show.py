@@ -13,7 +13,7 @@ from paraxis.reports import _layout, units
 from paraxis.reports._page import Page, Section
 
 LeafState = Literal["device", "host", "deleted", "struct", "traced"]
-_MOST_LINES, _MOST_DRAWINGS = 60, 8
+_MOST_LINES = 60
 _HEAD = ("array", "dtype", "shape", "bytes", "", "where")
 
 
@@ -76,11 +76,9 @@ class Arrays(Page):
             if len(leaf.blocks) > 1 and leaf.state != "deleted":
                 parts = tuple((axis, leaf.split[axis], leaf.shape[axis]) for axis in leaf.cut)
                 ways[leaf.platform, parts, leaf.blocks].append(leaf)
-        more = [f"{units.of(len(ways) - _MOST_DRAWINGS, 'layout')} more than those that are drawn"]
-        notes = more if len(ways) > _MOST_DRAWINGS else []
         if self.leaves:
-            yield Section("", [_row(x) for x in self.leaves], _HEAD, notes=notes, most=_MOST_LINES)
-        for alike in [*ways.values()][:_MOST_DRAWINGS]:
+            yield Section("", [_row(x) for x in self.leaves], _HEAD, most=_MOST_LINES)
+        for alike in ways.values():
             name, more = alike[0].name or "The array", f" and {len(alike) - 1:,} more" * (len(alike) > 1)
             yield from _layout.drawing(name + more, alike[0])
 
