@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from paraxis._core import jax_api
+from paraxis._core.pytrees import Static, combine
 from paraxis.reports import _findings, _flops, _hlo, _lines, _meshes, _topology, _traffic
 from paraxis.reports._layout import Layout, is_array, layout_of
 from paraxis.reports._report import Report
@@ -130,25 +131,19 @@ def _traced(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the trace of a plain function, or of a model; what is no array among its arguments is constant."""
     if not jax.tree_util.all_leaves([fn]):  # the arrays of a model are arguments, too
         fn, args = type(fn).__call__, (fn, *args)
-    arrays, constants = partition((args, kwargs), _is_dynamic)
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = combine((args, kwargs), constants)
-        return partition(fn(*args, **kwargs), _is_dynamic)[0]
+        args, kwargs = combine((args, kwargs))
+        return partition(fn(*args, **kwargs), _is_dynamic)
 
-    args, kwargs = arrays
+    args, kwargs = partition((args, kwargs), _is_dynamic)
     return jax.jit(run).trace(*args, **kwargs)
 
 
-def partition(tree: Any, is_first: Callable[[Any], bool]) -> tuple[Any, Any]:
-    """Return a tree with some of its leaves, and one with the others; ``None`` is in the place of the rest."""
-    first = jax.tree.map(lambda x: x if is_first(x) else None, tree)
-    return first, jax.tree.map(lambda x: None if is_first(x) else x, tree)
-
-
-def combine(*trees: Any) -> Any:
-    return jax.tree.map(lambda *xs: next((x for x in xs if x is not None), None), *trees, is_leaf=lambda x: x is None)
+def partition(tree: Any, is_dynamic: Callable[[Any], bool]) -> Any:
+    """Return a tree whose other leaves are part of its structure, until :func:`combine` gives it as it was."""
+    return jax.tree.map(lambda x: x if is_dynamic(x) else Static(x), tree)
 
 
 def _is_dynamic(leaf: Any) -> bool:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._core import check, jax_api
+from paraxis._core.pytrees import combine, of_combined
 from paraxis.reports import _explain, _flops, units
 from paraxis.reports._layout import Layout, is_array, layout_of
 from paraxis.reports._page import Page, Section
@@ -108,14 +109,14 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
           total     Sequential  float32[16,4]  float32[16,2]  58          232 bytes  1.54 kFLOP  2.05 kFLOP
     """
     calls: _Calls = {}
-    given, static = _explain.partition((args, kwargs), is_array)
-    params, rest, call = _taken(model, calls, given, static)
+    given = _explain.partition((args, kwargs), is_array)
+    params, rest, call = _taken(model, calls, given)
     if not jax.tree.leaves((params, rest)):
-        params, call = _closed_over(functools.partial(call, params, rest), given, static)
+        params, call = _closed_over(functools.partial(call, params, rest), given)
     kind = _explain.name_of(model)
 
     def both(params: Any, rest: Any, given: Any) -> Any:
-        args, kwargs = _explain.combine(given, static)
+        args, kwargs = combine(given)
 
         def forward(params: Any) -> Any:
             run = functools.partial(call, params, rest)
@@ -170,14 +171,14 @@ def _cells(row: ModuleRow) -> list[str]:
 # arguments and its result. So nobody else's class is touched. Linen has interceptors for this.
 
 
-def _taken(model: Any, calls: _Calls, given: Any, static: Any) -> tuple[Any, Any, Callable[..., Any]]:
+def _taken(model: Any, calls: _Calls, given: Any) -> tuple[Any, Any, Callable[..., Any]]:
     """Return a model's parameters, its other variables, and it as a function of both, which notes its calls."""
     nnx, linen = sys.modules.get("flax.nnx"), sys.modules.get("flax.linen")
     owner, method = (model.__self__, model.__name__) if inspect.ismethod(model) else (model, "__call__")
     if nnx is not None and isinstance(owner, nnx.Module):
         return _of_nnx(owner, method, calls)
     if linen is not None and isinstance(model, linen.Module):
-        return _of_linen(model, calls, given, static)
+        return _of_linen(model, calls, *given)
     return _of_tree(model, calls)
 
 
@@ -223,16 +224,11 @@ def _of_nnx(model: Any, method: str, calls: _Calls) -> tuple[Any, Any, Callable[
     return {"params": params}, {"rest": rest}, call
 
 
-def _of_linen(model: Any, calls: _Calls, given: Any, static: Any) -> tuple[Any, Any, Callable[..., Any]]:
+def _of_linen(model: Any, calls: _Calls, args: Any, kwargs: Any) -> tuple[Any, Any, Callable[..., Any]]:
     from flax import linen
 
     key = jax.random.key(0)
-
-    def init(given: Any) -> Any:
-        args, kwargs = _explain.combine(given, static)
-        return model.init(key, *args, **kwargs)
-
-    rest = linen.unbox(jax.eval_shape(init, given))
+    rest = linen.unbox(jax.eval_shape(of_combined(model.init), key, *args, **kwargs))
     params = {"params": rest.pop("params", {})}
 
     def call(params: Any, rest: Any, *args: Any, **kwargs: Any) -> Any:
@@ -249,11 +245,10 @@ def _of_linen(model: Any, calls: _Calls, given: Any, static: Any) -> tuple[Any, 
 
 
 def _of_tree(model: Any, calls: _Calls) -> tuple[Any, Any, Callable[..., Any]]:
-    arrays, static = _explain.partition(model, is_array)
-    params, rest = _explain.partition(arrays, lambda x: jnp.issubdtype(x.dtype, jnp.inexact))
+    params, rest = _divided(_explain.partition(model, is_array))
 
     def call(params: Any, rest: Any, *args: Any, **kwargs: Any) -> Any:
-        copy = _explain.combine(params["params"], rest["rest"], static)
+        copy = combine(_joined(params["params"], rest["rest"]))
         for path, module in _equinox_modules(copy, ()):
             _notes(calls, path, module)
         return copy(*args, **kwargs)
@@ -261,20 +256,24 @@ def _of_tree(model: Any, calls: _Calls) -> tuple[Any, Any, Callable[..., Any]]:
     return {"params": params}, {"rest": rest}, call
 
 
-def _closed_over(call: Callable[..., Any], given: Any, static: Any) -> tuple[Any, Callable[..., Any]]:
+def _divided(tree: Any) -> Any:
+    """Return the arrays of a tree that are trained, and the others; ``None`` is in the place of the rest."""
+    is_trained = lambda x: jnp.issubdtype(x.dtype, jnp.inexact)  # noqa: E731
+    return [jax.tree.map(lambda x: x if is_trained(x) is wanted else None, tree) for wanted in (True, False)]  # noqa: B023
+
+
+def _joined(trained: Any, others: Any) -> Any:
+    return jax.tree.map(lambda x, other: other if x is None else x, trained, others, is_leaf=lambda x: x is None)
+
+
+def _closed_over(call: Callable[..., Any], given: Any) -> tuple[Any, Callable[..., Any]]:
     """Return the parameters that a function closes over, as of a model in ``jax.vmap``, and a function of them."""
-
-    def run(given: Any) -> Any:
-        args, kwargs = _explain.combine(given, static)
-        return call(*args, **kwargs)
-
-    closed, results = jax.make_jaxpr(run, return_shape=True)(given)
-    trained, others = _explain.partition(list(closed.consts), lambda x: jnp.issubdtype(x.dtype, jnp.inexact))
+    closed, results = jax.make_jaxpr(lambda given: of_combined(call)(*given[0], **given[1]), return_shape=True)(given)
+    trained, others = _divided(list(closed.consts))
 
     def of_them(params: Any, rest: Any, *args: Any, **kwargs: Any) -> Any:
-        consts = [other if x is None else x for x, other in zip(params["params"], others, strict=True)]
-        arrays = jax.tree.leaves(_explain.partition((args, kwargs), is_array)[0])
-        found = jax_api.jaxpr_as_fun(closed.replace(consts=consts))(*arrays)
+        arrays = jax.tree.leaves(_explain.partition((args, kwargs), is_array))
+        found = jax_api.jaxpr_as_fun(closed.replace(consts=_joined(params["params"], others)))(*arrays)
         return jax.tree.unflatten(jax.tree.structure(results), found)
 
     return {"params": trained}, of_them
