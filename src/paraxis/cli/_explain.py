@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from paraxis._html import columns
 from paraxis.cli._errors import CommandError
-from paraxis.reports import Report, explain, units
+from paraxis.reports import explain, units
 from paraxis.testing import simulate_devices
 
 _SHAPE = re.compile(r"(?P<dtype>[A-Za-z]\w*)\[(?P<dims>[\d,\s]*)\]")
@@ -69,20 +69,15 @@ def run_explain(
     except (ModuleNotFoundError, ValueError) as error:
         raise CommandError(f"--on {on}: {error}") from None
     report = explained(*(made if isinstance(made, (tuple, list)) else (made,)))
-    print(json.dumps(_numbers(report), default=dataclasses.asdict) if as_json else report)
+    totals = {"total_bytes": report.total_bytes, "is_certain": report.is_certain, "fits": report.fits}
+    numbers = {**dataclasses.asdict(report), **totals, "summary": report.summary()}
+    print(json.dumps(numbers) if as_json else report)
     if html is not None:
         try:
             report.save(html)
         except (OSError, ValueError) as error:
             raise CommandError(f"--html {html}: {getattr(error, 'strerror', None) or error}") from None
     return 0
-
-
-def _numbers(report: Report) -> dict[str, Any]:
-    """Return a report's values for other programs: collectives and the rest by the names of their attributes."""
-    values = {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}
-    totals = {"total_bytes": report.total_bytes, "is_certain": report.is_certain, "fits": report.fits}
-    return {**values, **totals, "summary": report.summary()}
 
 
 def _row(target: str, given: Sequence[str], devices: int) -> list[str]:

@@ -131,19 +131,20 @@ def walk(
 # What is multiplied with zeros that a convolution puts around or between its numbers does not count.
 
 
-def of_product(eqn: jax_api.JaxprEqn) -> int:
+def of_product(eqn: Any) -> int:
     """Return how many an operation takes; 0: it is neither a matrix product nor a convolution."""
-    params = eqn.params
-    if eqn.primitive.name == "conv_general_dilated":
+    name, params = eqn.primitive.name, eqn.params
+    if name not in ("conv_general_dilated", "dot_general", "ragged_dot_general"):
+        return 0
+    is_complex = np.issubdtype(eqn.outvars[0].aval.dtype, np.complexfloating)
+    if name == "conv_general_dilated":
         before, stride = [low for low, _ in params["padding"]], params["window_strides"]
         ways = stride, before, params["lhs_dilation"], params["rhs_dilation"]
-        each = 6 if _is_complex(eqn) else 2  # JAX makes three convolutions of real numbers of it
+        each = 6 if is_complex else 2  # JAX makes three convolutions of real numbers of it
         return each * _convolution([*map(_shape, (*eqn.invars, *eqn.outvars))], params["dimension_numbers"], ways)
-    if eqn.primitive.name not in ("dot_general", "ragged_dot_general"):
-        return 0
     ragged = params.get("ragged_dot_dimension_numbers")
     (contracted, _), _ = ragged.dot_dimension_numbers if ragged else params["dimension_numbers"]
-    each = 8 if _is_complex(eqn) else 2
+    each = 8 if is_complex else 2
     size = each * math.prod(_shape(eqn.outvars[0])) * math.prod(_shape(eqn.invars[0])[d] for d in contracted)
     return size // groups(eqn) if ragged and ragged.lhs_ragged_dimensions[0] in contracted else size  # one for each
 
@@ -178,11 +179,6 @@ def _met(given: int, kernel: int, results: int, stride: int, before: int, apart:
     places = (np.arange(many) * stretch - before + step * number for number in range(few))
     held = ((at >= 0) & (at <= (given - 1) * apart) & (at % apart == 0) for at in places)
     return sum(map(int, map(np.count_nonzero, held)))
-
-
-def _is_complex(eqn: jax_api.JaxprEqn) -> bool:
-    made: Any = eqn.outvars[0]
-    return np.issubdtype(made.aval.dtype, np.complexfloating)
 
 
 def _shape(variable: Any) -> tuple[int, ...]:

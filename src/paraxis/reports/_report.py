@@ -130,8 +130,12 @@ class Report(Page):
         calls = "that of the program without XLA's library calls, whose memory it does not tell; a call may hold less"
         yield Section(self._held(), notes=[] if self.memory.is_of_a_call else [calls])
         for title, arrays in (("Arguments", self.arguments), ("Results", self.results)):
-            if arrays:
-                yield Section(title, [_array(x) for x in arrays], ("array", "dtype", "shape", "bytes", ""))
+            rows = [
+                [x.name, x.dtype, str(x), f"{units.size(x.bytes_per_device)} per device", "donated" * x.is_donated]
+                for x in arrays
+            ]
+            if rows:
+                yield Section(title, rows, ("array", "dtype", "shape", "bytes", ""))
             for array in arrays[:MOST_ROWS]:
                 yield from _layout.drawing(array.name, array, in_text=False) if len(array.blocks) > 1 else ()
         notes = [f"not looked for: {what}" for what in self.unchecked]
@@ -183,11 +187,6 @@ def _collective(c: Collective) -> list[str]:
 def _line_work(line: LineWork) -> list[str]:
     share = f"{line.factor:.2f} × its share" if line.factor else "not counted" if not line.flops else ""
     return [units.amount(line.flops or line.share or 0), share, str(line.line or "unknown line"), _code(line.line)]
-
-
-def _array(array: _layout.Layout) -> list[str]:
-    donated = "donated" if array.is_donated else ""
-    return [array.name, array.dtype, str(array), f"{units.size(array.bytes_per_device)} per device", donated]
 
 
 def _code(line: Line | None) -> str:
