@@ -53,9 +53,10 @@ class Defect(NamedTuple):
 
 
 def read_lists() -> list[Defect]:
-    """Every defect of the lists in this folder."""
+    """Every defect of the lists in this folder, which are tables by the file."""
     texts = [path.read_text("utf-8") for path in sorted(Path(__file__).parent.glob("*.toml"))]
-    return [Defect(**entry) for text in texts for entry in tomllib.loads(text)["defect"]]
+    tables = [table for text in texts for table in tomllib.loads(text).items()]
+    return [Defect(file=file, **entry) for file, entries in tables for entry in entries]
 
 
 def copy_tree(target: Path) -> None:
