@@ -113,14 +113,6 @@ def test_stream_compares_with_a_maximum_the_value_of_which_it_was_taken():
     assert float(count) == 1.0
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 5])
-def test_stream_takes_few_elements_as_groups_or_as_an_array(size):
-    x = np.arange(1.0, size + 1, dtype="float32")
-    total = px.program(rows=size)(lambda x: px.reduce_sum(px.map_fn(lambda x: x * 2, x)))
-    for rows in (x, px.Groups.of_arrays(x)):
-        assert px.Stream(at_once=2).run(total, rows) == size * (size + 1)
-
-
 def test_stream_does_in_a_chunk_what_all_elements_do_however_few_it_has():
     """Of few elements, a device runs convolutions one after the other, and sums what they give afterwards."""
     axis, x = px.Axis("clients", 100), np.random.default_rng(1).normal(size=(100, 2, 1, 6, 6)).astype("float32")
@@ -270,9 +262,6 @@ def test_stream_tells_progress():
     streamed(PROGRAMS["mean"], W, progress=told.append)
     assert [(p.done, p.elements, p.pass_number, p.passes) for p in told] == [(8, N, 1, 1), (12, N, 1, 1)]
     assert str(told[-1]).startswith("pass 1 of 1: 12 of 12 clients, ")
-
-
-# --- what is refused ---------------------------------------------------------------------------------------------
 
 
 def own(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:

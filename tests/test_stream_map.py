@@ -19,34 +19,29 @@ import paraxis as px
 from tests._streams import AXIS, PROGRAMS, N, W, X, Y, bits, mean
 from tests._support import assert_close
 
-CLIENTS = 60
+ROWS = np.random.default_rng(0).normal(size=(30, 3)).astype("float32")
 
 
-class Rows(list[int]):
-    """Rows of numbers that depend on their index only."""
+class Disk:
+    """``ROWS``, some of which cannot be read; reading ``kill`` ends another process, or only ``once``."""
 
-    def __getitem__(self, index: Any) -> Any:
-        return np.sin(np.arange(3, dtype="float32") * (index + 1)).astype("float32")
+    def __init__(self, kill: tuple[int, ...] = (), unreadable: Any = (), once: Path | None = None) -> None:
+        self.kill, self.unreadable, self.once, self.here = kill, unreadable, once, os.getpid()
 
+    def __len__(self) -> int:
+        return len(ROWS)
 
-class Deadly(Rows):
-    """An element kills the process that reads it, until it has left a mark."""
-
-    def __init__(self, mark: Path) -> None:
-        super().__init__(range(CLIENTS))
-        self.mark, self.here = mark, os.getpid()
-
-    def __getitem__(self, index: Any) -> Any:
-        if index == 45 and not self.mark.exists() and os.getpid() != self.here:
-            self.mark.touch()
+    def __getitem__(self, number: int) -> np.ndarray:
+        if number in self.unreadable:
+            raise OSError(f"sector {number}")
+        if number in self.kill and os.getpid() != self.here and not (self.once and self.once.exists()):
+            if self.once:
+                self.once.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(index)
+        return ROWS[number]
 
 
-ROWS = Rows(range(CLIENTS))
-
-
-def executor(workers: int) -> concurrent.futures.ProcessPoolExecutor:
+def executor(workers: int = 2) -> concurrent.futures.ProcessPoolExecutor:
     return concurrent.futures.ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
 
 
@@ -66,7 +61,7 @@ def ray() -> Iterator[Any]:
     ray.shutdown()
 
 
-@px.program(clients=CLIENTS)
+@px.program(clients=len(ROWS))
 def spread(w, x):
     each = px.map_fn(lambda w, x: jnp.tanh(x * w).sum(), (px.broadcast(w), x))
     return px.reduce_mean((each - px.reduce_mean(each)) ** 2) + px.reduce_max(each)
@@ -86,9 +81,8 @@ def test_stream_on_a_pool_gives_what_the_mesh_gives(pool, name):
 
 def test_stream_gives_the_same_bits_whoever_computes(pool):
     """Read here, read there, in memory-mapped files; by one process, two, or this one."""
-    x = np.stack([ROWS[i] for i in range(CLIENTS)])
-    expected = bits(px.Stream(at_once=3, map=map).run(FN, W, px.Groups(ROWS)))
-    for source in (px.Groups(ROWS), px.Groups.of_arrays(x), px.Groups([*x])):
+    expected = bits(px.Stream(at_once=3, map=map).run(FN, W, px.Groups(Disk())))
+    for source in (px.Groups(Disk()), px.Groups.of_arrays(ROWS), px.Groups([*ROWS])):
         assert bits(px.Stream(at_once=3, map=pool).run(FN, W, source)) == expected
 
 
@@ -112,8 +106,8 @@ def test_stream_on_a_pool_takes_rows_keys_and_other_widths(pool, tmp_path):
 
 
 def test_stream_on_a_pool_that_lost_a_process_resumes_to_the_same_bits(tmp_path):
-    expected = bits(px.Stream(at_once=3, map=map).run(FN, W, px.Groups(ROWS)))
-    groups = px.Groups(Deadly(tmp_path / "mark"))
+    expected = bits(px.Stream(at_once=3, map=map).run(FN, W, px.Groups(Disk())))
+    groups = px.Groups(Disk(kill=(25,), once=tmp_path / "mark"))
     with executor(1) as first, pytest.raises(BrokenProcessPool) as broken:
         px.Stream(at_once=3, map=first.map, checkpoint=tmp_path / "run").run(FN, W, groups)
     assert "goes on from there" in broken.value.__notes__[-1]
@@ -126,8 +120,8 @@ def test_stream_on_a_pool_that_lost_a_process_resumes_to_the_same_bits(tmp_path)
 
 @pytest.mark.slow
 def test_ray_map_runs_the_tasks_of_a_lost_worker_again(ray, tmp_path):
-    expected = bits(px.Stream(at_once=3, map=map).run(FN, W, px.Groups(ROWS)))
-    groups = px.Groups(Deadly(tmp_path / "mark"))
+    expected = bits(px.Stream(at_once=3, map=map).run(FN, W, px.Groups(Disk())))
+    groups = px.Groups(Disk(kill=(25,), once=tmp_path / "mark"))
     assert bits(px.Stream(at_once=3, map=ray).run(FN, W, groups)) == expected
     assert (tmp_path / "mark").exists()
 
