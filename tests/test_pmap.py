@@ -95,17 +95,6 @@ def test_pmap_takes_axis_size() -> None:
     assert all(jax.typeof(px.pmap(lambda _: 2.0)(values(size))).weak_type for size in (5, 8))
 
 
-def test_pmap_may_be_nested() -> None:
-    def fn(x: jax.Array) -> Any:
-        index = lax.axis_index("i") * 10 + lax.axis_index("j")
-        return lax.psum(x, "i"), lax.pmean(x, "j"), lax.psum(x, ("i", "j")), index
-
-    x = values(3, 5, 2)
-    there = host(jax.vmap(jax.vmap(fn, axis_name="j"), axis_name="i")(x))
-    assert_close(host(px.pmap(px.pmap(fn, axis_name="j"), axis_name="i")(x)), there)
-    assert_close(host(px.pmap(jax.vmap(fn, axis_name="j"), axis_name="i")(x)), there)
-
-
 def test_pmap_sends_no_argument_by_the_host() -> None:
     with jax.transfer_guard_device_to_host("disallow"):
         px.pmap(lambda w, x: w * x, in_axes=(None, 0))(values(2), jax.device_put(values(5, 2), jax.devices()[7]))
@@ -124,12 +113,6 @@ def test_pmap_runs_on_a_mesh_that_is_set(kind: AxisType) -> None:
         with jax.set_mesh(mesh):
             got = px.pmap(fn, axis_name=name)(x)
         assert_close(host(got), host(jax.vmap(fn, axis_name=name or "unused")(x)))
-
-
-def test_pmap_with_an_index_in_a_checkpoint_passes_the_checks_of_jax() -> None:
-    with jax.enable_checks(True):
-        got = px.pmap(jax.checkpoint(lambda x: x + lax.axis_index("i")), "i")(values(8))
-    assert_close(got, values(8) + jnp.arange(8.0))
 
 
 def test_pmap_calls_a_function_that_raises_once() -> None:

@@ -166,8 +166,9 @@ def test_bodies_may_have_results_of_64_bits(size: int, mapped: str) -> None:
 
 # --- JAX's strict modes -----------------------------------------------------------------------------------------------
 
-DAILY = ("dtype promotion", "transfer guard")
+DAILY = ("dtype promotion", "transfer guard", "enable_checks")
 NUMBERS, TRUTHS = (px.reduce_sum, px.reduce_mean, px.reduce_max, px.reduce_min), (px.reduce_any, px.reduce_all)
+MOVED = px.program(i=11)(lambda x: px.reduce_mean(px.map_fn(lambda x: jnp.sin(x - px.pmean(x, "i")), x)))
 MEAN = px.program(i=11)(lambda w, x: px.reduce_mean(px.map_fn(jnp.multiply, (px.broadcast(w), x))))
 # Of a weight, a number and a truth value for each element, and a key.
 CALLS: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
@@ -179,9 +180,10 @@ CALLS: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     "scatter, gather": lambda w, x, keep, key: px.gather(px.scatter(x, AXIS), AXIS),
     "keys": lambda w, x, keep, key: px.map_fn(jax.random.uniform, px.keys(key, AXIS), AXIS),
     "pmap": lambda w, x, keep, key: px.pmap(jnp.sin)(x),
+    "index": lambda w, x, keep, key: px.pmap(jax.checkpoint(lambda x: x + lax.axis_index("i").astype("f")), "i")(x),
     "program": lambda w, x, keep, key: MEAN(w, x),
     "grad": lambda w, x, keep, key: jax.grad(MEAN)(w, x),
-    "jit(grad)": lambda w, x, keep, key: jax.jit(jax.grad(MEAN, argnums=(0, 1)))(w, x),
+    "jit(grad)": lambda w, x, keep, key: (jax.jit(jax.grad(MEAN, argnums=(0, 1)))(w, x), jax.jit(jax.grad(MOVED))(x)),
 }
 
 

@@ -69,19 +69,6 @@ def test_collectives_and_their_derivatives_are_those_of_vmap(placement: tuple[in
     assert_close(jax.jit(here)(x), jax.jit(there)(x), rtol=1e-4, atol=1e-3)
 
 
-def test_collectives_have_our_names_too() -> None:
-    axis, x = axis_on(8, 10), np.asarray(values(10, 2))
-
-    def body(x: jax.Array) -> Any:
-        found = [f(x, by) for by in (axis, NAME) for f in (px.psum, px.pmean, px.pmax, px.pmin, px.all_gather)]
-        return found, px.axis_index(axis), px.axis_size(NAME)
-
-    rows = [np.broadcast_to(y, (axis.size, *y.shape)) for y in (x.sum(0), x.mean(0), x.max(0), x.min(0), x)]
-    got = px.map_fn(body, x, axis)
-    assert_close(got, (rows * 2, np.arange(axis.size), np.full(axis.size, axis.size)))
-    assert got[1].dtype == jnp.int32
-
-
 def test_collectives_give_zero_to_those_who_are_sent_nothing() -> None:
     """As under ``jax.pmap``, with one element on each device; ``vmap`` asks for whole permutations."""
     axis, x = axis_on(8, 8), np.asarray(values(8, 2))

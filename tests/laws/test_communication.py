@@ -46,14 +46,6 @@ def test_elements_that_are_dealt_change_devices_twice() -> None:
     assert_communication(lambda x: px.map_fn(jnp.sin, x, axis), laid_out(axis, 3), **sent)
 
 
-def test_a_map_of_sizes_that_do_not_divide_sends_nothing() -> None:
-    """The rows lie whole on every device (JAX has no uneven blocks), so each takes its own."""
-    axis = axis_on(8, 10)
-    assert_communication(
-        lambda x: px.reduce_sum(px.map_fn(jnp.sin, x, axis), axis), laid_out(axis, 3), **one_all_reduce()
-    )
-
-
 @pytest.mark.parametrize("verb", ["sum", "mean", "max", "min"])
 def test_a_reduction_is_one_all_reduce(verb: str) -> None:
     axis, reduce = axis_on(8, 16), getattr(px, f"reduce_{verb}")

@@ -20,7 +20,7 @@ import optimistix as optx
 import pytest
 from flax import nnx
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import paraxis as px
 from tests._support import assert_close, axis_on, table, values
@@ -391,23 +391,46 @@ def exchanges(by: Any, outer: Any, inner: Any) -> dict[str, Fn]:
 
 
 SIZES = [(6, 4), (16, 4), (6, 16), (3, 50), (2, 2), (8, 16)]
+# Axes of one program, which divide the devices; each an axis by itself; or over axes of a mesh, given or set.
+WHERE: dict[str, Mesh | None] = {
+    "declared": None,
+    "apart": None,
+    "other order": mesh_over("inner", "outer", shape=(2, 4)),
+    "outer only": mesh_over("outer"),
+    "a third axis": mesh_over("outer", "inner", "model", shape=(2, 2, 2)),
+    "Explicit": jax.make_mesh((2, 4), ("outer", "inner"), axis_types=(AxisType.Explicit,) * 2),
+}
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes", "is_declared"),
-    table([("outer psum", (6, 4), True), ("in turn", (16, 4), False)],
-          itertools.product(exchanges(px, (), ()), SIZES, [True, False])), ids=str,
+    ("name", "sizes", "where"),
+    table([("outer psum", (6, 4), "declared"), ("in turn", (16, 4), "apart")],
+          [*itertools.product(exchanges(px, (), ()), SIZES, [*WHERE][:2]),
+           *(case for case in itertools.product(exchanges(px, (), ()), [(4, 8), (3, 5)], [*WHERE][2:])
+             if case[::2] != ("inner", "Explicit"))]), ids=str,  # a ring of both, of which JAX cannot tell the types
 )  # fmt: skip
-def test_inner_maps_exchange_values_along_outer_axes(name: str, sizes: tuple[int, int], is_declared: bool) -> None:
-    """Axes of one program, which divide the devices, or each an axis by itself."""
-    outer, inner = px.Axis("outer", sizes[0]), px.Axis("inner", sizes[1])
-    rings, x = [[(i, (i + 1) % size) for i in range(size)] for size in sizes], values(*sizes)
+def test_inner_maps_exchange_values_along_outer_axes(name: str, sizes: tuple[int, int], where: str) -> None:
+    given, is_set = WHERE[where], where == "Explicit"
+    rings: Any = [[(i, (i + 1) % size) for i in range(size)] for size in sizes]
     body, plain = (exchanges(by, *rings)[name] for by in (px, lax))
-    plain = jax.vmap(jax.vmap(plain, axis_name="inner"), axis_name="outer")
-    run = lambda x: px.map_fn(lambda row: px.map_fn(body, row, inner), x, outer)  # noqa: E731
-    if is_declared:
-        run = px.program(outer=sizes[0], inner=sizes[1])(
-            lambda x: px.map_fn(lambda row: px.map_fn(body, row, "inner"), x, "outer")
-        )
-    found, expected = ((jax.jit(f)(x), jax.jit(jax.grad(score(f)))(x)) for f in (run, plain))
-    assert_close(found, expected, rtol=1e-4, atol=1e-3)  # of sums up to 50
+
+    def ours(args: Any, outer: Any, inner: Any) -> Any:
+        def of_row(w: jax.Array, row: jax.Array) -> Any:
+            y = px.map_fn(lambda w, v: body(w * v), (px.broadcast(w, inner), row), inner)
+            return y, px.reduce_mean(y, inner), px.reduce_max(row, inner)
+
+        return px.map_fn(of_row, (px.broadcast(args[0], outer), args[1]), outer)
+
+    def theirs(args: Any) -> Any:
+        y = jax.vmap(jax.vmap(lambda v: plain(args[0] * v), axis_name="inner"), axis_name="outer")(args[1])
+        return y, y.mean(1), args[1].max(1)
+
+    axes = {"outer": px.Axis("outer", sizes[0], mesh=None if is_set else given), "inner": px.Axis("inner", sizes[1])}
+    run = functools.partial(ours, **axes)
+    if where == "declared":
+        run = px.program(outer=sizes[0], inner=sizes[1])(functools.partial(ours, outer="outer", inner="inner"))
+    args = jnp.float32(1.1), values(*sizes)
+    with jax.set_mesh(given) if given and is_set else contextlib.nullcontext():
+        found = jax.device_get((jax.jit(run)(args), jax.jit(jax.grad(score(run)))(args)))
+    expected = jax.jit(theirs)(args), jax.jit(jax.grad(score(theirs)))(args)
+    assert_close(found, jax.device_get(expected), rtol=1e-4, atol=1e-3)  # of sums up to 50

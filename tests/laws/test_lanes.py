@@ -176,17 +176,9 @@ _options: Any = {
 }
 
 
-@settings(max_examples=4, **_options)
-@given(NESTS, st.sampled_from([None, 2]))
-def test_nests_of_loops_give_what_python_gives(nest: Any, at_once: int | None) -> None:
-    _check(nest, at_once)
-
-
-@pytest.mark.slow
-@settings(max_examples=120, **_options)
-@given(NESTS, st.sampled_from([None, 1, 2, 4]))
-def test_many_nests_of_loops_give_what_python_gives(nest: Any, at_once: int | None) -> None:
-    _check(nest, at_once)
+@pytest.mark.parametrize("num_nests", [4, pytest.param(120, marks=pytest.mark.slow)])
+def test_nests_of_loops_give_what_python_gives(num_nests: int) -> None:
+    settings(max_examples=num_nests, **_options)(given(NESTS, st.sampled_from([None, 1, 2, 4]))(_check))()
 
 
 # --- turns ---------------------------------------------------------------------------------------------------------

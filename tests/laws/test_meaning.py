@@ -1,7 +1,5 @@
 """A program means what it says, each time it runs: what it reads is read again, its effects happen once per element."""
 
-import gc
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -100,21 +98,6 @@ def test_a_new_function_of_the_same_structure_compiles_nothing() -> None:
     assert not compiled
 
 
-def test_functions_and_what_they_hold_are_let_go() -> None:
-    axis, x, held = axis_on(2, 3), values(3), []
-
-    def call() -> None:
-        fn = lambda x: x + 1  # noqa: E731
-        held.append(weakref.ref(fn))
-        px.map_fn(fn, x, axis)
-        px.program(rows=axis)(lambda x: px.reduce_sum(px.map_fn(fn, x)))(x)
-
-    for _ in range(3):
-        call()
-    gc.collect()
-    assert not any(ref() for ref in held)
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("at_once", [None, 1])
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
@@ -142,20 +125,6 @@ def test_effects_happen_for_each_element(placement: tuple[int, int], at_once: in
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
-def test_programs_pass_the_checks_of_jax(placement: tuple[int, int]) -> None:
-    axis, x = axis_on(*placement), values(placement[1], 2)
-
-    def loss(x: jax.Array) -> jax.Array:
-        return px.reduce_mean(px.map_fn(lambda x: jnp.sin(x - px.pmean(x, axis)).sum(), x, axis), axis)
-
-    with jax.enable_checks(True):
-        found = jax.jit(jax.grad(loss))(x), px.program(rows=axis)(loss)(x)
-    moved = jnp.cos(x - x.mean(0))
-    assert_close(found, ((moved - moved.mean(0)) / placement[1], np.sin(x - x.mean(0)).sum(1).mean()))
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 def test_a_body_may_use_the_name_of_a_vmap_around_it(placement: tuple[int, int]) -> None:
     axis, x, w = axis_on(*placement), values(3, placement[1]), values(3, 1)[:, 0]
 
@@ -169,28 +138,6 @@ def test_a_body_may_use_the_name_of_a_vmap_around_it(placement: tuple[int, int])
     total = x.sum(0)
     value = np.sin(w[:, None] * total).sum(1) + np.arange(3) * placement[1]
     assert_close(found, (value, (np.cos(w[:, None] * total) * total).sum(1)), rtol=1e-4, atol=1e-4)
-
-
-RAGGED = [(1, 3), (8, 9), (8, 13), (2, 5)]  # an idle device, and one with some elements only
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("at_once", [None, 1])
-@pytest.mark.parametrize("placement", RAGGED, ids=str)
-def test_padding_is_safe_where_a_device_is_idle_and_another_is_not_full(
-    placement: tuple[int, int], at_once: int | None
-) -> None:
-    axis, x = axis_on(*placement, at_once=at_once), np.linspace(1, 2, placement[1], dtype=np.float32)
-    for fn, slope in (
-        (lambda w, e: w / e, (1 / x).sum()),
-        (lambda w, e: w * jnp.log(e), np.log(x).sum()),
-        (lambda w, e: lax.while_loop(lambda v: v < 100.0, lambda v: v * 2, lax.stop_gradient(e)) * 0 + w, len(x)),
-    ):
-
-        def loss(w: Any, fn: Any = fn) -> jax.Array:
-            return px.reduce_sum(px.map_fn(fn, (px.broadcast(w, axis), x), axis), axis)
-
-        assert_close(jax.jit(jax.grad(loss))(1.5), slope, rtol=1e-4)
 
 
 @pytest.mark.parametrize("ends", [True, False])

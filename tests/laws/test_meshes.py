@@ -111,44 +111,6 @@ def test_a_body_may_lay_a_weight_over_another_axis(size: int) -> None:
     assert_close(got, jax.jit(jax.value_and_grad(lambda w: jnp.tanh(x @ w).sum(1).mean()))(w), rtol=1e-4)
 
 
-def nested_loss(pods: px.Axis, clients: px.Axis, w: jax.Array, x: jax.Array) -> jax.Array:
-    def client(w: jax.Array, x: jax.Array) -> jax.Array:
-        return jnp.sin(w * x).sum() - px.pmean(x.sum(), clients) * px.psum(w.sum(), pods)
-
-    def pod(w: jax.Array, x: jax.Array) -> jax.Array:
-        losses = px.map_fn(client, (px.broadcast(w, clients), x), clients)
-        return px.reduce_mean(losses, clients) ** 2 + px.reduce_max(x, clients).sum()
-
-    return px.reduce_sum(px.map_fn(pod, (px.broadcast(w, pods), x), pods), pods)
-
-
-def plain_nested_loss(w: jax.Array, x: jax.Array) -> jax.Array:
-    losses = jnp.sin(w * x).sum(-1) - x.sum(-1).mean(1, keepdims=True) * (w.sum() * x.shape[0])
-    return (losses.mean(1) ** 2).sum() + x.max(1).sum()
-
-
-NESTED: dict[str, tuple[str, dict[str, int]]] = {
-    "no mesh": ("auto", {}),
-    "other order": ("auto", {"clients": 2, "pods": 4}),
-    "pods only": ("auto", {"pods": 8}),
-    "a third axis": ("auto", {"pods": 2, "clients": 2, "model": 2}),
-    "Explicit": ("explicit", {"pods": 2, "clients": 4}),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", NESTED)
-@pytest.mark.parametrize("sizes", [(4, 8), (3, 5)], ids=str)
-def test_nested_axes_have_gradients_through_both(where: str, sizes: tuple[int, int]) -> None:
-    w, x, (how, shape) = values(2), values(*sizes, 2), NESTED[where]
-    mesh = mesh_of(how, **shape) if shape else None
-    pods, clients = px.Axis("pods", sizes[0], mesh=mesh if how == "auto" else None), px.Axis("clients", sizes[1])
-    with jax.set_mesh(mesh) if mesh is not None and how == "explicit" else contextlib.nullcontext():
-        got = jax.jit(jax.value_and_grad(lambda w, x: nested_loss(pods, clients, w, x), argnums=(0, 1)))(w, x)
-    expected = jax.jit(jax.value_and_grad(plain_nested_loss, argnums=(0, 1)))(w, x)
-    assert_close(jax.tree.map(np.asarray, got), jax.tree.map(np.asarray, expected), rtol=1e-4, atol=1e-4)
-
-
 def test_an_axis_may_have_the_name_of_another_s_mesh_axis() -> None:
     x = values(3, 5)
     rows, columns = px.Axis("rows", 3, over="columns"), px.Axis("columns", 5, over="rows")

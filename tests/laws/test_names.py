@@ -83,7 +83,3 @@ def test_parameters_that_are_read_are_there() -> None:
     assert {"in_specs", "out_specs", "mesh", "newly_manual_axes", "jaxpr"} <= {*found("shard_map")[0].params}
     assert {"call_jaxpr"} <= {*found("custom_jvp_call")[0].params} & {*found("custom_vjp_call")[0].params}
     assert {"dimension_numbers"} <= {*found("dot_general")[0].params}
-
-
-def test_a_name_that_jax_has_not_is_noticed() -> None:
-    assert not [eqn for eqn in equations(jax.make_jaxpr(jnp.sin)(X)) if eqn.primitive.name == "sine"]

@@ -11,7 +11,7 @@ import pytest
 import paraxis as px
 from tests._support import assert_close, axis_on, in_double, values
 
-# Each is infinite, or NaN, or has such a derivative, on a row of zeros.
+# Each is infinite, or NaN, or has such a derivative, or never ends, on a row of zeros.
 BODIES: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "1/x": lambda i, x: (1 / x).sum(),
     "log": lambda i, x: jnp.log(x).sum(),
@@ -21,31 +21,38 @@ BODIES: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "1/index": lambda i, x: (x / i).sum(),
     "power": lambda i, x: (x**-1.5).sum(),
     "solve": lambda i, x: jnp.linalg.inv(jnp.diag(x)).sum(),
+    "loop": lambda i, x: (
+        x.sum() + 0 * jax.lax.while_loop(lambda v: v < 9, lambda v: v * 2, jax.lax.stop_gradient(x[0]))
+    ),
 }
 
 
 def everything(mapped: Callable[..., jax.Array], mean: Callable[[jax.Array], jax.Array]) -> Callable[..., Any]:
-    """Values and gradients of the rows and of their mean, for every body at once."""
+    """Values and gradients, by rows and a shared factor, of the rows and of their mean, for every body at once."""
 
     def run(index: jax.Array, x: jax.Array) -> dict[str, Any]:
-        def averaged(x: jax.Array, body: Any) -> tuple[jax.Array, jax.Array]:
-            rows = mapped(body, index, x)
+        def averaged(w: jax.Array, x: jax.Array, body: Any) -> tuple[jax.Array, jax.Array]:
+            rows = mapped(lambda w, i, x: body(i, w * x), w, index, x)
             return mean(rows), rows
 
-        return {name: jax.value_and_grad(averaged, has_aux=True)(x, body) for name, body in BODIES.items()}
+        derived = jax.value_and_grad(averaged, (0, 1), has_aux=True)
+        return {name: derived(jnp.ones(2), x, body) for name, body in BODIES.items()}
 
     return run
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    ("placement", "at_once"), [((8, 10), None), ((3, 8), 2), ((8, 3), None), ((2, 7), None), ((2, 7), 2)], ids=str
-)
+PLACES = [((8, 10), None), ((2, 7), None), ((8, 3), None), ((2, 7), 2), ((8, 9), 1), ((8, 13), None)]
+
+
+@pytest.mark.sampled(3)  # by day: a device that is not full, also in turns; and one that is idle as well
+@pytest.mark.parametrize(("placement", "at_once"), PLACES, ids=str)
 def test_bodies_that_zeros_would_break_are_padded_with_rows(placement: tuple[int, int], at_once: int | None) -> None:
     axis = axis_on(*placement, at_once=at_once)
     index, x = jnp.arange(1.0, axis.size + 1), values(axis.size, 2)
-    here = everything(lambda f, i, x: px.map_fn(f, (i, x), axis), lambda y: px.reduce_mean(y, axis))
-    there = everything(lambda f, i, x: jax.vmap(f)(i, x), jnp.mean)
+    here = everything(
+        lambda f, w, *rows: px.map_fn(f, (px.broadcast(w, axis), *rows), axis), lambda y: px.reduce_mean(y, axis)
+    )
+    there = everything(lambda f, *args: jax.vmap(f, (None, 0, 0))(*args), jnp.mean)
     got = jax.jit(lambda i, x: here(i, px.map_fn(lambda x: 2 * x, x, axis)))(index, x / 2)  # padding reaches a map, too
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(got))
     assert_close(got, in_double(there, index, x), rtol=1e-4, atol=1e-4)

@@ -16,16 +16,7 @@ import pytest
 from jax.core import Tracer
 
 import paraxis as px
-from tests._support import (
-    ALL_PLACEMENTS,
-    EVERY_DAY,
-    PLACEMENTS,
-    assert_close,
-    at_night,
-    axis_on,
-    in_double,
-    values,
-)
+from tests._support import ALL_PLACEMENTS, EVERY_DAY, PLACEMENTS, assert_close, at_night, axis_on, in_double, values
 
 Program = Callable[[jax.Array, jax.Array], Any]
 

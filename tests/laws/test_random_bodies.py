@@ -51,11 +51,7 @@ WEIGHING: list[Callable[[jax.Array, jax.Array], jax.Array]] = [
     lambda number, v: jnp.where(number > 0.2, v, 0.0),
     lambda number, v: jnp.where(number > 0.2, jnp.zeros_like(v), v),
 ]
-LOOKING: list[Callable[[jax.Array], Any]] = [
-    jnp.linalg.norm,
-    lambda v: jnp.clip(v, -1.0, 1.0),
-    lambda v: v.T @ v,
-]
+LOOKING: list[Callable[[jax.Array], Any]] = [jnp.linalg.norm, lambda v: jnp.clip(v, -1.0, 1.0), lambda v: v.T @ v]
 
 
 def random_body(seed: int) -> Body:

@@ -28,22 +28,19 @@ KINDS = [
 ]
 
 
-def _move(explicit: bool, state: Any, x: jax.Array) -> Any:
-    """One step of AdamW of a worker."""
+def _round(library: Any, explicit: bool) -> Any:
     dot = functools.partial(jnp.dot, out_sharding=P("fsdp", None)) if explicit else jnp.dot
-    model, moments = state
 
-    def loss(model: Any) -> jax.Array:
+    def loss(model: Any, x: jax.Array) -> jax.Array:
         return jnp.mean(functools.reduce(lambda x, w: jnp.tanh(dot(x, w)), model, x) ** 2)
 
-    updates, moments = INNER.update(jax.grad(loss)(model), moments, model)
-    return optax.apply_updates(model, updates), moments
+    def move(model: Any, moments: Any, x: jax.Array) -> Any:
+        updates, moments = INNER.update(jax.grad(loss)(model, x), moments, model)
+        return optax.apply_updates(model, updates), moments
 
-
-def _round(library: Any, explicit: bool) -> Any:
     @library.program(placements={"replica": WORKERS})
     def step(model: Any, momentum: Any, own: Any, moments: Any, x: jax.Array) -> Any:
-        own, moments = library.map_fn(lambda *args: _move(explicit, args[:2], args[2]), (own, moments, x))
+        own, moments = library.map_fn(move, (own, moments, x))
         gradient = jax.tree.map(lambda w, mean: w - mean, model, library.reduce_mean(own))
         updates, momentum = OUTER.update(gradient, momentum, model)
         model = optax.apply_updates(model, updates)

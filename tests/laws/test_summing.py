@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 
 import paraxis as px
-from tests._support import assert_close, axis_on, values
+from tests._support import assert_close, axis_on
 
 SIZE = 10
 
@@ -75,19 +74,8 @@ def _weights():
     return w, jnp.asarray(rng.normal(size=(SIZE, 6, 3)), jnp.float32)
 
 
-def _axis(devices, at_once=None):
-    return px.Axis("c", SIZE, mesh=Mesh(np.array(jax.devices()[:devices]), ("c",)), at_once=at_once)
-
-
 def _rows(body, w, x):
-    return jax.tree.map(np.asarray, jax.jit(jax.vmap(body, (None, 0)))(w, x))
-
-
-def _close(actual, expected, tolerance=2e-5):
-    def one(a, b):
-        np.testing.assert_allclose(np.asarray(a, np.float64), b, rtol=tolerance, atol=tolerance * 10)
-
-    jax.tree.map(one, actual, expected)
+    return jax.tree.map(lambda a: np.asarray(a, np.float64), jax.jit(jax.vmap(body, (None, 0)))(w, x))
 
 
 @pytest.mark.sampled(2)
@@ -97,7 +85,7 @@ def _close(actual, expected, tolerance=2e-5):
     [(3, None), (2, 2), *(pytest.param(d, None, marks=pytest.mark.slow) for d in (1, 8))],
 )
 def test_reductions_of_a_map_equal_reductions_of_plain_vmap(name, devices, at_once):
-    body, axis = BODIES[name], _axis(devices, at_once)
+    body, axis = BODIES[name], axis_on(devices, SIZE, at_once=at_once)
     w, x = _weights()
     weight = jnp.linspace(-1.0, 2.0, SIZE)
     mask = jnp.arange(SIZE) % 3 != 1
@@ -111,7 +99,7 @@ def test_reductions_of_a_map_equal_reductions_of_plain_vmap(name, devices, at_on
             px.reduce_weighted_mean(y, weight, axis, where=mask),
         )
 
-    rows = jax.tree.map(lambda a: a.astype(np.float64), _rows(body, w, x))
+    rows = _rows(body, w, x)
     m, v = np.asarray(mask), np.asarray(weight, np.float64)
     found, tolerance = reduced(w, x), 2e-2 if name == "half precision" else 2e-5
     expected = (
@@ -119,20 +107,21 @@ def test_reductions_of_a_map_equal_reductions_of_plain_vmap(name, devices, at_on
         jax.tree.map(lambda a: a[m].mean(0), rows),
         jax.tree.map(lambda a: np.tensordot(v[m], a[m], 1) / v[m].sum(), rows),
     )
-    _close(found, expected, tolerance)
+    assert_close(found, expected, rtol=tolerance, atol=10 * tolerance)
 
 
-def _all_factors(x: jax.Array) -> dict[str, Any]:
-    return {name: body(x) for name, body in FACTORS.items()}
+def _all_factors(w: Any, x: jax.Array) -> dict[str, Any]:
+    """With a shared value beside a product, which counts for each element."""
+    return {name: body(x) for name, body in FACTORS.items()} | {"beside": w["a"] - x.T @ (x @ w["a"])}
 
 
 @pytest.mark.parametrize(("devices", "at_once"), [(3, None), (2, 2)])
 def test_masks_and_weights_of_a_body_go_into_its_products(devices: int, at_once: int | None) -> None:
-    axis, (_, x) = _axis(devices, at_once), _weights()
-    total = jax.jit(lambda x: px.reduce_sum(px.map_fn(_all_factors, x, axis), axis))
-    expected = jax.tree.map(lambda a: np.asarray(a, np.float64).sum(0), jax.jit(jax.vmap(_all_factors))(x))
-    for name, found in total(x).items():
-        _close(found, expected[name])
+    axis, (w, x) = axis_on(devices, SIZE, at_once=at_once), _weights()
+    total = jax.jit(lambda w, x: px.reduce_sum(px.map_fn(_all_factors, (px.broadcast(w, axis), x), axis), axis))
+    expected = jax.tree.map(lambda a: a.sum(0), _rows(_all_factors, w, x))
+    for name, found in total(w, x).items():
+        assert_close(found, expected[name], atol=2e-4)
 
 
 def test_no_gradient_per_element_is_held():
@@ -153,7 +142,7 @@ def test_no_gradient_per_element_is_held():
 
 
 def test_sums_asked_for_in_an_inner_trace_stay_there():
-    axis = _axis(3, at_once=1)
+    axis = axis_on(3, SIZE, at_once=1)
 
     @jax.jit
     def sums(x):
@@ -162,17 +151,7 @@ def test_sums_asked_for_in_an_inner_trace_stay_there():
         chosen = jax.lax.cond(inside > 0, lambda: px.reduce_mean(y, axis), lambda: 0.0)
         return inside, chosen, px.reduce_sum(y, axis), px.reduce_mean(y, axis)
 
-    _close(sums(jnp.arange(10.0)), (270.0, 9.0, 90.0, 9.0))
-
-
-def test_a_shared_value_beside_a_product_counts_for_each_element() -> None:
-    axis, w, x = axis_on(3, 10), values(3, 3), values(10, 4, 3)
-
-    @jax.jit
-    def total(w: jax.Array, x: jax.Array) -> jax.Array:
-        return px.reduce_sum(px.map_fn(lambda w, x: w - x.T @ x, (px.broadcast(w, axis), x), axis), axis)
-
-    assert_close(total(w, x), 10 * w - jnp.einsum("nij,nik->jk", x, x), rtol=1e-4)
+    assert_close(sums(jnp.arange(10.0)), (270.0, 9.0, 90.0, 9.0))
 
 
 def test_a_sum_of_gradients_copies_no_more_than_the_gradient_of_one_flat_batch() -> None:

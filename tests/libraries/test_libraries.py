@@ -193,9 +193,6 @@ def test_numpyro_runs_its_chains_in_a_map(chains: int) -> None:
     assert_close(run(px.pmap), run("vectorized"), rtol=1e-3, atol=1e-3)
 
 
-# --- lanes -----------------------------------------------------------------------------------------------------------
-
-
 def test_what_equinox_asks_of_a_batch_is_known_by_its_name() -> None:
     """Elements that are out of step are no batch; what is renamed would be asked of those that are together."""
     for name in ("unvmap_any", "unvmap_all", "unvmap_max", "nonbatchable", "select_if_vmap"):
