@@ -13,12 +13,15 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax.sharding import Mesh
 
 import paraxis as px
 from paraxis.solve import objective, prox
 
 if RANK := os.environ.get("PARAXIS_PROCESS"):
     gc.disable()  # tracing makes many objects, to look at which takes long
+    if os.environ.get("TESTS_UNEVEN"):
+        os.environ["JAX_NUM_CPU_DEVICES"] = "31"[int(RANK)]
     os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=1 --xla_cpu_parallel_codegen_split_count=1"
     # A host name that means nothing, and one that means an address that this machine has not, where they can be given.
     libc, own_name_only, and_user = ctypes.CDLL(None), 0x04000000, 0x10000000
@@ -50,8 +53,12 @@ def verbs() -> Results:
         return mapped, (px.reduce_max(x, rows), weighted, slopes, summed)
 
     mapped, reduced = in_one_program(w, x)
+    clients = px.Axis("clients", 4), px.Axis("clients", 13)
+    with jax.set_mesh(Mesh(np.array(jax.devices()), ("clients",))):
+        back = [px.gather(px.scatter(X[: axis.size], axis), axis) for axis in clients]
     eager = px.map_fn(jnp.sin, x, rows), px.scatter(x, rows), px.pmap(lambda x: x / px.psum(x, "i"), axis_name="i")(x)
-    return {"mapped": px.gather(mapped, rows), "reduced": reduced, "eager": px.gather(eager, rows)}
+    slope = jax.grad(px.program(rows=rows)(loss))(w, x)
+    return {"mapped": px.gather(mapped, rows), "reduced": reduced, "eager": (px.gather(eager, rows), slope, back)}
 
 
 class Rows:

@@ -1,4 +1,4 @@
-"""Each front end on two processes with two devices each: what it gives on one."""
+"""Each front end on two processes, with two devices each or with three and one: what it gives in one process."""
 
 from pathlib import Path
 
@@ -12,19 +12,24 @@ pytestmark = pytest.mark.floor
 AT_NIGHT = [pytest.param(name, marks=pytest.mark.slow) for name in _front_ends.PARTS if name != "verbs"]
 
 
-@pytest.mark.parametrize("name", ["verbs", *AT_NIGHT])
-def test_front_ends_give_on_two_processes_what_they_give_on_one(launched: Launch, tmp_path: Path, name: str) -> None:
-    status, _, error = launched(_front_ends.__file__, str(tmp_path), name, devices=2)
+def check(launched: Launch, folder: Path, name: str) -> None:
+    status, _, error = launched(_front_ends.__file__, str(folder), name, devices=2)
     assert status == 0, error
     expected = _front_ends.results([name])
     for rank in range(2):
-        with np.load(tmp_path / f"rank-{rank}.npz") as found:
+        with np.load(folder / f"rank-{rank}.npz") as found:
             assert sorted(found) == sorted(expected)
             for what, value in expected.items():
                 np.testing.assert_allclose(found[what], value, rtol=1e-3, atol=2e-4, err_msg=what)
 
 
+@pytest.mark.parametrize("name", ["verbs", *AT_NIGHT])
+def test_front_ends_give_on_two_processes_what_they_give_on_one(launched: Launch, tmp_path: Path, name: str) -> None:
+    check(launched, tmp_path, name)
+
+
 @pytest.mark.slow
-def test_processes_may_have_different_numbers_of_devices(launched: Launch) -> None:
-    status, out, error = launched(str(Path(__file__).with_name("_uneven.py")))
-    assert (status, out.count("right")) == (0, 2), error
+@pytest.mark.parametrize("name", ["verbs", "streams", "solvers", "refusals"])
+def test_processes_may_have_different_numbers_of_devices(launched: Launch, tmp_path: Path, monkeypatch, name) -> None:
+    monkeypatch.setenv("TESTS_UNEVEN", "3 and 1")
+    check(launched, tmp_path, name)
