@@ -1,8 +1,12 @@
 """Reports on programs whose communication, work and memory are known by hand."""
 
+import collections
 import functools
 import html
+import random
 import re
+import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,6 +39,7 @@ from tests._explained import (
     sent,
     struct,
 )
+from tests.test_stream_memory import HAS_PROC, printed
 
 pytestmark = pytest.mark.floor
 
@@ -99,6 +104,47 @@ def test_explain_tells_the_memory_that_the_compiler_tells() -> None:
     assert attention.memory.temporaries >= 4 * 4096**2  # its scores, which a library call of XLA's would hide
     donating = px.explain(jax.jit(lambda x: x + 1, donate_argnums=0))(struct(1024))
     assert (donating.memory.donated, donating.arguments[0].is_donated) == (4096, True)
+
+
+RUN = """
+{program}
+args = jax.block_until_ready(jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), shapes))
+told = px.explain(fn)(*args).memory
+fn = jax.jit(fn).lower(*args).compile({options})
+before = megabytes("VmRSS")
+jax.block_until_ready(fn(*args))
+print((told.peak - told.arguments) / 2**20, megabytes("VmHWM") - before)
+"""
+LARGE = {
+    "attention": """
+        fn = lambda x: jax.nn.softmax(x @ x.T) @ x
+        shapes = [jax.ShapeDtypeStruct((12288, 64), jnp.float32)]
+    """,
+    "convolutions": """
+        def fn(x, w):
+            for _ in range(3):
+                x = jnp.tanh(jax.lax.conv_general_dilated(x, w, (1, 1), "SAME"))
+            return x
+        shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((32, 32, 192, 192), (32, 32, 3, 3))]
+    """,
+    "a loop that keeps what its derivative needs": """
+        def fn(w, x):
+            def loss(w):
+                return jax.lax.scan(lambda x, _: (jnp.tanh(x * w), None), x, length=64)[0].sum()
+            return jax.grad(loss)(w)
+        shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((1024, 1024), (1024, 1024))]
+    """,
+}
+
+
+@pytest.mark.slow  # each is a process that takes hundreds of megabytes
+@HAS_PROC
+@pytest.mark.parametrize("program", LARGE)
+def test_explain_tells_the_peak_that_the_process_takes(program: str) -> None:
+    options = {"xla_cpu_experimental_ynn_fusion_type": ""}  # as in px.Stream, which bounds its memory by such figures
+    told, used = printed(RUN.format(program=textwrap.dedent(LARGE[program]), options=options))
+    assert told > 200
+    assert 0.8 * told < used < 1.25 * told
 
 
 def net() -> nnx.Linear:
@@ -229,3 +275,55 @@ def test_explain_saves_html_that_is_whole_and_needs_nothing_else(tmp_path: Path)
     assert not re.search(r"https?:|<script|@import|url\(", page)
     with pytest.raises(ValueError, match=r"save: path must end in .html, got 'r.png'; write 'r.html'"):
         report.save("r.png")
+
+
+def test_explain_names_libtpu_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "libtpu", None)
+    with pytest.raises(ModuleNotFoundError, match=r"on=.* needs libtpu, .*; write pip install 'paraxis\[tpu\]'"):
+        px.explain(jnp.sin, on="v5e:4x4")
+
+
+Fn = Callable[[Any], Any]
+MESH = mesh(a=2, b=4)
+
+
+def by_hand(draw: random.Random, depth: int) -> tuple[Fn, collections.Counter[Any]]:
+    """A function of a device's 8 x 4 block, and what it sends: kind, bytes, times, axes."""
+    name, turns = draw.choice(["a", "b"]), draw.choice([1, 2, 3])
+    size, block = MESH.shape[name], 8 * 4 * 4
+    along = draw.choice([("a",), ("b",), ("a", "b")])
+    around = [(i, (i + 1) % size) for i in range(size)]
+    flat: list[tuple[Fn, tuple[Any, ...]]] = [
+        (lambda x: jnp.sin(jax.lax.psum(x, along)), ("all_reduce", block, along)),
+        (lambda x: jnp.sin(jax.lax.pmax(x, along)) - x, ("all_reduce", block, along)),
+        (lambda x: jnp.sin(jax.lax.all_gather(x, name)).sum(0), ("all_gather", block * size, (name,))),
+        (lambda x: jax.lax.psum_scatter(jnp.sin(jnp.stack([x, *[2 * x] * (size - 1)])), name),
+         ("reduce_scatter", block * size, (name,))),
+        (lambda x: jnp.sin(jax.lax.all_to_all(x, name, 1, 1, tiled=True)), ("all_to_all", block, (name,))),
+        (lambda x: jnp.sin(jax.lax.ppermute(x, name, around)), ("collective_permute", block, (name,))),
+    ]  # fmt: skip
+    if not depth:
+        fn, (kind, sent, axes) = draw.choice(flat)
+        return fn, collections.Counter({(kind, sent, 1, axes): 1})
+    (one, first), (two, second) = by_hand(draw, depth - 1), by_hand(draw, depth - 1)
+    ways = [
+        (lambda x: two(one(x)), 1),
+        (lambda x: jax.lax.scan(lambda x, _: (two(one(x)), x.sum()), x, length=turns + 1)[0], turns + 1),
+        (lambda x: jax.jit(two)(jax.checkpoint(one)(x)), 1),
+        (lambda x: jax.lax.cond(x[0, 0] > 0, one, two, x), 1),  # both count
+    ]
+    fn, often = draw.choice(ways)
+    sent = collections.Counter[Any]()
+    for (kind, size, times, axes), number in [*first.items(), *second.items()]:
+        sent[kind, size, times * often, axes] += number
+    return fn, sent
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("seed", range(40))
+def test_explain_finds_what_random_programs_write_with_its_axes_and_times(seed: int) -> None:
+    fn, sent = by_hand(random.Random(seed), 2)
+    run = jax.jit(jax.shard_map(fn, mesh=MESH, in_specs=P("a", "b"), out_specs=P("a", "b"), check_vma=False))
+    report = px.explain(run)(struct(16, 16))
+    assert collections.Counter((c.kind, c.bytes, c.times, c.axes) for c in report.collectives) == sent
+    assert all(c.is_written and c.line is not None and c.line.file == __file__ for c in report.collectives)

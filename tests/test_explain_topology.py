@@ -15,7 +15,7 @@ import paraxis as px
 from tests._explained import HANDED_ON, PROGRAMS, lies, mesh, sent, struct
 from tests.test_explain_findings import until
 
-needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 
 # What a TPU's compiler makes of some programs: it sends what is only multiplied as bfloat16, sums before it scatters
 # what is small, and gathers in a ring beside a product.
@@ -32,7 +32,6 @@ SENT = {name: expected for name, (_, _, expected) in PROGRAMS.items()} | {
 }
 
 
-@needs_libtpu
 @pytest.mark.floor
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_explain_finds_what_tpus_send_as_known_by_hand(name: str) -> None:
@@ -46,7 +45,6 @@ def test_explain_finds_what_tpus_send_as_known_by_hand(name: str) -> None:
     assert {c.line.file for c in report.collectives if c.line} == {sys.modules[struct.__module__].__file__}
 
 
-@needs_libtpu
 def test_explain_finds_a_condition_that_chips_exchange() -> None:
     rows, x = px.Axis("rows", 64), struct(64, 4, lies=lies(mesh(d=8), "d"))
     assert px.explain(jax.vmap(until), on="v5e:2x4")(x).found("condition")
@@ -54,7 +52,6 @@ def test_explain_finds_a_condition_that_chips_exchange() -> None:
     assert alone.kind == "waiting"  # for the others of a chip, and for no other chip
 
 
-@needs_libtpu
 def test_explain_for_a_topology_has_the_program_s_names_shardings_and_donations() -> None:
     over = mesh(d=2, m=4)
     w = {"a": struct(8, 16, lies=lies(over, None, "m")), "unread": struct(3)}
@@ -68,7 +65,6 @@ def test_explain_for_a_topology_has_the_program_s_names_shardings_and_donations(
     assert there.memory.donated >= 8 * 16 // 4 * 4
 
 
-@needs_libtpu
 def test_explain_lays_axes_over_all_chips_of_a_larger_topology() -> None:
     clients = px.Axis("clients", 40)
 
@@ -86,7 +82,6 @@ def test_explain_lays_axes_over_all_chips_of_a_larger_topology() -> None:
     assert (report.num_devices, report.work.factor) == (1, 1)
 
 
-@needs_libtpu
 def test_explain_takes_devices_of_a_topology_as_jax_has_them() -> None:
     from jax.experimental import topologies
 
@@ -97,7 +92,6 @@ def test_explain_takes_devices_of_a_topology_as_jax_has_them() -> None:
         assert (total.kind, total.axes) == ("all_reduce", ("d",))
 
 
-@needs_libtpu
 def test_explain_refuses_what_no_chip_holds_and_no_topology_has() -> None:
     with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
         px.explain(lambda x: jax.nn.softmax(x @ x.T) @ x, on="v5e:2x2")(struct(131072, 128, dtype=jnp.bfloat16))
@@ -109,13 +103,6 @@ def test_explain_refuses_what_no_chip_holds_and_no_topology_has() -> None:
         px.explain(lambda x: x * 2, on="v5e:2x2")(struct(64, lies=lies(mesh(d=8), "d")))
 
 
-def test_explain_names_libtpu_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "libtpu", None)
-    with pytest.raises(ModuleNotFoundError, match=r"on=.* needs libtpu, .*; write pip install 'paraxis\[tpu\]'"):
-        px.explain(jnp.sin, on="v5e:4x4")
-
-
-@needs_libtpu
 @pytest.mark.parametrize("shard", [None, "params"])
 def test_explain_lays_a_training_step_over_all_chips_without_a_state(shard) -> None:
     make = lambda: px.TrainState.create({"w": jnp.zeros((2048, 64))}, optax.adam(0.1))  # noqa: E731

@@ -2,22 +2,16 @@
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, log_loss
 
 import paraxis as px
+from tests._streams import bits
 from tests.examples.conftest import Quick
 
 pytestmark = pytest.mark.slow
-
-
-def assert_same_bits(got: Any, expected: Any) -> None:
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
 def test_with_any_part_replaced_by_plain_flax_the_state_is_the_same_bit_by_bit() -> None:
@@ -31,7 +25,7 @@ def test_with_any_part_replaced_by_plain_flax_the_state_is_the_same_bit_by_bit()
             np.testing.assert_allclose(module.probabilities(state, table.held_out["x"]), expected, atol=1e-4)
             continue
         variables = state.mutable["batch_stats"] if isinstance(state, px.TrainState) else state.batch_stats
-        assert_same_bits((state.params, variables), (by_hand.params, by_hand.batch_stats))
+        assert bits((state.params, variables)) == bits((by_hand.params, by_hand.batch_stats))
     assert len(found) == 6
 
 
@@ -40,7 +34,7 @@ def test_the_pipeline_resumes_and_scores_what_scikit_learn_does(quick: Quick, tm
     for epochs in (1, 2):
         fitted = module.train(unbroken["table"], epochs, checkpoint=str(tmp_path / "run"))
     whole, held_out = unbroken["fitted"], unbroken["table"].held_out
-    assert_same_bits((fitted.state.params, fitted.state.opt_state), (whole.state.params, whole.state.opt_state))
+    assert bits((fitted.state.params, fitted.state.opt_state)) == bits((whole.state.params, whole.state.opt_state))
     assert fitted.history == whole.history
     predicted = module.probabilities(fitted.state, held_out["x"])
     last = fitted.history.evaluations[-1].metrics

@@ -2,12 +2,18 @@
 
 import textwrap
 
-BARE = """
+BEGIN = """
+    import subprocess
+    import sys
+    from pathlib import Path
+
     import jax
     import jax.numpy as jnp
     import numpy as np
     import paraxis as px
+"""
 
+BARE = """
     x, axis = np.arange(30.0).reshape(10, 3), px.Axis("clients", 10)
     mean = px.reduce_mean(px.map_fn(jnp.square, jnp.asarray(x), axis), axis)
     assert np.allclose(mean, (x**2).mean(0))
@@ -16,10 +22,6 @@ BARE = """
     solution = px.solve.LBFGS(lambda w: jnp.sum((w - 1) ** 2)).run(jnp.zeros(3))
     assert np.allclose(solution.params, 1, atol=1e-3)
 
-    import subprocess
-    import sys
-    from pathlib import Path
-
     Path("job.py").write_text("import paraxis as px\\npx.initialize()\\nimport jax\\nprint(jax.process_count())\\n")
     paraxis = str(Path(sys.executable).with_name("paraxis"))
     launched = subprocess.run([paraxis, "launch", "-n", "2", "job.py"], capture_output=True, text=True)
@@ -27,11 +29,7 @@ BARE = """
 """
 
 NNX = """
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
     import optax
-    import paraxis as px
     from flax import nnx
 
     x = jnp.ones((10, 3))
@@ -45,11 +43,6 @@ NNX = """
 """
 
 POOL = """
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-    import paraxis as px
-
     x, axis = np.arange(30.0, dtype="float32").reshape(10, 3), px.Axis("clients", 10)
 
     def total(w, x):
@@ -61,8 +54,6 @@ POOL = """
 """
 
 SOLVE = """
-    import numpy as np
-    import paraxis as px
     import sklearn.linear_model
 
     rng = np.random.default_rng(0)
@@ -72,10 +63,6 @@ SOLVE = """
 """
 
 TABLES = """
-    import numpy as np
-    import paraxis as px
-    from pathlib import Path
-
     rng = np.random.default_rng(0)
     X = rng.normal(size=(60, 2))
     Path("data.csv").write_text("\\n".join(["a,b,y", *(f"{a},{b},{a - b}" for a, b in X)]))
@@ -85,12 +72,8 @@ TABLES = """
 """
 
 TRAIN = """
-    import jax.numpy as jnp
-    import numpy as np
     import optax
-    import paraxis as px
     from flax import nnx
-    from pathlib import Path
 
     def loss(net, batch):
         return jnp.mean((net(batch["x"]) - batch["y"]) ** 2)
@@ -105,20 +88,12 @@ TRAIN = """
 """
 
 DEMO = """
-    import subprocess
-    import sys
-    from pathlib import Path
-
     command = [str(Path(sys.executable).with_name("paraxis")), "demo", "--quick", "--out", "demo"]
     subprocess.run(command, check=True)
     assert len(list(Path("demo").rglob("*.png"))) == 5
 """
 
 TPU = """
-    import jax
-    import jax.numpy as jnp
-    import paraxis as px
-
     rows = px.Axis("rows", 32)
     report = px.explain(lambda x: px.reduce_mean(px.map_fn(jnp.sin, x, rows), rows), on="v5e:4x4")(jnp.ones((32, 8)))
     assert report.num_devices == 16
@@ -134,7 +109,7 @@ LINT = "import grimp, mypy, pyright, ruff"
 
 # By extra; what is not for users is imported only, as the project's tests use it.
 PROGRAMS = {
-    name: textwrap.dedent(program).strip()
+    name: textwrap.dedent(BEGIN) + textwrap.dedent(program)
     for name, program in {
         "bare": BARE,
         "nnx": NNX,

@@ -15,17 +15,14 @@ px.map_fn(jnp.sin, x, clients, lowering="vmapped")  # wrong
 px.reduce_mean(x, clients, were=x[:, 0] > 0)  # wrong
 px.reduce_mean(x, 8)  # wrong
 px.pmap(jnp.sin, axisname="clients")  # wrong
-px.reduce_mean(x, clients).shap  # wrong
 
 loss(x[0])  # wrong
 loss("w", x)  # wrong
 loss(x[0], x, scal=2.0)  # wrong
-loss(x[0], x).shap  # wrong
 
 Clients().mean(x, x)  # wrong
 
 px.Jit(error, net, donat=True)  # wrong
-px.Parallel(error, net, reduce="mean")(x, x).shap  # wrong
 px.Vectorize(error, net, batch_axes=0)  # wrong
 px.GradValues(error, net, wrtt=None)  # wrong
 
@@ -39,11 +36,7 @@ px.trian.Fitted  # wrong
 px.train.Fited  # wrong
 px.errors.ShapedError  # wrong
 px.explain(3)  # wrong
-px.explain(jnp.sin)(x).finding  # wrong
 px.show(x, 3)  # wrong
-px.show(x).leafs  # wrong
 px.compare(jnp.sin, x)  # wrong
 px.compare({"sin": jnp.sin}, x, second=3)  # wrong
-px.compare({"sin": jnp.sin}, x)["sin"].mean  # wrong
 px.tabulate(3, x)  # wrong
-px.tabulate(net, x).totals  # wrong
