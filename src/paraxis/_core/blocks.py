@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -65,10 +65,6 @@ def _bind_alone(eqn: JaxprEqn, *operands: Any) -> Sequence[Any]:
         return [_Asked(y, jax_api.bind(eqn, *own)[0]) if name.startswith("unvmap") else y]
     if name == "convert_element_type" and isinstance(operands[0], _Asked):
         return [_Asked(*(jax_api.bind(eqn, x)[0] for x in operands[0]))]
-    if _opens(eqn):
-        body = next(value for value in eqn.params.values() if isinstance(value, (Jaxpr, ClosedJaxpr)))
-        body = body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
-        return jax_api.evaluate(body, *operands, opens=_opens, apply=_bind_alone)
     if name == "cond" and any(map(jax_api.calls_back, jax_api.jaxprs_in_params(eqn.params))):
         own = [x.of_all if isinstance(x, _Asked) else x for x in operands]
     if name in ("while", "scan", "cond"):
@@ -115,78 +111,78 @@ class _Loop(NamedTuple):
         return cls(None, params["jaxpr"], [], *groups)
 
 
-class _Analysis:
-    """Which loops elements leave apart, of those worth it. It is asked of a body again and again."""
+_kept = functools.lru_cache(maxsize=1024)  # a body is asked about again and again
 
-    def __init__(self) -> None:
-        self._known, self._cuts_in = functools.cache(self._find_known), functools.cache(self._find_cuts_in)
-        self.price = functools.cache(self._find_price)
 
-    def cuts(self, eqn: JaxprEqn, differ: Sequence[bool], around: float) -> bool:
-        """Return whether an operation is a loop to cut, or holds one; ``around`` is the price of the code around it."""
-        if eqn.primitive.name == "cond":
-            return any(self._cuts_in(branch.jaxpr, tuple(differ[1:]), around) for branch in eqn.params["branches"])
-        if eqn.primitive.name not in ("while", "scan") or eqn.params.get("length") == 0:
-            return False
-        loop, (parts, of_body) = _Loop.of(eqn, differ), self._in_loop(eqn, differ)
-        if loop.condition is not None and loop.condition.out_avals[0].shape:  # of several, for which vmap made one
-            return False
-        body = loop.body.jaxpr
-        is_worth_it = parts and self.price(body) >= _SHARE * around and not _counts(eqn, differ)
-        return is_worth_it or self._cuts_in(body, of_body, self.price(body, turns=0))
+def _cuts(eqn: JaxprEqn, differ: Sequence[bool], around: float) -> bool:
+    """Return whether an operation is a loop to cut, or holds one; ``around`` is the price of the code around it."""
+    if eqn.primitive.name == "cond":
+        return any(_cuts_in(branch.jaxpr, tuple(differ[1:]), around) for branch in eqn.params["branches"])
+    if eqn.primitive.name not in ("while", "scan") or eqn.params.get("length") == 0:
+        return False
+    loop, (parts, of_body) = _Loop.of(eqn, differ), _in_loop(eqn, differ)
+    if loop.condition is not None and loop.condition.out_avals[0].shape:  # of several, for which vmap made one
+        return False
+    body = loop.body.jaxpr
+    is_worth_it = parts and _price(body) >= _SHARE * around and not _counts(eqn, differ)
+    return is_worth_it or _cuts_in(body, of_body, _price(body, turns=0))
 
-    def _find_cuts_in(self, jaxpr: Jaxpr, differ: OperandMask, around: float) -> bool:
-        known = self._known(jaxpr, differ)
-        return any(self.cuts(eqn, _marks(eqn.invars, known), around) for eqn in jaxpr.eqns)
 
-    def _find_known(self, jaxpr: Jaxpr, differ: OperandMask) -> dict[Any, bool]:
-        """Return which variables differ between elements, if these arguments do."""
-        known = dict[Any, bool](zip(jaxpr.invars, differ, strict=True))
-        for eqn in jaxpr.eqns:
-            known.update(zip(eqn.outvars, self._of_results(eqn, _marks(eqn.invars, known)), strict=True))
-        return known
+@_kept
+def _cuts_in(jaxpr: Jaxpr, differ: OperandMask, around: float) -> bool:
+    variables = _differing(jaxpr, differ)
+    return any(_cuts(eqn, _marks(eqn.invars, variables), around) for eqn in jaxpr.eqns)
 
-    def _of_results(self, eqn: JaxprEqn, differ: Sequence[bool]) -> Sequence[bool]:
+
+@_kept
+def _differing(jaxpr: Jaxpr, differ: OperandMask) -> set[Any]:
+    """Return the variables that differ between elements, if these arguments do."""
+    variables = set(select(jaxpr.invars, differ))
+    for eqn in jaxpr.eqns:
+        of_operands = _marks(eqn.invars, variables)
         if eqn.primitive.name not in ("while", "scan"):
-            return [any(differ)] * len(eqn.outvars)
-        loop, (_, of_body) = _Loop.of(eqn, differ), self._in_loop(eqn, differ)
-        return of_body[len(loop.of_body) :] if loop.condition else self._results(loop.body.jaxpr, of_body)
+            of_results = [any(of_operands)] * len(eqn.outvars)
+        else:
+            loop, (_, of_body) = _Loop.of(eqn, of_operands), _in_loop(eqn, of_operands)
+            of_results = of_body[len(loop.of_body) :] if loop.condition else _results(loop.body.jaxpr, of_body)
+        variables.update(select(eqn.outvars, of_results))
+    return variables
 
-    def _in_loop(self, eqn: JaxprEqn, differ: Sequence[bool]) -> tuple[bool, OperandMask]:
-        """Return whether elements turn a loop differently often, and which arguments of its body differ."""
-        loop, parts, before = _Loop.of(eqn, differ), False, None
-        carry = loop.carry
-        while carry != before:
-            before = carry
-            if loop.condition is not None:
-                [parts] = self._results(loop.condition.jaxpr, (*loop.of_condition, *carry))
-            after = self._results(loop.body.jaxpr, (*loop.of_body, *carry, *loop.rows))
-            carry = [parts or a or b for a, b in zip(carry, after, strict=False)]
-        return parts, (*loop.of_body, *carry, *loop.rows)
 
-    def _results(self, jaxpr: Jaxpr, differ: OperandMask) -> list[bool]:
-        return _marks(jaxpr.outvars, self._known(jaxpr, differ))
+def _in_loop(eqn: JaxprEqn, differ: Sequence[bool]) -> tuple[bool, OperandMask]:
+    """Return whether elements turn a loop differently often, and which arguments of its body differ."""
+    loop, parts, before = _Loop.of(eqn, differ), False, None
+    carry = loop.carry
+    while carry != before:
+        before = carry
+        if loop.condition is not None:
+            [parts] = _results(loop.condition.jaxpr, (*loop.of_condition, *carry))
+        after = _results(loop.body.jaxpr, (*loop.of_body, *carry, *loop.rows))
+        carry = [parts or a or b for a, b in zip(carry, after, strict=False)]
+    return parts, (*loop.of_body, *carry, *loop.rows)
 
-    def _find_price(self, jaxpr: Jaxpr, turns: int = _TURNS) -> float:
-        """Return roughly how many small operations a jaxpr is; a ``while`` turns so often."""
-        return sum([self._price_of(eqn, turns) for eqn in jaxpr.eqns])
 
-    def _price_of(self, eqn: JaxprEqn, turns: int) -> float:
-        bodies, size = list(jax_api.jaxprs_in_params(eqn.params)), sum(_size(v) for v in eqn.outvars)
+def _results(jaxpr: Jaxpr, differ: OperandMask) -> list[bool]:
+    return _marks(jaxpr.outvars, _differing(jaxpr, differ))
+
+
+@_kept
+def _price(jaxpr: Jaxpr, turns: int = _TURNS) -> float:
+    """Return roughly how many small operations a jaxpr is; a ``while`` turns so often."""
+    total = 0.0
+    for eqn in jaxpr.eqns:
+        ins, outs = ([math.prod(v.aval.shape) for v in list[Any](atoms)] for atoms in (eqn.invars, eqn.outvars))
+        size, bodies = sum(outs), list(jax_api.jaxprs_in_params(eqn.params))
         if eqn.primitive.name == "dot_general":
-            size *= math.isqrt(_size(eqn.invars[0]) * _size(eqn.invars[1]) // max(size, 1))  # what is contracted
-        if not bodies:
-            return 1 + size / 64
+            size *= math.isqrt(math.prod(ins) // max(size, 1))  # what is contracted
         times = {"while": turns, "scan": eqn.params.get("length")}.get(eqn.primitive.name, 1)
-        return times * sum(self.price(body, turns=turns) for body in bodies)
+        total += times * sum(_price(body, turns=turns) for body in bodies) if bodies else 1 + size / 64
+    return total
 
 
-def _marks(atoms: Sequence[Any], known: Mapping[Any, bool]) -> list[bool]:
-    return [not isinstance(v, Literal) and known.get(v, False) for v in atoms]
-
-
-def _size(atom: Any) -> int:
-    return math.prod(atom.aval.shape)
+def _marks(atoms: Sequence[Any], variables: Collection[Any]) -> list[bool]:
+    """Return which atoms are variables of these."""
+    return [not isinstance(v, Literal) and v in variables for v in atoms]
 
 
 _COUNTING = ({"lt", "and", "convert_element_type"}, {"add", "convert_element_type"})
@@ -264,7 +260,7 @@ class Program:
 
     def __init__(self, closed: ClosedJaxpr, shared: OperandMask) -> None:
         self.blocks, self.common, self.constants = list[Block](), list[JaxprEqn](), dict[Any, Any]()
-        self._analysis, operands = _Analysis(), [Var(v.aval) for v in closed.jaxpr.invars]
+        operands = [Var(v.aval) for v in closed.jaxpr.invars]
         self.arguments, self.shared = select(operands, shared, False), select(operands, shared)
         self._own, entry = set[Any](self.arguments), self.block()
         entry.moves += zip(self.arguments, self.arguments, strict=True)
@@ -287,7 +283,7 @@ class Program:
         values = dict[Any, Any](zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *atoms], strict=True))
         for eqn in jaxpr.eqns:
             inputs = [v if isinstance(v, Literal) else values[v] for v in eqn.invars]
-            if self._analysis.cuts(eqn, [self.is_own(x) for x in inputs], around):
+            if _cuts(eqn, _marks(inputs, self._own), around):
                 cut = {"while": self.cut_while, "scan": self.cut_scan, "cond": self.cut_cond}[eqn.primitive.name]
                 results, block = cut(eqn, inputs, block, around)
             else:
@@ -295,15 +291,12 @@ class Program:
             values.update(zip(eqn.outvars, results, strict=True))
         return [v if isinstance(v, Literal) else values[v] for v in jaxpr.outvars], block
 
-    def is_own(self, atom: Any) -> bool:
-        return not isinstance(atom, Literal) and atom in self._own
-
     def append(self, block: Block, eqn: JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
         outvars: list[Any] = [Var(v.aval) for v in eqn.outvars]
         bodies, names = jax_api.jaxprs_in_params(eqn.params), ("while", "pure_callback")
         is_crowded = eqn.primitive.name in names or any(jax_api.holds(body, *names) for body in bodies)
         eqn = eqn.replace(invars=[*inputs], outvars=outvars)
-        if is_crowded or any(map(self.is_own, inputs)):  # a shared loop that no element gets to need not end
+        if is_crowded or any(_marks(inputs, self._own)):  # a shared loop that no element gets to need not end
             self._own.update(outvars)
             block.eqns.append(eqn)
             block.is_crowded |= is_crowded
@@ -316,7 +309,7 @@ class Program:
         loop, carry = _Loop.of(eqn, inputs), self.variables([v.aval for v in eqn.outvars])
         [goes], block = self.inline(eqn.params["cond_jaxpr"], [*loop.of_condition, *loop.carry], block, math.inf)
         start = self.block()
-        results, end = self.inline(loop.body, [*loop.of_body, *carry], start, self._analysis.price(loop.body.jaxpr, 0))
+        results, end = self.inline(loop.body, [*loop.of_body, *carry], start, _price(loop.body.jaxpr, turns=0))
         [again], end = self.inline(eqn.params["cond_jaxpr"], [*loop.of_condition, *results], end, math.inf)
         after = self.block()
         for last, values, choice in ((block, loop.carry, goes), (end, results, again)):
@@ -333,7 +326,7 @@ class Program:
         row_of = [jax_api.call(jax.jit(lambda x, i: x[i]), x, index) for x in loop.rows]
         rows = [self.append(start, at, at.invars)[0] for at in row_of]
         inner = [*loop.of_body, *found[:number], *rows]
-        results, end = self.inline(loop.body, inner, start, self._analysis.price(loop.body.jaxpr, 0))
+        results, end = self.inline(loop.body, inner, start, _price(loop.body.jaxpr, turns=0))
         end.stores += zip(found[number:], [index] * len(found[number:]), results[number:], strict=True)
         to_next = jax_api.call(jax.jit(lambda index: (index + step, index + step != stop)), index)
         after, [following, again] = self.block(), self.append(end, to_next, [index])

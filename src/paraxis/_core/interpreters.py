@@ -165,7 +165,7 @@ def _located(kind: str, test: Any, operands: Any, **params: Any) -> str:
             met.append(_meets(test, *results))
             return results
 
-        jax_api.evaluate(m.body, *args, opens=lambda _: True, apply=noting)
+        jax_api.evaluate(m.body, *args, opens=lambda eqn: eqn.primitive.name == "jit", apply=noting)
         return jnp.stack(met)
 
     traced, operands, _ = maps.trace_like(m, element, operands, m.shared, m.alike)

@@ -157,13 +157,8 @@ def named_axes(eqn: JaxprEqn) -> tuple[Any, ...]:
 
 
 def renamed_axes(eqn: JaxprEqn, names: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
-    """Return an equation's parameter in which it names axes, with others for ``names``; a collective must have one."""
+    """Return an equation's parameter in which it names axes, if it has one, with others for ``names``."""
     key, axes = _axes_parameter(eqn), named_axes(eqn)
-    used = {axis_of(effect) for effect in eqn.effects}.intersection(names)
-    if used.difference(axes) and not jaxprs_in_params(eqn.params):
-        raise NotImplementedError(
-            f"{eqn.primitive.name} names axes {sorted(map(str, used))} in a way that is not known"
-        )
     if key is None or names.keys().isdisjoint(axes):
         return {}
     axes = tuple(new for name in axes for new in names.get(name, (name,)))
@@ -305,13 +300,15 @@ def call(fn: Callable[..., Any], *atoms: Any, axis_env: Mapping[str, int] | None
 def evaluate(
     closed: ClosedJaxpr, *args: Any, opens: Callable[[JaxprEqn], bool], apply: Callable[..., Sequence[Any]] = bind
 ) -> list[Any]:
-    """Run a jaxpr operation by operation; of a call of ``jit`` that ``opens`` holds of, those of its body."""
+    """Run a jaxpr operation by operation; of a call that ``opens`` holds of, those of its body."""
     values = dict[Any, Any](zip(closed.jaxpr.invars, args, strict=True))
     values.update(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     for eqn in closed.jaxpr.eqns:
         operands = [v.val if isinstance(v, Literal) else values[v] for v in eqn.invars]
-        if eqn.primitive.name == "jit" and opens(eqn):
-            results = evaluate(eqn.params["jaxpr"], *operands, opens=opens, apply=apply)
+        if opens(eqn):
+            body = next(value for value in eqn.params.values() if isinstance(value, (Jaxpr, ClosedJaxpr)))
+            body = body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
+            results = evaluate(body, *operands, opens=opens, apply=apply)
         else:
             results = apply(eqn, *operands)
         values.update(zip(eqn.outvars, results, strict=True))

@@ -114,23 +114,19 @@ def _evaluated(
     traced, out_tree = jax_api.trace(fn, [jax_api.struct(x) for x in operands], {})
     closed = jax_api.dce(traced)[0]
     is_ruled = jax_api.holds(closed.jaxpr, "custom_jvp_call", "custom_vjp_call")
-    by_operation = is_ruled and arrays.is_traced([*closed.consts, *operands])
-    run = runner(closed, placement, by_operation)
+    may_raise = placement.is_on_cpu_devices and jax_api.calls_back(closed.jaxpr)
+    if may_raise or (is_ruled and arrays.is_traced([*closed.consts, *operands])):
+        run = functools.partial(jax_api.evaluate, closed, opens=_has_map)
+    else:
+        closed, consts = jax_api.without_constants(closed)
+        compiled = cached(jaxpr_key(closed), lambda: jax.jit(jax_api.jaxpr_as_fun(jax_api.with_copies(closed))))
+        run = functools.partial(compiled, *consts)
     with entered(declared=declared):  # a rule of the user's is traced only now
         return jax.tree.unflatten(out_tree, run(*operands))
 
 
-def runner(closed: ClosedJaxpr, placement: Placement, by_operation: bool = False) -> Callable[..., Any]:
-    """Return what runs a trace eagerly: compiled, or ``by_operation``, as where elements may raise on CPU devices.
-
-    Arguments and results are flat. What is compiled is made once for each structure.
-    """
-    if by_operation or (placement.is_on_cpu_devices and jax_api.calls_back(closed.jaxpr)):
-        has_map = lambda eqn: jax_api.holds(eqn.params["jaxpr"].jaxpr, "px_map")  # noqa: E731
-        return functools.partial(jax_api.evaluate, closed, opens=has_map)
-    closed, consts = jax_api.without_constants(closed)
-    run = cached(jaxpr_key(closed), lambda: jax.jit(jax_api.jaxpr_as_fun(jax_api.with_copies(closed))))
-    return functools.partial(run, *consts)
+def _has_map(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name == "jit" and jax_api.holds(eqn.params["jaxpr"].jaxpr, "px_map")
 
 
 def share_out(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:

@@ -99,7 +99,7 @@ def _contracted(
 
 
 def _has_product(eqn: JaxprEqn) -> bool:
-    return jax_api.holds(eqn.params["jaxpr"].jaxpr, *_PRODUCTS)
+    return eqn.primitive.name == "jit" and jax_api.holds(eqn.params["jaxpr"].jaxpr, *_PRODUCTS)
 
 
 def _over_one(eqn: JaxprEqn, *operands: Any) -> Sequence[Any]:
@@ -122,8 +122,7 @@ class Ending(NamedTuple):
     """A function of one element, split into its head and its linear end, which is run once, of sums.
 
     Attributes:
-        head: the jaxpr of one element that returns the values of ``read``.
-        read: variables that the end, or the caller, reads.
+        head: the jaxpr of one element that returns what the end, or the caller, reads.
         varying: the variables that may differ between elements.
         scale: what scales all values of the end: it is taken to the products' arguments, and to the leaves.
         leaves: variables that are summed as they are.
@@ -134,7 +133,6 @@ class Ending(NamedTuple):
     """
 
     head: ClosedJaxpr
-    read: Sequence[Any]
     varying: set[Any]
     scale: Scale
     leaves: Sequence[Any]
@@ -149,7 +147,7 @@ def split(body: ClosedJaxpr, shared: OperandMask, summed: ResultMask) -> Ending 
     is_known = jax_api.holds(body.jaxpr, *_PRODUCTS) and not jax_api.holds(body.jaxpr, "while", "scan")
     if not is_known or not any(summed):
         return None
-    if any(eqn.primitive.name == "jit" and _has_product(eqn) for eqn in body.jaxpr.eqns):
+    if any(map(_has_product, body.jaxpr.eqns)):
         body = jax_api.trace(functools.partial(jax_api.evaluate, body, opens=_has_product), body.in_avals, {})[0]
     jaxpr = body.jaxpr
     if any(isinstance(v, Literal) for v in jaxpr.outvars):
@@ -190,17 +188,16 @@ def _walked_back(
     if not products:
         return None
     leaves += [v for v in body.jaxpr.invars if v in wanted]
-    read = list(dict.fromkeys([*read, *leaves]))
-    return Ending(
-        jax_api.dce(body, read)[0], read, differ, scale, leaves, products, steps[::-1], body.jaxpr.outvars, totals
-    )
+    head = jax_api.dce(body, dict.fromkeys([*read, *leaves]))[0]
+    return Ending(head, differ, scale, leaves, products, steps[::-1], body.jaxpr.outvars, totals)
 
 
 def _run(ending: Ending, m: Map, operands: Any, real: Any, count: int, merge: bool) -> list[jax.Array]:
     """Run the head for ``count`` elements, and the end of their sums; shapes are those of :func:`over_elements`."""
-    alike = [v not in ending.varying for v in ending.read]
+    read = ending.head.jaxpr.outvars
+    alike = [v not in ending.varying for v in read]
     head = jax.vmap(jax_api.jaxpr_as_fun(ending.head), _axes(m.shared), _axes(alike), axis_size=count)
-    rows = dict(zip(ending.read, head(*operands), strict=True))
+    rows = dict[Any, jax.Array](zip(read, head(*operands), strict=True))
 
     def scaled(v: Any, scale: Scale) -> jax.Array:
         x = rows[v]
@@ -208,7 +205,7 @@ def _run(ending: Ending, m: Map, operands: Any, real: Any, count: int, merge: bo
             x = _masked(rows[number], x) if is_mask else jax.vmap(jnp.multiply)(rows[number].astype(x.dtype), x)
         return _masked(real, x)
 
-    totals = {v: rows[v] for v, same in zip(ending.read, alike, strict=True) if same}
+    totals = {v: rows[v] for v, same in zip(read, alike, strict=True) if same}
     totals |= {v: of_rows(scaled(v, ending.scale)) for v in ending.leaves}
     for eqn in ending.products:
         known, moving = eqn.invars
