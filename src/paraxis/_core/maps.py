@@ -6,14 +6,13 @@ returns residuals, the leaves of what ``jax.linearize`` returns, but in chunks: 
 again. The transpose of a shared operand is a summed result.
 """
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 from paraxis._core import arrays, jax_api, lowerings, placing, sums
 from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, ShapedArray
@@ -68,14 +67,6 @@ def bind(m: Map, operands: Sequence[Any]) -> list[jax.Array]:
         devices=placing.mesh_witness(m.placement),
         **m._asdict(),
     )
-
-
-def mesh_hidden(covered: Sequence[str]) -> Any:
-    """Return a context in which no mesh is in force, unless some of its axes are left to the compiler."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if any(size > 1 and name not in covered for name, size in mesh.shape.items()):
-        return contextlib.nullcontext()
-    return jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
 
 
 def _avals(*operands: Any, **params: Any) -> Any:

@@ -65,10 +65,9 @@ def pmap(
     """
     check.one_of("pmap", "lowering", lowering, get_args(Lowering), AxisError)
     name = axis_name if axis_name is not None else f"pmap({getattr(fn, '__name__', 'fn')})"
-    static, donated = (
-        (nums,) if isinstance(nums, int) else tuple(nums) for nums in (static_broadcasted_argnums, donate_argnums)
-    )
-    return Pmapped(fn, name, in_axes, out_axes, static, donated, axis_size, at_once, lowering)
+    static = static_broadcasted_argnums
+    static = (static,) if isinstance(static, int) else tuple(static)
+    return Pmapped(fn, name, in_axes, out_axes, static, donate_argnums, axis_size, at_once, lowering)
 
 
 _LIES = operator.attrgetter("committed", "sharding", "shape")
@@ -83,7 +82,7 @@ class Pmapped:
     _in_axes: Any
     _out_axes: Any
     _static: tuple[int, ...]
-    _donated: tuple[int, ...]
+    _donated: int | Sequence[int]
     _axis_size: int | None
     _at_once: int | None
     _lowering: Lowering

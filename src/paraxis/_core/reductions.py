@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from paraxis._core import arrays, check, deferred, jax_api, placing, pytrees
+from paraxis._core import arrays, check, deferred, jax_api, placing, pytrees, sums
 from paraxis._core.jax_api import Primitive, ShapedArray
 from paraxis._core.placing import Axis, Placement, resolve
 from paraxis.errors import DataError
@@ -200,7 +200,7 @@ class _Term(NamedTuple):
         if self.kind in ("any", "all"):
             y = y.astype(bool)
         elif jnp.issubdtype(y.dtype, jnp.inexact):
-            y = y.astype(jnp.float32) if y.dtype.itemsize < 4 else y
+            y = y.astype(sums.wide(y.dtype))
         elif self.kind in ("sum", "mean"):
             y = y.astype(_dtype(self.kind, y.dtype, jax_api.is_wide()))
         if self.weighted:
@@ -230,9 +230,6 @@ def identity(kind: str, dtype: Any) -> np.ndarray:
 
 def copies(x: jax.Array, placement: Placement) -> jax.Array:
     """``(...)`` → ``(size, ...)``, as a broadcast along the axis; each device has its rows, if their number divides."""
-    if jnp.issubdtype(x.dtype, jax.dtypes.extended):
-        data = copies(jax.random.key_data(x), placement)
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
     names = placement.mesh_axes if placement.divides else ()
     is_laid = names and placement.mesh is not None and not placement.is_explicit and not placement.mesh.manual_axes
     return broadcast_p.bind(
@@ -254,10 +251,7 @@ def _broadcast_rows(x: jax.Array, *, size: int, over: tuple[str, ...], layout: P
     aval = jax.typeof(x)
     out = NamedSharding(aval.sharding.mesh, P(over, *aval.sharding.spec)) if over else None
     y = jax.lax.broadcast_in_dim(x, (size, *x.shape), range(1, x.ndim + 1), out_sharding=out)
-    if layout is None or layout.mesh is None:
-        return y
-    spec = P(layout.mesh_axes, *(P.UNCONSTRAINED,) * x.ndim)
-    return jax.lax.with_sharding_constraint(y, NamedSharding(layout.mesh, spec))
+    return y if layout is None else arrays.in_blocks(y, layout)
 
 
 def _broadcast_transpose(ct: jax.Array, x: Any, *, axis: str, size: int, **_: Any) -> list[Any]:
@@ -305,7 +299,7 @@ def by_integers(fold: Callable[[jax.Array], jax.Array], x: jax.Array, *, nan_is_
     """Return an extremum in which NaN wins, by ordered integers: to jaxlib 0.12, XLA's all-reduce on CPU drops it."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return fold(x)
-    dtype, x = x.dtype, x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+    dtype, x = x.dtype, x.astype(sums.wide(x.dtype))
     info = jnp.iinfo(f"int{8 * x.dtype.itemsize}")  # beside one of isnan, jaxlib 0.12 computes rows twice
     keys = _flipped(jax.lax.bitcast_convert_type(x, info.dtype))
     keys = jnp.where(jnp.isnan(x), np.array(info.max if nan_is_top else info.min, info.dtype), keys)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, get_args, overload
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AbstractMesh
 
 from paraxis._core import arrays, check, deferred, interpreters, jax_api, lowerings, maps, placing, pytrees, reductions
 from paraxis._core.deferred import DeferredSums, Shared
@@ -145,8 +146,10 @@ def _traced(
     """Trace a function of one element in the scope of its axis, outside of the mesh that the axis takes."""
     axis, outer = placement.axis, current()
     mesh = placement.mesh.abstract_mesh if placement.is_chosen and placement.mesh else None
-    manual = jax.sharding.get_abstract_mesh().manual_axes  # of a jax.shard_map around it
-    mapped, covered = (*outer.mapped, axis), (*outer.covered, *placement.mesh_axes, *manual)
+    around = jax.sharding.get_abstract_mesh()
+    mapped, covered = (*outer.mapped, axis), (*outer.covered, *placement.mesh_axes, *around.manual_axes)
+    has_free = any(size > 1 and name not in covered for name, size in around.shape.items())  # the compiler's
+    hidden = jax.sharding.use_abstract_mesh(around if has_free else AbstractMesh((), ()))
     # Of mesh axes the body gets an error that says why it may not name them, and not that there are none.
     env = {name: placement.mesh.shape[name] for name in placement.mesh_axes} if placement.mesh else {}
     env |= {axis.name: axis.size for axis in mapped}
@@ -160,7 +163,7 @@ def _traced(
         return element(*xs)
 
     scope = entered(mapped=mapped, mesh=outer.mesh or mesh, covered=covered)
-    with scope, maps.mesh_hidden(covered), axis_advice(f"map_fn: the axis that is mapped is {axis.name!r}"):
+    with scope, hidden, axis_advice(f"map_fn: the axis that is mapped is {axis.name!r}"):
         m, inputs, out_tree = trace(element, operands, shared)
         is_apart = placement.num_chunks > 1 or placement.is_dealt or lowering in ("unroll", "lanes")
         if is_apart and m.uses_axis and outer.chunk is None and not lowerings.exchanges(m):
