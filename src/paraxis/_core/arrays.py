@@ -74,7 +74,7 @@ def pad(x: jax.Array, placement: Placement, *, safe: bool = True) -> jax.Array:
     return fill(padded, jnp.arange(placement.num_padded, dtype=np.int32) < placement.size, x[:1])
 
 
-def fill(rows: jax.Array, real: jax.Array, row: jax.Array | None = None) -> jax.Array:
+def fill(rows: jax.Array, real: Any, row: Any = None) -> jax.Array:
     """``(n, ...)`` → the same: ``row (1, ...)``, the first by default, where rows are not ``real (n,)``: it is safe."""
     with jax.enable_x64(True):
         return jnp.where(real.reshape((-1,) + (1,) * (rows.ndim - 1)), rows, rows[:1] if row is None else row)

@@ -268,8 +268,10 @@ def _reduced_aval(x: ShapedArray, **_: Any) -> ShapedArray:
 
 def _reduce_rows(x: jax.Array, *, kind: str, size: int, padded: int | None, **_: Any) -> jax.Array:
     if padded is not None:
-        # The compiler splits it over the devices without moving anything.
-        x = jax.lax.pad(x, identity(kind, x.dtype), [(0, padded - size, 0)] + [(0, 0, 0)] * (x.ndim - 1))
+        # The compiler splits it over the devices without moving anything. That of jaxlib 0.10 takes an array's padding
+        # for any other padding of it, whatever the value: a minimum beside a maximum was that of the type.
+        x = jax.lax.pad(x, np.zeros((), x.dtype), [(0, padded - size, 0)] + [(0, 0, 0)] * (x.ndim - 1))
+        x = arrays.fill(x, np.arange(padded) < size, identity(kind, x.dtype))
     # The dtype is settled before the primitive, so that local and global sums are taken in the same one.
     options = {"axis": 0, "dtype": x.dtype} if kind == "sum" else {"axis": 0}
     fold = functools.partial(getattr(jnp, kind), **options)
