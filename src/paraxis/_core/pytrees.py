@@ -46,16 +46,16 @@ class Static:
 
 def is_model(x: Any) -> bool:
     """Return whether an object is a pytree that can be called, or an Equinox module; NNX modules are none."""
-    is_object = callable(x) or isinstance(x, _classes("equinox", "Module"))
+    is_object = callable(x) or isinstance(x, classes("equinox", "Module"))
     return is_object and not (jax.tree_util.all_leaves([x]) or is_nnx(x))
 
 
 def is_nnx(x: Any) -> bool:
     """Return whether an object is a module or a variable of NNX: written in place, so it must stay the one it is."""
-    return isinstance(x, _classes("flax.nnx", "Pytree", "Variable"))
+    return isinstance(x, classes("flax.nnx", "Pytree", "Variable"))
 
 
-def _classes(library: str, *names: str) -> tuple[type, ...]:
+def classes(library: str, *names: str) -> tuple[type, ...]:
     """Return the classes of a library; none if it is not loaded, since nothing can be made of them then."""
     module = sys.modules.get(library)
     return tuple([getattr(module, name) for name in names if hasattr(module, name)])
@@ -83,7 +83,7 @@ def combine(tree: Any) -> Any:
     """Return the tree that :func:`partition` was given."""
     if isinstance(tree, _ARRAYS):
         return tree
-    ends = (Static, *_classes("flax.nnx", "Pytree", "Variable"))
+    ends = (Static, *classes("flax.nnx", "Pytree", "Variable"))
     return jax.tree.map(lambda x: x.value if isinstance(x, Static) else x, tree, is_leaf=lambda x: isinstance(x, ends))
 
 

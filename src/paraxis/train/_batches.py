@@ -112,23 +112,23 @@ def devices_of(axis: placing.Axis) -> Devices:
 
     All axes of their mesh are Auto: the compiler splits what is computed.
     """
+    return _devices_of(axis, placing.current(), jax.sharding.get_abstract_mesh(), placing.mesh_in_force())
+
+
+@functools.lru_cache(maxsize=64)
+def _devices_of(axis: placing.Axis, *_: Any) -> Devices:
     with axis_advice("the axis of a batch is axis='data', a name of the mesh's, or such a px.Axis"):
         placement = placing.place(axis).holding(1)
     mesh = placement.devices if placement.mesh_axes else None
     if mesh is None:
-        return _devices(placing.Placement(placement.axis, None, ()))
+        return ONE_DEVICE
     auto = mesh.update(axis_types=(AxisType.Auto,) * len(mesh.axis_names))
     return _devices(placing.Placement(placement.axis, auto, placement.mesh_axes))
 
 
 _devices = functools.lru_cache(maxsize=64)(Devices)
-
-
-def one_device() -> Devices:
-    """Return what computes where it is called, such as a map: rows stay whole."""
-    return _devices(placing.Placement(placing.Axis("batch", 1), None, ()))
-
-
+# What computes where it is called, such as within a map: rows stay whole.
+ONE_DEVICE = Devices(placing.Placement(placing.Axis("batch", 1), None, ()))
 _padded = jax.jit(arrays.repeat_last, static_argnums=1)
 _to_device = jax.jit(lambda batch: batch)  # a fifth of the time of jnp.asarray of each array
 

@@ -1,6 +1,5 @@
 """Models of which states are made: NNX, Linen and Equinox modules, and plain parameters, split into values and form."""
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -44,9 +43,9 @@ class Form:
 
 
 def split(model: Any, key: Any, sample: Any) -> _Parts:
-    if isinstance(model, _class_of("nnx", "Module")):
+    if isinstance(model, pytrees.classes("flax.nnx", "Module")):
         return _nnx(model)
-    if isinstance(model, _class_of("linen", "Module")):
+    if isinstance(model, pytrees.classes("flax.linen", "Module")):
         return _linen(model, key, sample)
     if any(map(pytrees.is_model, jax.tree.leaves(model, is_leaf=pytrees.is_model))):
         return _pytree(model)
@@ -150,9 +149,8 @@ def _linen(module: Any, key: Any, sample: Any) -> _Parts:
 
 def _refuse_variables(model: Any) -> None:
     """Refuse a pytree in which running statistics or random streams would be trained as if they were parameters."""
-    module, variable, param = (_class_of("nnx", name) for name in ("Module", "Variable", "Param"))
-    parts = jax.tree.leaves(model, is_leaf=lambda x: isinstance(x, (module, variable)))
-    others = [type(x).__name__ for x in parts if isinstance(x, (module, variable)) and not isinstance(x, param)]
+    param, parts = pytrees.classes("flax.nnx", "Param"), jax.tree.leaves(model, is_leaf=pytrees.is_nnx)
+    others = [type(x).__name__ for x in parts if pytrees.is_nnx(x) and not isinstance(x, param)]
     if isinstance(model, Mapping) and "params" in model:
         others += sorted({"batch_stats", "cache", "intermediates"} & set(model))
     if others:
@@ -160,11 +158,6 @@ def _refuse_variables(model: Any) -> None:
             f"TrainState.create: {others[0]} in a {type(model).__name__} would be trained like parameters; give the "
             "module itself: px.TrainState.create(module, optimizer); several in one: nnx.Dict(first=…, second=…)"
         )
-
-
-def _class_of(library: str, name: str) -> Any:
-    """Return a class of Flax's; none if its library was not loaded, since nothing is one then."""
-    return getattr(sys.modules.get(f"flax.{library}"), name, ())
 
 
 def copy(values: Any) -> Any:

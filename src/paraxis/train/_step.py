@@ -43,25 +43,22 @@ class _Step(abc.ABC):
         self._microbatches = check.count(what, "microbatches", microbatches, write="microbatches=4", error=StateError)
         self._dtype, self.shard = None if precision is None else jnp.dtype(precision), shard
         self._jitted = jax.jit(self._body, static_argnums=(2, 3), donate_argnums=(0,) if donate else ())
-        self._last: tuple[Any, _batches.Devices] | None = (
-            None  # the mesh in force at the last call, and the devices then
-        )
 
     @property
     def num_devices(self) -> int:
-        """The number of devices that a batch's rows lie on."""
+        """The number of devices that a batch's rows lie on, which reports ask for."""
         return _batches.devices_of(self.axis).placement.num_devices
 
     def lower(self, state: TrainState, batch: Any) -> Any:
         """Lower the step, like ``jax.jit(f).lower``, without running it; structs may stand for arrays, as in trace."""
-        return self._run(self._jitted.lower, *self._placed(*_abstract((state, batch))))
+        return self._run(self._jitted.lower, *_abstract((state, batch)))
 
     def trace(self, state: TrainState, batch: Any) -> Any:
         """Trace the step, like ``jax.jit(f).trace``, without running it.
 
         ``jax.ShapeDtypeStruct`` may stand for arrays, as in ``jax.eval_shape(make_state)``: no device holds the state.
         """
-        return self._run(self._jitted.trace, *self._placed(*_abstract((state, batch))))
+        return self._run(self._jitted.trace, *_abstract((state, batch)))
 
     def shardings(self, state: TrainState) -> TrainState:
         """Return where the step lays each array of a state, of ``jax.eval_shape``'s, too.
@@ -73,38 +70,29 @@ class _Step(abc.ABC):
     @abc.abstractmethod
     def _body(self, state: TrainState, padded: Any, size: int, devices: _batches.Devices) -> Any: ...
 
-    def _placed(self, state: TrainState, batch: Any) -> tuple[TrainState, Any, int, _batches.Devices]:
-        """Return the arguments of the compiled function, on the devices by the mesh in force."""
+    def _run(self, function: Callable[..., Any], state: TrainState, batch: Any) -> Any:
+        """Call the compiled function with arguments on the devices, by the mesh in force."""
         if not isinstance(state, TrainState) or np.ndim(state.step):
             raise StateError(
                 f"{self._what}: a step takes a px.TrainState, made by px.TrainState.create and not replicated; got "
                 f"{type(state).__module__}.{type(state).__name__}"
             )
         if isinstance(state.step, jax_api.Tracer):  # within another program, such as a step of members, a part of it
-            return state, batch, _batches.num_rows(self._what, "batch", batch), _batches.one_device()
+            return self._body(state, batch, _batches.num_rows(self._what, "batch", batch), _batches.ONE_DEVICE)
         require_arrays(self._what, state)
         if isinstance(self, EvalStep):  # compiled once for all optimisers
             state = state.replace(opt_state=None, ema=None, extra=None, optimizer=None, ema_decay=None)
-        context, last = jax.sharding.get_abstract_mesh(), self._last
-        if last is None or context != last[0]:
-            last = self._last = context, _batches.devices_of(self.axis)
-        devices = last[1]
+        devices = _batches.devices_of(self.axis)
         padded, size = devices.lay_out(self._what, batch, self._microbatches)
         if devices.whole is not None and getattr(state.step, "sharding", None) != devices.whole:  # no step returned it
             state = jax.tree.map(_put, state, shardings(state, devices.placement, self.shard))
-        return state, padded, size, devices
-
-    def _run(
-        self, function: Callable[..., Any], state: TrainState, padded: Any, size: int, devices: _batches.Devices
-    ) -> Any:
-        if isinstance(state.step, jax_api.Tracer):
-            return self._body(state, padded, size, devices)
         if devices.waits:
             jax.block_until_ready((state.step, state.ok, padded))
-        if jax.sharding.get_abstract_mesh().empty:
-            return function(state, padded, size, devices)
         with without_context():
-            return function(state, padded, size, devices)
+            result = function(state, padded, size, devices)
+        if devices.waits and isinstance(self, EvalStep):
+            jax.block_until_ready(result)  # the next one, of the same state, would not wait for this one
+        return result
 
     def _call(self, state: TrainState, params: Any, mutable: Any, rows: Any, size: int, key: Any) -> Outcome:
         params = _models.combine(params, state.frozen)
@@ -173,7 +161,7 @@ class TrainStep(_Step):
                 loss is not a mean over the rows.
             StateError: if the state does not fit the loss function, or an earlier step has consumed it.
         """
-        return self._run(self._jitted, *self._placed(state, batch))
+        return self._run(self._jitted, state, batch)
 
     def _body(self, state: TrainState, padded: Any, size: int, devices: _batches.Devices) -> tuple[TrainState, Metrics]:
         is_whole = min(self._microbatches, size) == 1
@@ -204,11 +192,7 @@ class EvalStep(_Step):
 
     def __call__(self, state: TrainState, batch: Any) -> Metrics:
         """Return the metrics of a batch; raises as a training step does."""
-        placed = self._placed(state, batch)
-        metrics = self._run(self._jitted, *placed)
-        if placed[-1].waits:
-            jax.block_until_ready(metrics)  # the next one, of the same state, would not wait for this one
-        return metrics
+        return self._run(self._jitted, state, batch)
 
     def _body(self, state: TrainState, padded: Any, size: int, devices: _batches.Devices) -> Metrics:
         def part(rows: Any, size: int, key: Any, _: Any) -> tuple[None, Any]:
@@ -299,9 +283,7 @@ def eval_step(
             module, called as ``model(x, train=False)``; or the parameters) and the real rows of the batch. It may take
             ``key`` and ``mutable`` as a loss function does; a ``key=None`` stays so. It returns a dict of metrics, or
             what a loss function returns. Its changes to the model are discarded.
-        axis: as for :func:`train_step`.
-        microbatches: likewise.
-        precision: likewise.
+        axis, microbatches, precision: as for :func:`train_step`.
 
     Returns:
         ``evaluate(state, batch)`` → a dict of :class:`Mean`. To combine several batches, add their means:
