@@ -9,6 +9,7 @@ from paraxis._core.placing import Axis
 from paraxis._core.reductions import reduce_mean
 from paraxis._core.verbs import broadcast, map_fn
 from paraxis.errors import DataError
+from paraxis.train._loss import wide
 
 Average = Literal["softmax", "sigmoid", "mean", "moments", "mixture"]
 NAMES: tuple[str, ...] = get_args(Average)
@@ -21,8 +22,8 @@ def of_each(average: str, prediction: Any, inputs: tuple[Any, ...]) -> Any:
     rows = jnp.shape(next(iter(jax.tree.leaves(inputs)), 0))
     if average == "softmax":
         return jax.tree.map(lambda x: _softmax(x, rows), prediction)
-    wide = jax.tree.map(_wide, prediction)
-    return jax.tree.map(jax.nn.sigmoid, wide) if average == "sigmoid" else wide
+    found = jax.tree.map(wide, prediction)
+    return jax.tree.map(jax.nn.sigmoid, found) if average == "sigmoid" else found
 
 
 def combined(average: str, rows: Any, axis: Axis, where: Any) -> Any:
@@ -46,9 +47,4 @@ def _softmax(logits: jax.Array, rows: tuple[int, ...]) -> jax.Array:
             f"ensemble.predict: average='softmax' needs logits (..., classes), but the model gives {logits.shape}. "
             "Write average='sigmoid' for one logit of a yes or no, average='moments' for a regression"
         )
-    return jax.nn.softmax(_wide(logits))
-
-
-def _wide(x: Any) -> jax.Array:
-    x = jnp.asarray(x)
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return jax.nn.softmax(wide(logits))

@@ -166,13 +166,8 @@ def _parts(x: Any) -> Sequence[Any] | None:
 
 def _arrays(names: Sequence[str], leaves: Sequence[Any]) -> State:
     """Return leaves by their names, strongly typed: else a step would be compiled again for its own results."""
-    found = zip(names, map(numbers, leaves), strict=True)
-    return {name: jax.lax.convert_element_type(x, x.dtype) for name, x in found}
-
-
-def numbers(leaf: Any) -> jax.Array:
-    """Return a leaf's array; of random keys, their numbers."""
-    return jax.random.key_data(leaf) if _impl(leaf) else jnp.asarray(leaf)
+    found = (jax.random.key_data(leaf) if _impl(leaf) else jnp.asarray(leaf) for leaf in leaves)
+    return {name: jax.lax.convert_element_type(x, x.dtype) for name, x in zip(names, found, strict=True)}
 
 
 def _impl(leaf: Any) -> Any:

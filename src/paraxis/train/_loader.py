@@ -93,8 +93,7 @@ def loader(
         if chosen is not None:
             if chosen.dtype.kind not in "iu" or chosen.ndim not in (1, 2) or not np.isin(chosen, range(num_rows)).all():
                 raise DataError(f"px.loader: rows must be numbers of the source's {num_rows} rows, (m,) or (size, m)")
-            num_rows, read_all = chosen.shape[-1], read
-            read = lambda at, epoch: read_all(chosen[at], epoch)  # noqa: E731
+            num_rows = chosen.shape[-1]
         if weights is not None:
             weights = np.asarray(weights, float)
             is_share = weights.shape == (num_rows,) and bool((weights >= 0).all()) and 0 < weights.sum() < np.inf
@@ -104,15 +103,14 @@ def loader(
                     f"shuffle=False; got {check.described(weights)}"
                 )
             weights = np.cumsum(weights)
-        found = Rows(Order(num_rows, size, shuffle is not False, bool(drop_last), seed, weights), read, leaves)
+        found = Rows(Order(num_rows, size, shuffle is not False, bool(drop_last), seed, weights), read, leaves, chosen)
         if not found.length:
             raise DataError(
                 f"px.loader: with drop_last and batch_size {size} there is no batch, as source has {num_rows} rows"
             )
-        if transform is None and all(type(leaf) is np.ndarray for leaf in leaves.values()):
-            is_small = chosen is not None or sum(leaf.nbytes for leaf in leaves.values()) <= 2**30
-            found.arrays = tree if is_small else None
-        found.chosen = chosen
+        is_plain = transform is None and all(type(leaf) is np.ndarray for leaf in leaves.values())
+        if is_plain and (chosen is not None or sum(leaf.nbytes for leaf in leaves.values()) <= 2**30):
+            found.arrays = tree
     elif batch_size is not None or shuffle or drop_last or rows is not None or weights is not None or threads > 1:
         raise DataError(
             "px.loader: source gives batches, of its own size and in its own order; leave batch_size and what follows "
@@ -122,12 +120,7 @@ def loader(
 
 
 class Loader:
-    """Batches from a source, described by :func:`loader`. It holds no position, so many loops can share it.
-
-    Attributes:
-        length: batches of an epoch, if that is known.
-        leaves: the arrays that batches are made of, by name, as far as they are known.
-    """
+    """Batches from a source, described by :func:`loader`. It holds no position, so many loops can share it."""
 
     def __init__(self, source: Source, axis: Axis, seed: int, read_ahead: int, transform: Any, threads: int) -> None:
         self.length, self.leaves = source.length, source.leaves
@@ -151,8 +144,7 @@ class Loader:
 
         The thread ends with ``close()``, when the iterator is no longer used, and with the program.
         """
-        epoch, within = divmod(start, self.length) if self.length else (0, start)
-        return (batch for _, batch in self.steps(Position(start, epoch, within)))
+        return (batch for _, batch in self.steps(Position.of(start, self.length)))
 
     def epoch(self, number: int) -> Generator[Any, None, None]:
         """Return the batches of one epoch; for a source of batches that has no epochs, those of its next pass."""
@@ -250,7 +242,6 @@ def _numbers(batch: Any, num_rows: int, *, copy: bool) -> Any:
         if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == np.bool_):
             raise DataError(f"{name} is of {array.dtype}, not of numbers; leave it out, or encode it in transform=")
         check.leaves("px.loader", name, array)
-        array = array.astype(array.dtype.newbyteorder("="), copy=False)  # the only one that JAX takes
-        return np.array(array, jax.dtypes.canonicalize_dtype(array.dtype), copy=copy or None)
+        return np.array(array, jax.dtypes.canonicalize_dtype(array.dtype.newbyteorder("=")), copy=copy or None)
 
     return jax.tree_util.tree_map_with_path(one, batch)

@@ -83,8 +83,8 @@ class OneState:
         is_pair = isinstance(result, tuple) and len(result) == 2
         if not is_pair or isinstance(result[0], TrainState) != isinstance(self.tree, TrainState):
             raise StateError(
-                f"px.fit: step returned a {type(result).__name__}, not a new state and metrics; if it is a loss "
-                "function, write px.train_step(loss), else return state, {'loss': loss}"
+                f"px.fit: step returned a {type(result).__name__}, not a new state and metrics; write return state, "
+                "{'loss': loss}"
             )
         self.tree, metrics = result
         return send(metrics)
@@ -296,12 +296,11 @@ class Loop:
         position, count, shape = stretch.position, stretch.num_steps, self.trained.shape
         found = fetch(waiting, stretch.rows, (*shape, count) if shape else ())
         processes.note_progress()  # not when the step is only under way: others may still be compiling theirs
-        all_means = means_of(found)
         for k in range(count):
-            step, sums, means = position.number + 2 - count + k, found, all_means
+            step, sums = position.number + 2 - count + k, found
             if shape:
                 sums = {name: Mean(mean.total[:, k], mean.weight[:, k]) for name, mean in found.items()}
-                means = {name: x[:, k] for name, x in all_means.items()}
+            means = means_of(sums)
             if not shape and not all(math.isfinite(means.get(name, 0.0)) for name in ("loss", "grad_norm")):
                 raise self._failed(stretch, sums)
             self._require_named(sums)
@@ -409,14 +408,12 @@ def _start_of(data: Batches, state: Any, otherwise: int) -> Position:
     """Return the position of the batch after the steps that a state says it has done."""
     step = getattr(state, "step", None)
     number = otherwise if step is None or callable(step) else int(step)
-    if isinstance(data, Keys):
-        return Position(number, 0, number)
-    if number and data.length is None:
+    if number and data.length is None and not isinstance(data, Keys):
         raise DataError(
             f"px.fit: data does not say how many batches an epoch has, so it is not known with which one a state after "
             f"{number} steps continues; give px.loader(arrays, 32), a list, or checkpoint="
         )
-    return Position(number, *divmod(number, data.length or 1))
+    return Position.of(number, data.length)
 
 
 def _hint(step: Any, make: str) -> str:

@@ -34,6 +34,11 @@ class Position(NamedTuple):
     within: int
     is_last: bool = False
 
+    @classmethod
+    def of(cls, number: int, length: int | None) -> "Position":
+        """Return that of a batch by its number, with so many batches in an epoch; ``None``: in the first one."""
+        return cls(number, *(divmod(number, length) if length else (0, number)))
+
     def __str__(self) -> str:
         return f"number {self.within + 1} of epoch {self.epoch + 1}"
 
@@ -146,13 +151,12 @@ _END: Any = object()
 
 
 class Rows(Source):
-    """Rows by number, in an order; a batch is the numbers by which its rows draw, and a reader of some of them."""
+    """Rows by number, all or the ``chosen``, in an order; a batch is numbers by which its rows draw, and a reader."""
 
     arrays: Any = None  # the source, if it is a tree of arrays that an ensemble sends to its devices once
-    chosen: np.ndarray | None = None  # which of the source's rows these are, (m,), or of members (size, m)
 
-    def __init__(self, order: Order, read: _Read, leaves: dict[str, Any]) -> None:
-        self.order, self.length, self.leaves, self._read = order, len(order), leaves, read
+    def __init__(self, order: Order, read: _Read, leaves: dict[str, Any], chosen: np.ndarray | None) -> None:
+        self.order, self.length, self.leaves, self.chosen, self._read = order, len(order), leaves, chosen, read
         plain = {name: x.detach().cpu() if hasattr(x, "detach") else x for name, x in leaves.items()}
         self._digests = {name: digests.of_array(x) for name, x in plain.items()}
 
@@ -166,7 +170,8 @@ class Rows(Source):
             rows = self.order.rows(batch)
             # A row that is drawn twice in an epoch draws twice.
             ids = rows if self.order.weights is None else self.order.places(batch)
-            yield ids, lambda at, rows=rows: self._read(rows[at], number)
+            taken = rows if self.chosen is None else self.chosen[rows]
+            yield ids, lambda at, taken=taken: self._read(taken[at], number)
 
 
 class GivenBatches(Source):

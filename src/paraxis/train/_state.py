@@ -271,11 +271,8 @@ def updated(
     # A total of no weight, or of less, has no mean.
     total = jnp.where((loss.weight > 0) | (loss.total == 0), loss.total, jnp.nan)
     metrics["loss"] = dataclasses.replace(loss, total=total)
-
-    def unless_stopped(x: Any) -> Any:
-        return None if x is None else jnp.where(state.ok, x, jnp.nan)
-
-    metrics = {k: Mean(unless_stopped(m.total), m.weight, unless_stopped(m.value)) for k, m in metrics.items()}
+    known = jax.tree.map(lambda x: jnp.where(state.ok, x, jnp.nan), metrics)
+    metrics = {name: dataclasses.replace(known[name], weight=mean.weight) for name, mean in metrics.items()}
     ok = jnp.isfinite(value_of(metrics["loss"])) & jnp.isfinite(metrics["grad_norm"].total)
     return _guarded(ok, state, optimized), metrics
 
