@@ -12,18 +12,19 @@ from paraxis._core import arrays, jax_api, placing, pytrees, verbs
 from paraxis.ensembles._members import Form, State
 from paraxis.train._batches import rows_of
 from paraxis.train._loader import Loader
-from paraxis.train._loop import Stretch
+from paraxis.train._loop import Stretch, Trained
 from paraxis.train._sources import Batches, Keys, Position, Rows
 from paraxis.train._step import EvalStep, TrainStep
 
 _scanned: Any = weakref.WeakKeyDictionary()  # program → types of its arguments → whether it pays to scan
 
 
-class Members:
-    """The members of an Ensemble, which the loop changes in place, as its protocol ``Trained`` has them."""
+class Members(Trained):
+    """The members of an Ensemble, the state, which the loop changes in place."""
 
     def __init__(self, ensemble: Any, step: Any) -> None:
-        self.state, self.shape, self._step = ensemble, (len(ensemble),), step
+        super().__init__(ensemble, step)
+        self.shape = (len(ensemble),)
 
     @property
     def tree(self) -> Any:

@@ -17,7 +17,7 @@ from paraxis.train._evaluate import Evaluate, StopEarly, evaluations_of
 from paraxis.train._events import Callback, Log, RunDisplay, TensorBoard
 from paraxis.train._history import History, Record
 from paraxis.train._loader import batches_of, loader
-from paraxis.train._loop import Loop, OneState, Trained, environment
+from paraxis.train._loop import Loop, Trained, environment
 from paraxis.train._sources import Batches, Keys
 from paraxis.train._state import TrainState, require_arrays
 from paraxis.train._step import Step
@@ -160,7 +160,7 @@ def fit(
         checkpoint = Checkpoints(checkpoint)
     check.has("px.fit", "checkpoint", checkpoint, "restore", "px.Checkpoints('runs', every=100)")
     check.has("px.fit", "stop_early", stop_early, "patience", "px.train.StopEarly('test/loss')")
-    trained: Any = state if isinstance(state, Trained) else OneState(state, step)
+    trained: Any = state if isinstance(state, Trained) else Trained(state, step)
     if batch_size is not None:
         data = loader(data, batch_size, axis=getattr(step, "axis", "batch"))
     found = batches_of("px.fit: data", data)

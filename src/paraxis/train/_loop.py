@@ -8,7 +8,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,57 +40,51 @@ class Stretch(NamedTuple):
     num_steps: int = 1
 
 
-@runtime_checkable
-class Trained(Protocol):
-    """What a loop trains: a state, or the members of an ensemble.
+class Trained:
+    """What a loop trains: a state; or, as a class of ensembles has it, their members.
 
-    ``stretches`` yields what steps take, several at once only if ``is_quiet(first, last)``: nothing is due between.
-    ``advance`` takes them, with members that are active, and ``evaluate`` calls a function of the state and a batch;
-    both return metrics under way. The ``state`` is what callbacks see, and the ``tree`` what a checkpoint saves and
-    restores of it; the ``shape`` of a metric is ``()``, or ``(size,)`` of members.
+    Attributes:
+        state: what callbacks see.
+        tree: what a checkpoint saves and restores of it.
+        shape: that of a metric: ``()``, or ``(size,)`` of members.
     """
 
-    state: Any
-    shape: tuple[int, ...]
-    tree: Any
+    shape: tuple[int, ...] = ()
+
+    def __init__(self, state: Any, step: Any) -> None:
+        self.state, self._step = state, step
+
+    @property
+    def tree(self) -> Any:
+        return self.state
+
+    @tree.setter
+    def tree(self, tree: Any) -> None:
+        self.state = tree
 
     def stretches(
         self, data: Batches, start: Position, is_quiet: Callable[[int, int], bool]
-    ) -> Generator[Stretch, None, None]: ...
-    def advance(self, batch: Any, active: np.ndarray | None) -> Any: ...
-    def evaluate(self, step: Any, batch: Any) -> Any: ...
-
-
-class OneState:
-    """A single state, as the loop trains it."""
-
-    shape = ()
-
-    def __init__(self, state: Any, step: Any = None) -> None:
-        self.tree, self._step = state, step
-
-    @property
-    def state(self) -> Any:
-        return self.tree
-
-    def stretches(self, data: Batches, start: Position, is_quiet: Any) -> Generator[Stretch, None, None]:
+    ) -> Generator[Stretch, None, None]:
+        """Yield what steps take, several at once only if ``is_quiet(first, last)``: nothing is due between."""
         # The arrays are the user's, and a step may consume them.
-        self.tree = jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, self.tree)
+        self.state = jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, self.state)
         return (Stretch(position, batch, rows_of(batch)) for position, batch in data.steps(start))
 
     def advance(self, batch: Any, active: np.ndarray | None) -> Any:
-        result = self._step(self.tree, batch)
+        """Take steps, with the members that are active; return metrics under way."""
+        result = self._step(self.state, batch)
         is_pair = isinstance(result, tuple) and len(result) == 2
-        if not is_pair or isinstance(result[0], TrainState) != isinstance(self.tree, TrainState):
+        if not is_pair or isinstance(result[0], TrainState) != isinstance(self.state, TrainState):
             raise StateError(
                 f"px.fit: step returned a {type(result).__name__}, not a new state and metrics; write return state, "
                 "{'loss': loss}"
             )
-        self.tree, metrics = result
+        self.state, metrics = result
         return send(metrics)
 
     def evaluate(self, step: Any, batch: Any) -> Any:
-        return send(step(self.tree, batch))
+        """Return metrics under way of a function of the state and a batch."""
+        return send(step(self.state, batch))
 
 
 @dataclasses.dataclass
