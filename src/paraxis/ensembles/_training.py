@@ -84,7 +84,7 @@ class Members(Trained):
 
     def _prepared(self, batch: Any, active: np.ndarray | None) -> tuple[Any, Any]:
         values, in_axes = batch
-        return self.state._prepared("fit", self._step, _steps, (*values, active), (*in_axes, 0))
+        return self.state._prepared("fit", self.step, _steps, (*values, active), (*in_axes, 0))
 
 
 def _arguments(step: Any, batch: Any) -> tuple[Any, ...]:

@@ -176,7 +176,7 @@ def fit(
         total = steps if steps is not None or found.length is None else found.length * (epochs or 0)
         display = RunDisplay(total, epochs)
         say = display.say if is_first else lambda text: None
-        loop = Loop(trained, step, found, epochs, steps, evaluations, stop_early, checkpoint, heard, say)
+        loop = Loop(trained, found, epochs, steps, evaluations, stop_early, checkpoint, heard)
         said, reporters, before = loop.begin(), loop.reporters, loop.num_steps
         with processes.together("px.fit"):
             if is_first and progress:

@@ -52,7 +52,7 @@ class Trained:
     shape: tuple[int, ...] = ()
 
     def __init__(self, state: Any, step: Any) -> None:
-        self.state, self._step = state, step
+        self.state, self.step = state, step
 
     @property
     def tree(self) -> Any:
@@ -72,7 +72,7 @@ class Trained:
 
     def advance(self, batch: Any, active: np.ndarray | None) -> Any:
         """Take steps, with the members that are active; return metrics under way."""
-        result = self._step(self.state, batch)
+        result = self.step(self.state, batch)
         is_pair = isinstance(result, tuple) and len(result) == 2
         if not is_pair or isinstance(result[0], TrainState) != isinstance(self.state, TrainState):
             raise StateError(
@@ -93,13 +93,11 @@ class Loop:
 
     Attributes:
         rule: when the run, or a member, ends before.
-        say: shows a line, in the first process.
         next, recorder, verdict: the next batch's position, the metrics so far, and what the rule says of them.
         best: the best state so far, as ``trained.tree``.
     """
 
     trained: Trained
-    step: Any
     data: Batches
     epochs: int | None
     steps: int | None
@@ -107,7 +105,6 @@ class Loop:
     rule: StopEarly | None
     checkpoints: Checkpoints | None
     callbacks: Sequence[Callback]
-    say: Callable[[str], None]
 
     def __post_init__(self) -> None:
         self.reporters, self.recorder, self.best = list[Reporter](), Recorder(), None
@@ -217,7 +214,7 @@ class Loop:
         return signal or stop.asked()
 
     def _advance(self, stretch: Stretch) -> None:
-        position, hint = stretch.position, _hint(self.step, "px.train_step")
+        position, hint = stretch.position, _hint(self.trained.step, "px.train_step")
         with noted(f"px.fit: raised by step {position.number + 1} ({position}){hint}"):
             metrics = self.trained.advance(stretch.batch, None if self.rule is None else self.verdict.active)
         self._pending.append((stretch, metrics))
