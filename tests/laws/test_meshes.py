@@ -51,6 +51,10 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("size", [3, 8, 10])
 @pytest.mark.parametrize("given", [True, False], ids=["mesh given", "mesh set"])
 def test_axes_lie_over_one_or_several_axes_of_a_mesh(kind: str, size: int, given: bool) -> None:
+    if kind == "explicit" and size < 8 and jax.__version_info__ < (0, 12):
+        pytest.xfail(
+            "with jaxlib 0.10, a gradient of reduce_max is wrong where devices have no element (docs/placement.md)"
+        )
     mesh, w, x = mesh_of(kind, a=2, b=2, c=2), values(2), values(size, 2)
 
     def derived(fn: Any) -> Any:
