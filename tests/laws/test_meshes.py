@@ -69,6 +69,15 @@ def test_axes_lie_over_one_or_several_axes_of_a_mesh(kind: str, size: int, given
             assert_close(derived(functools.partial(loss, axis)), expected, rtol=1e-4)
 
 
+def test_an_element_sees_nothing_of_a_mesh_that_its_axis_takes(kind: str) -> None:
+    seen: list[bool] = []
+    with jax.set_mesh(mesh_of(kind, b=8)):
+        rows = px.Axis("rows", 8, over="b")
+        px.map_fn(lambda x: (seen.append(jax.sharding.get_abstract_mesh().empty), x)[1], jnp.ones(8), rows)
+    assert seen
+    assert all(seen)
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("said", ["by the axis", "in force"])
 @pytest.mark.parametrize("where", ["no devices", "another device", "split over model"])
