@@ -147,7 +147,7 @@ SIMPLE: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("case", SIMPLE)
 def test_explain_tells_the_traffic_and_the_operations_that_xla_does(case: str) -> None:
     report = px.explain(SIMPLE[case])(struct(1000, 50))
-    whole = {"xla_cpu_experimental_ynn_fusion_type": ""}
+    whole: dict[str, str | bool] = {"xla_cpu_experimental_ynn_fusion_type": ""}
     told: Any = jax.jit(SIMPLE[case]).lower(struct(1000, 50)).compile(compiler_options=whole).cost_analysis()
     assert report.traffic.bytes == told["bytes accessed"] == sum(size for _, size in report.traffic.lines)
     done = report.work.flops + report.work.elementwise
