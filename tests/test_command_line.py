@@ -53,7 +53,7 @@ def test_command_line_leaves_words_after_a_launched_script_to_it(
     monkeypatch: pytest.MonkeyPatch, is_module: bool
 ) -> None:
     launched: list[dict[str, object]] = []
-    monkeypatch.setattr("paraxis.cli._main.launch", lambda **options: launched.append(options) or 7)
+    monkeypatch.setitem(main.__globals__, "launch", lambda **options: launched.append(options) or 7)
     words = ["-n", "8", "--grace", "1", "--help", "-m", "x"]
     options = ["-n", "2", "--devices", "3", "--restarts", "3", "--grace", "5", *["-m"] * is_module]
     assert main(["launch", *options, "train.py", *words]) == 7
