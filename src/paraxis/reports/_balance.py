@@ -17,7 +17,7 @@ from paraxis._host import files
 from paraxis.errors import AxisError
 from paraxis.reports._page import Page, Section
 
-_PAYS = 3.0  # the waste of vmap from which lanes take less time, as measured
+_PAYS = 3.0  # what the busiest device computes by vmap over what it needs, from which lanes take less time, as measured
 _UNEVEN = 1.2  # how much busier one device is, in blocks, if it pays to deal
 
 
@@ -115,7 +115,9 @@ def balance(fn: Callable[..., Any], args: Any, axis: Axis, *, widths: Sequence[i
     }
     most = {name: int(count.max()) for name, (_, count) in found.items()}
     devices = {name: float(count.max() / max(count.mean(), 1e-9)) for name, count in needed.items()}
-    return Balance(turns[: axis.size], waste, most, devices, _advice(axis, waste, devices))
+    at_best = turns.sum() / len(group) * min(devices.values())  # of the busiest device
+    advice = _advice(axis, waste, devices, local * most["vmap"] / max(at_best, 1))
+    return Balance(turns[: axis.size], waste, most, devices, advice)
 
 
 def _program(fn: Callable[..., Any], args: Any, axis: Axis, num_local: int) -> tuple[Map, Any, list[Any]]:
@@ -139,11 +141,12 @@ def _program(fn: Callable[..., Any], args: Any, axis: Axis, num_local: int) -> t
     return m, program, [jax.device_put(arrays.local_copy(x), jax.local_devices()[0]) for x in operands]
 
 
-def _advice(axis: Axis, waste: dict[str, float], devices: dict[str, float]) -> str:
-    deals = devices["blocks"] > _UNEVEN * devices["cyclic"]
-    if waste["vmap"] < _PAYS and not deals:
+def _advice(axis: Axis, waste: dict[str, float], devices: dict[str, float], gain: float) -> str:
+    """Return what to write; ``gain``: what the busiest device computes by vmap over what it needs at best."""
+    if gain < _PAYS:
         return f"elements wait little: leave the lowering out, px.Axis({axis.name!r}, {axis.size})"
-    widths = [name for name in waste if name.startswith("lanes")]
+    deals = devices["blocks"] > _UNEVEN * devices["cyclic"]
+    widths = [name for name in waste if name.startswith("lanes") and name != "lanes, at_once=1"]
     best = next(name for name in widths if waste[name] < 1.1 * min(map(waste.__getitem__, widths)))  # the widest
     options = best.removeprefix("lanes") + ', layout="cyclic"' * deals
     return (
