@@ -57,7 +57,7 @@ def in_child(on: str | None) -> dict[str, float]:
 def large(on: str | None) -> None:
     """Explain a large step, and print what that took."""
     if on is None:
-        px.testing.simulate_devices(512)
+        px.simulate_devices(512)
     params = {"words": struct(32_000, 768), "blocks": block(768, 12)}
     optimizer = optax.adam(1e-3)
 

@@ -21,6 +21,10 @@ import paraxis as px
 EVERY_DAY = [(1, 3), (8, 8), (8, 13)]
 ALL_PLACEMENTS = [(devices, size) for devices in (1, 2, 3, 8) for size in (1, 3, 7, 8, 10, 16)]
 
+# All reductions that are exported, by the names that jax.numpy and NumPy have for them: laws go through each.
+_NAMES = [name.removeprefix("reduce_") for name in px.__all__ if name.startswith("reduce_")]
+REDUCTIONS: dict[str, Any] = {name: getattr(px, f"reduce_{name}") for name in _NAMES if name != "weighted_mean"}
+
 
 def at_night(cases: Iterable[Any], number: int, seed: int = 0) -> list[Any]:
     """So many of the cases, picked by a fixed seed, marked ``slow``."""

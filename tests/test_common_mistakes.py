@@ -43,6 +43,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: px.map_fn(lambda x: px.psum(x, px.Axis("rows", 99)), X, ROWS),
         "not being mapped here .'rows' of 4 elements is",
     ),
+    "an axis, and parts of one": (lambda: members(px.Axis("a", 2), mesh=MESH), "which has mesh, over and at_once"),
     "pmap of nothing": (lambda: px.pmap(lambda: 1)(), "no argument is mapped"),
     "pmap of two sizes": (
         lambda: px.pmap(lambda x, y, b: x)(np.ones(3), {"a": np.ones(3)}, b=np.ones(4)),
@@ -60,8 +61,8 @@ MEMBERS, ALL_ROWS = r"the axis of the members, px.psum\(x, 'members'\)", "a func
 NET, X2 = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), np.ones((8, 2), np.float32)
 
 
-def members(**options: Any) -> px.Ensemble:
-    return px.ensemble(lambda key: jax.random.normal(key, (2,)), 3, 0, **options)
+def members(size: Any = 3, **options: Any) -> px.Ensemble:
+    return px.ensemble(lambda key: jax.random.normal(key, (2,)), size, 0, **options)
 
 
 def state() -> px.TrainState:
@@ -126,3 +127,18 @@ def test_a_common_mistake_is_an_error_that_names_it(mistake: str) -> None:
     call, message = MISTAKES[mistake]
     with pytest.raises((px.ParaxisError, TypeError), match=message):
         call()
+
+
+OLD_WORDS: dict[str, Callable[[], Any]] = {  # each for one release
+    "ensemble: name= is now called axis_name=": lambda: members(name="a"),
+    "reduce_weighted_mean: w= is now called weights=": lambda: px.reduce_weighted_mean(X, w=X, axis=ROWS),  # pyright: ignore
+    "Stream: folder= is now called checkpoint=": lambda: px.Stream(1, folder="a"),  # pyright: ignore
+    "Stream: verbose= is now called progress=": lambda: px.Stream(1, verbose=True),  # pyright: ignore
+}
+
+
+@pytest.mark.parametrize("warning", OLD_WORDS)
+def test_an_old_word_works_and_warns_where_it_was_written(warning: str) -> None:
+    with pytest.warns(DeprecationWarning, match=warning) as caught:
+        OLD_WORDS[warning]()
+    assert caught[0].filename == __file__

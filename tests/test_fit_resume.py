@@ -36,7 +36,7 @@ def at_step(number: int, act: Callable[[], None]) -> Any:
 def run(directory: Path, source: Any = None, every: int | None = 2, **options: Any) -> Fitted:
     """Twelve steps, three epochs, with everything that has a state of its own."""
     checkpoints = px.Checkpoints(directory / "checkpoints", every=every)
-    rule, test = px.train.StopEarly("test/loss", patience=50), px.Evaluate(evaluate_step, [arrays()], every=5)
+    rule, test = px.StopEarly("test/loss", patience=50), px.Evaluate(evaluate_step, [arrays()], every=5)
     options = {"steps": 12, "progress": False, "log": directory / "log.jsonl", "evaluate": test} | options
     source = data() if source is None else source
     return px.fit(start(), step, source, **({"checkpoint": checkpoints, "stop_early": rule} | options))

@@ -247,8 +247,6 @@ def test_a_folder_is_for_one_run_and_what_killed_ones_left_goes(tmp_path, monkey
     assert refused
     assert_close(found, loss(W, X))
     assert not (tmp_path / "run").exists()
-    with pytest.warns(DeprecationWarning, match="folder= is now called checkpoint="):
-        px.Stream(at_once=1, folder=tmp_path)
 
 
 def kept_by(fn: Callable[[Any], Any]) -> Any:

@@ -49,10 +49,12 @@ if typing.TYPE_CHECKING:
     from paraxis.launch import initialize
     from paraxis.reports import balance, compare, explain, show, tabulate
     from paraxis.streaming import Groups, Stream, ray_map, retrying
+    from paraxis.testing import simulate_devices
     from paraxis.train import (
         Checkpoints,
         Evaluate,
         Mean,
+        StopEarly,
         TrainingStopped,
         TrainState,
         eval_step,
@@ -83,6 +85,7 @@ __all__ = [
     "Optimizer",
     "Parallel",
     "ParaxisError",
+    "StopEarly",
     "Stream",
     "Table",
     "TrainState",
@@ -121,6 +124,7 @@ __all__ = [
     "retrying",
     "scatter",
     "show",
+    "simulate_devices",
     "tabulate",
     "train_step",
     "variables",
@@ -132,9 +136,10 @@ _ROOM_OF = {
     **dict.fromkeys(("Ensemble", "ensemble"), "ensembles"),
     "Table": "_tables",
     "initialize": "launch",
+    "simulate_devices": "testing",
     **dict.fromkeys(("Groups", "Stream", "ray_map", "retrying"), "streaming"),
     **dict.fromkeys(("balance", "compare", "explain", "show", "tabulate"), "reports"),
-    **dict.fromkeys(("Checkpoints", "Evaluate", "Mean", "TrainState", "TrainingStopped"), "train"),
+    **dict.fromkeys(("Checkpoints", "Evaluate", "Mean", "StopEarly", "TrainState", "TrainingStopped"), "train"),
     **dict.fromkeys(("eval_step", "fit", "loader", "train_step"), "train"),
     **dict.fromkeys(("GradValues", "Jit", "Optimizer", "Parallel", "Vectorize"), "transforms"),
     "variables": "transforms",

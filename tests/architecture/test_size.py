@@ -22,7 +22,7 @@ class Size(NamedTuple):
 
 
 BUDGETS = {  # lines
-    "_core": 4_310,  # 3,600 were planned: other interpreters of jaxprs took 200, lanes 535, dealing elements 50
+    "_core": 4_320,  # 3,600 were planned: other interpreters of jaxprs took 200, lanes 535, dealing elements 50
     "_host": 640,  # 600 were planned: a map that tries tasks again
     "cli": 420,
     "ensembles": 800,
@@ -31,7 +31,7 @@ BUDGETS = {  # lines
     "solve": 3_800,  # with _tables, which only it reads; 3,700 were planned, before losses, offsets and searches
     "streaming": 2_250,  # 2,000 were planned: elements that fail, rows as they come, and several processes took 560
     "testing": 200,
-    "the root": 300,
+    "the root": 305,
     "train": 3_490,  # 3,300 were planned: weights, threads and digests of rows, frozen parameters, members in the loop
     "transforms": 1_300,
 }

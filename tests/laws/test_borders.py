@@ -20,7 +20,7 @@ from jax.sharding import Mesh, PartitionSpec as P
 
 import paraxis as px
 from paraxis.testing import communication
-from tests._support import STRICT_MODES, assert_close, axis_on, table, values
+from tests._support import REDUCTIONS, STRICT_MODES, assert_close, axis_on, table, values
 from tests.processes._support import started
 
 Fn = Callable[..., Any]
@@ -167,7 +167,7 @@ def test_bodies_may_have_results_of_64_bits(size: int, mapped: str) -> None:
 # --- JAX's strict modes -----------------------------------------------------------------------------------------------
 
 DAILY = ("dtype promotion", "transfer guard", "enable_checks")
-NUMBERS, TRUTHS = (px.reduce_sum, px.reduce_mean, px.reduce_max, px.reduce_min), (px.reduce_any, px.reduce_all)
+NUMBERS = [reduce for name, reduce in REDUCTIONS.items() if name not in ("any", "all")]
 MOVED = px.program(i=11)(lambda x: px.reduce_mean(px.map_fn(lambda x: jnp.sin(x - px.pmean(x, "i")), x)))
 MEAN = px.program(i=11)(lambda w, x: px.reduce_mean(px.map_fn(jnp.multiply, (px.broadcast(w), x))))
 # Of a weight, a number and a truth value for each element, and a key.
@@ -175,7 +175,7 @@ CALLS: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     "map_fn": lambda w, x, keep, key: px.map_fn(jnp.multiply, (px.broadcast(w, AXIS), x), AXIS),
     "at_once": lambda w, x, keep, key: px.map_fn(jnp.multiply, (px.broadcast(w, ALONE), x), ALONE),
     "collectives": lambda w, x, keep, key: px.map_fn(lambda x: x / px.psum(x, "i") - px.pmax(x, "i"), x, AXIS),
-    "reductions": lambda w, x, keep, key: [f(x, AXIS) for f in NUMBERS] + [f(keep, AXIS) for f in TRUTHS],
+    "reductions": lambda w, x, keep, key: [f(x, AXIS) for f in [*NUMBERS, px.reduce_any, px.reduce_all]],
     "where": lambda w, x, keep, key: [f(x, AXIS, where=keep) for f in NUMBERS],
     "scatter, gather": lambda w, x, keep, key: px.gather(px.scatter(x, AXIS), AXIS),
     "keys": lambda w, x, keep, key: px.map_fn(jax.random.uniform, px.keys(key, AXIS), AXIS),

@@ -4,17 +4,21 @@ Python names a misspelt keyword, and JAX a leaf that it cannot take: neither is 
 """
 
 import contextlib
+import functools
 import math
 import numbers
 import sys
 import warnings
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import numpy as np
 
 from paraxis.errors import DataError
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 def described(value: Any) -> str:
@@ -31,13 +35,22 @@ def one_of(who: str, argument: str, value: Any, choices: tuple[Any, ...], error:
         raise error(f"{who}: {argument} must be one of {', '.join(map(repr, choices))}, got {described(value)}")
 
 
-def renamed(who: str, given: dict[str, Any], **names: str) -> dict[str, Any]:
-    """Return options that were given by their old ``names``, by the new ones, with a warning."""
-    for old in given:
-        if old not in names:
-            raise TypeError(f"{who}() got an unexpected keyword argument {old!r}")
-        warnings.warn(f"{who}: {old}= is now called {names[old]}=", DeprecationWarning, stacklevel=4)
-    return {names[old]: value for old, value in given.items()}
+def renamed(**names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Let options be given by their old ``names`` for one release, with a warning that says what to write."""
+
+    def decorate(fn: Callable[_P, _R]) -> Callable[_P, _R]:
+        who = fn.__qualname__.removesuffix(".__init__")
+
+        @functools.wraps(fn)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            for old in names.keys() & kwargs.keys():
+                warnings.warn(f"{who}: {old}= is now called {names[old]}=", DeprecationWarning, stacklevel=2)
+                kwargs[names[old]] = kwargs.pop(old)
+            return fn(*args, **kwargs)
+
+        return call
+
+    return decorate
 
 
 def has(who: str, argument: str, value: Any, attribute: str, write: str, error: type[Exception] = DataError) -> None:

@@ -65,12 +65,13 @@ def reduce_mean(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) 
     return _reduce("mean", x, axis, where)
 
 
-def reduce_weighted_mean(x: _Tree, w: Any, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
+@check.renamed(w="weights")
+def reduce_weighted_mean(x: _Tree, weights: Any, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
     """Return ``sum(w * x) / sum(w)`` over the elements of an axis: placed → shared. See :func:`reduce_mean`.
 
-    ``w`` are weights ``(size,)``, one per element for the whole tree, or a tree like ``x`` of such weights. They need
-    not sum to one; if those that count sum to zero, the mean is not finite. It can be differentiated with respect to
-    them, and is complex if they are.
+    ``weights`` are ``(size,)``, one per element for the whole tree, or a tree like ``x`` of such weights. They need not
+    sum to one; if those that count sum to zero, the mean is not finite. It can be differentiated with respect to them,
+    and is complex if they are.
 
     Communicates: one all-reduce the size of the result plus one number per weight leaf.
 
@@ -79,7 +80,7 @@ def reduce_weighted_mean(x: _Tree, w: Any, axis: Axis | str | None = None, *, wh
         >>> px.reduce_weighted_mean(jnp.array([1.0, 2.0, 4.0]), jnp.array([1.0, 1.0, 0.0]), px.Axis("clients", 3))
         Array(1.5, dtype=float32)
     """
-    return _reduce("weighted_mean", x, axis, where, w)
+    return _reduce("weighted_mean", x, axis, where, weights)
 
 
 def reduce_max(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
@@ -129,7 +130,7 @@ def reduce_all(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -
     return _reduce("all", x, axis, where)
 
 
-def _reduce(kind: str, x: Any, axis: Axis | str | None, where: Any, w: Any = None) -> Any:
+def _reduce(kind: str, x: Any, axis: Axis | str | None, where: Any, weights: Any = None) -> Any:
     verb, kind = f"reduce_{kind}", "mean" if kind == "weighted_mean" else kind
     resolved = resolve(verb, axis)
     placement = placing.place(resolved)
@@ -141,11 +142,11 @@ def _reduce(kind: str, x: Any, axis: Axis | str | None, where: Any, w: Any = Non
             f"{verb}: where must be one boolean per element, bool[{resolved.size}], got {check.described(mask)}; write "
             f"where=mask > 0, or reduce values of a wider mask inside the map"
         )
-    w = pytrees.placed(verb, "w", pytrees.partition(w), resolved)
+    weights = pytrees.placed(verb, "weights", pytrees.partition(weights), resolved)
     leaves, structure = jax.tree.flatten(x)
     if any(jnp.issubdtype(leaf.dtype, jax.dtypes.extended) for leaf in leaves):
         raise DataError(f"{verb}: random keys have no {kind}; write px.pick(keys, 0) for those of one element")
-    weights = [None] * len(leaves) if w is None else pytrees.broadcast_prefix(w, x)
+    weights = [None] * len(leaves) if weights is None else pytrees.broadcast_prefix(weights, x)
     args = jax.tree.map(lambda x: arrays.to_mesh(x, placement, rows=True), (leaves, mask, weights))
     reduced = _reduced if jax_api.is_staging() or arrays.is_traced(args) else _reduced_at_once
     return pytrees.combine(structure.unflatten(reduced(kind, placement, *args)))

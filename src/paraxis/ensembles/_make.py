@@ -5,16 +5,17 @@ from typing import Any
 
 import jax
 
-from paraxis._core import arrays, placing, verbs
+from paraxis._core import arrays, check, placing, verbs
 from paraxis._core.record import Lowering
 from paraxis.ensembles import _members
 from paraxis.ensembles._ensemble import Ensemble, padded
-from paraxis.errors import StateError, axis_advice
+from paraxis.errors import AxisError, StateError, axis_advice
 
 
+@check.renamed(name="axis_name")
 def ensemble(
     make: Callable[..., Any],
-    size: int,
+    size: int | placing.Axis,
     key: Any,
     *args: Any,
     apply: Callable[..., Any] | None = None,
@@ -23,7 +24,7 @@ def ensemble(
     at_once: int | None = None,
     lowering: Lowering = "auto",
     donate: bool | None = None,
-    name: str = "members",
+    axis_name: str = "members",
 ) -> Ensemble:
     """Make an ensemble of any size on any number of devices from a function that makes one member.
 
@@ -32,7 +33,7 @@ def ensemble(
 
     Args:
         make: ``make(key, *args)`` → a member.
-        size: number of members.
+        size: number of members, or their :class:`Axis`, which then says what ``mesh`` to ``axis_name`` say here.
         key: one key, or a seed; not of a hardware generator (``rbg``). A member's own depends on its number alone.
         *args: further arguments of ``make``, arrays ``(size, ...)`` with one row per member, such as learning rates.
         apply: ``apply(model, *inputs)`` → the model's output. By default, an NNX module is called in ``eval()`` mode,
@@ -41,7 +42,7 @@ def ensemble(
         mesh, over, at_once: where the members lie, and how many per device are in flight, as for :class:`Axis`.
         lowering: how a device runs its members, as in :func:`map_fn`.
         donate: whether a step may overwrite the old state, which saves its memory; by default, unless on CPU.
-        name: the name of the axis, for collectives between members.
+        axis_name: the name of the axis, for collectives between members.
 
     Raises:
         StateError: if ``make`` returns no member, or ignores its key, so that all members would be the same.
@@ -57,11 +58,15 @@ def ensemble(
         ((5, 3), (7, 5, 3))
     """
     with axis_advice("ensemble: write px.ensemble(…, mesh=mesh, over='data'), or neither for all devices"):
-        axis = placing.settled(placing.Axis(name, size, mesh=mesh, over=over, at_once=at_once))
+        if not isinstance(size, placing.Axis):
+            size = placing.Axis(axis_name, size, mesh=mesh, over=over, at_once=at_once)
+        elif (mesh, over, at_once) != (None, None, None):
+            raise AxisError("ensemble: size is a px.Axis, which has mesh, over and at_once; leave them out here")
+        axis = placing.settled(size)
     keys, forms = verbs.keys(_members.one_key("ensemble", key), axis), []
 
     def one(key: jax.Array, *args: Any) -> _members.State:
-        with axis_advice(f"ensemble: write the axis of the members, px.psum(x, {name!r})"):
+        with axis_advice(f"ensemble: write the axis of the members, px.psum(x, {axis.name!r})"):
             form, state = _members.split(make(key, *args))
         forms.append(form)
         return state
@@ -76,7 +81,7 @@ def ensemble(
         if axis.size > 1 and not args and not any(v is traced.jaxpr.jaxpr.invars[0] for v in read):
             raise StateError(
                 "ensemble: make does not use its key, so all members would be the same; draw from it, or, if they are "
-                f"to begin alike, say so: px.ensemble(lambda key, number: …, {size}, key, jnp.arange({size}))"
+                f"to begin alike, say so: px.ensemble(lambda key, number: …, {axis.size}, key, jnp.arange({axis.size}))"
             )
         state = made(*given)
     donate = jax.default_backend() != "cpu" if donate is None else donate

@@ -34,7 +34,7 @@ def explain(fn: Callable[..., Any], *, on: str | None = None) -> Callable[..., R
             :func:`train_step`, :class:`Parallel`, ``nnx.jit``, ``eqx.filter_jit`` and ``jax.pmap``.
         on: a topology of TPUs, such as ``"v5e:16x16"``, for which the TPUs' own compiler compiles; that needs the extra
             ``tpu``, and no TPU. Meshes must have as many devices, of a topology or simulated
-            (:func:`paraxis.testing.simulate_devices`); axes without a mesh lie over all chips.
+            (:func:`paraxis.simulate_devices`); axes without a mesh lie over all chips.
 
     Returns:
         A function that returns a :class:`paraxis.reports.Report`. Its arguments are those of ``fn``, with

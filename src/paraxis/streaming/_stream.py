@@ -91,6 +91,7 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
         Array([-2., -2., -2.], dtype=float32)
     """
 
+    @check.renamed(folder="checkpoint", verbose="progress")
     def __init__(
         self,
         at_once: int | None = None,
@@ -102,7 +103,6 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
         lost: Literal["raise", "mask"] = "raise",
         each: Each | None = None,
         out: str | Path | None = None,
-        **old: Any,
     ) -> None:
         if (at_once is None) == (memory is None) or (map and memory):
             raise ValueError(
@@ -112,9 +112,8 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
         check.one_of("Stream", "lost", lost, ("raise", "mask"))
         self.at_once = None if at_once is None else check.count("Stream", "at_once", at_once)
         self.memory = None if memory is None else _bytes(memory)
-        renamed = check.renamed("Stream", old, folder="checkpoint", verbose="progress")
         self._map, self._each, self._out = map, each, None if out is None else Path(out)
-        self.checkpoint, self._progress = renamed.get("checkpoint", checkpoint), renamed.get("progress", progress)
+        self.checkpoint, self._progress = checkpoint, progress
         self._masks, self.lost = lost == "mask", dict[int, str]()
 
     def __exit__(self, *_: object) -> None:

@@ -125,7 +125,7 @@ def assert_same_everywhere(
     if max(devices) > len(there):
         raise DeviceError(
             f"assert_same_everywhere: {max(devices)} devices were asked for, there are {len(there)}; call "
-            f"paraxis.testing.simulate_devices({max(devices)}) before anything uses JAX"
+            f"paraxis.simulate_devices({max(devices)}) before anything uses JAX"
         )
     args, results = jax.tree.map(_unbound, args), []
     name = getattr(fn, "__name__", repr(fn))

@@ -22,8 +22,8 @@ def simulate_devices(n: int) -> None:
         DeviceError: if JAX has already started with fewer devices. If it has as many or more, nothing happens.
 
     Example:
-        >>> from paraxis.testing import simulate_devices
-        >>> simulate_devices(1)
+        >>> import paraxis as px
+        >>> px.simulate_devices(1)
     """
     n = check.count("simulate_devices", "n", n, most=4096, write="simulate_devices(8)", error=DeviceError)
     with contextlib.suppress(RuntimeError):  # JAX has started

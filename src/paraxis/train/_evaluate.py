@@ -87,7 +87,7 @@ class StopEarly:
 
     Example:
         >>> import paraxis as px
-        >>> px.train.StopEarly("test/accuracy", patience=5, mode="max")
+        >>> px.StopEarly("test/accuracy", patience=5, mode="max")
         StopEarly(metric='test/accuracy', patience=5, mode='max', min_change=0.0)
     """
 
@@ -97,12 +97,12 @@ class StopEarly:
     min_change: float = 0.0
 
     def __post_init__(self) -> None:
-        check.count("px.train.StopEarly", "patience", self.patience, write="patience=3", error=DataError)
+        check.count("px.StopEarly", "patience", self.patience, write="patience=3", error=DataError)
         if self.mode is None and self.metric.endswith(("loss", "error")):
             object.__setattr__(self, "mode", "min")
         if self.mode not in ("min", "max"):
             raise DataError(
-                f"px.train.StopEarly: mode must be 'min' or 'max', got {self.mode!r} for {self.metric!r}; write "
+                f"px.StopEarly: mode must be 'min' or 'max', got {self.mode!r} for {self.metric!r}; write "
                 "mode='max' if more is better, as of accuracy"
             )
 

@@ -159,7 +159,7 @@ def fit(
     if isinstance(checkpoint, (str, os.PathLike)):
         checkpoint = Checkpoints(checkpoint)
     check.has("px.fit", "checkpoint", checkpoint, "restore", "px.Checkpoints('runs', every=100)")
-    check.has("px.fit", "stop_early", stop_early, "patience", "px.train.StopEarly('test/loss')")
+    check.has("px.fit", "stop_early", stop_early, "patience", "px.StopEarly('test/loss')")
     trained: Any = state if isinstance(state, Trained) else Trained(state, step)
     if batch_size is not None:
         data = loader(data, batch_size, axis=getattr(step, "axis", "batch"))
