@@ -56,21 +56,21 @@ def alone(closed: ClosedJaxpr, env: Mapping[str, int]) -> ClosedJaxpr:
 
 
 def _bind_alone(eqn: JaxprEqn, *operands: Any) -> Sequence[Any]:
-    name, own = eqn.primitive.name, [_alone(x) for x in operands]
+    name, values = eqn.primitive.name, [_alone(x) for x in operands]
     if name == "dce_sink":  # of checkify, in loops: keeps a value, and has done so
         return []
     if name in _OF_A_BATCH:
-        is_itself = name != "select_if_vmap" and not np.shape(own[0])
-        y = own[0] if is_itself else eqn.primitive.impl(*own, **eqn.params)
-        return [_Asked(y, jax_api.bind(eqn, *own)[0]) if name.startswith("unvmap") else y]
+        is_itself = name != "select_if_vmap" and not np.shape(values[0])
+        y = values[0] if is_itself else eqn.primitive.impl(*values, **eqn.params)
+        return [_Asked(y, jax_api.bind(eqn, *values)[0]) if name.startswith("unvmap") else y]
     if name == "convert_element_type" and isinstance(operands[0], _Asked):
         return [_Asked(*(jax_api.bind(eqn, x)[0] for x in operands[0]))]
     if name == "cond" and any(map(jax_api.calls_back, jax_api.jaxprs_in_params(eqn.params))):
-        own = [x.of_all if isinstance(x, _Asked) else x for x in operands]
+        values = [x.of_all if isinstance(x, _Asked) else x for x in operands]
     if name in ("while", "scan", "cond"):
         params = jax.tree.map(lambda value: alone(value, {}) if isinstance(value, ClosedJaxpr) else value, eqn.params)
         eqn = eqn.replace(params=params)
-    return jax_api.bind(eqn, *own)
+    return jax_api.bind(eqn, *values)
 
 
 def _alone(x: Any) -> Any:
@@ -197,7 +197,7 @@ def _counts(eqn: JaxprEqn, differ: Sequence[bool]) -> bool:
     step, needed = jax_api.dce(loop.body, select(loop.body.jaxpr.outvars, counters), unread=False)
     is_apart = needed == [*[False] * len(loop.of_body), *counters] and not any(select(loop.of_condition, read[:number]))
     names = [{e.primitive.name for e in closed.eqns} for closed in (test, step)]
-    is_known = all(found <= kinds for found, kinds in zip(names, _COUNTING, strict=True))
+    is_known = all(primitives <= kinds for primitives, kinds in zip(names, _COUNTING, strict=True))
     return is_apart and is_known and set(step.jaxpr.outvars).isdisjoint(step.jaxpr.invars)
 
 
@@ -240,8 +240,8 @@ class Block:
         """Return the variables that it reads and others assign."""
         atoms = [*itertools.chain(*(eqn.invars for eqn in self.eqns), *(each[1:] for each in self.stores))]
         atoms += [*(atom for _, atom in self.moves), self.choice, *self.results]
-        own = set(itertools.chain(*(eqn.outvars for eqn in self.eqns)))
-        return [v for v in dict.fromkeys(atom for atom in atoms if isinstance(atom, Var)) if v not in own]
+        assigned = set(itertools.chain(*(eqn.outvars for eqn in self.eqns)))
+        return [v for v in dict.fromkeys(atom for atom in atoms if isinstance(atom, Var)) if v not in assigned]
 
     def assigns(self) -> list[tuple[Any, Any]]:
         """Return the variables that it assigns, but for arrays of which it stores rows, each with its value."""
@@ -273,8 +273,8 @@ class Program:
 
     def variables(self, avals: Sequence[Any]) -> list[Any]:
         """Return new variables that each element has of its own."""
-        self._own.update(found := [Var(aval) for aval in avals])
-        return found
+        self._own.update(variables := [Var(aval) for aval in avals])
+        return variables
 
     def inline(self, closed: ClosedJaxpr, atoms: Sequence[Any], block: Block, around: float) -> tuple[list[Any], Block]:
         """Append a jaxpr to a block; return its results, and the block in which they are known."""
@@ -321,19 +321,19 @@ class Program:
         """Cut likewise. The index of a row is a register, and rows of results are stored as they come."""
         loop, length, number = _Loop.of(eqn, inputs), eqn.params["length"], len(_Loop.of(eqn, inputs).carry)
         first, step, stop = (length - 1, -1, -1) if eqn.params["reverse"] else (0, 1, length)
-        found, [index] = self.variables([v.aval for v in eqn.outvars]), self.variables([INDEX])
+        outputs, [index] = self.variables([v.aval for v in eqn.outvars]), self.variables([INDEX])
         start = self.block()
         row_of = [jax_api.call(jax.jit(lambda x, i: x[i]), x, index) for x in loop.rows]
         rows = [self.append(start, at, at.invars)[0] for at in row_of]
-        inner = [*loop.of_body, *found[:number], *rows]
+        inner = [*loop.of_body, *outputs[:number], *rows]
         results, end = self.inline(loop.body, inner, start, _price(loop.body.jaxpr, turns=0))
-        end.stores += zip(found[number:], [index] * len(found[number:]), results[number:], strict=True)
+        end.stores += zip(outputs[number:], [index] * len(outputs[number:]), results[number:], strict=True)
         to_next = jax_api.call(jax.jit(lambda index: (index + step, index + step != stop)), index)
         after, [following, again] = self.block(), self.append(end, to_next, [index])
-        block.moves += zip([*found[:number], index], [*loop.carry, Literal(np.int32(first), INDEX)], strict=True)
-        end.moves += zip([*found[:number], index], [*results[:number], following], strict=True)
+        block.moves += zip([*outputs[:number], index], [*loop.carry, Literal(np.int32(first), INDEX)], strict=True)
+        end.moves += zip([*outputs[:number], index], [*results[:number], following], strict=True)
         block.targets, end.choice, end.targets = [start], again, [after, start]
-        return found, after
+        return outputs, after
 
     def cut_cond(self, eqn: JaxprEqn, inputs: Sequence[Any], block: Block, around: float) -> tuple[list[Any], Block]:
         results, (block.choice, *operands) = self.variables([v.aval for v in eqn.outvars]), inputs

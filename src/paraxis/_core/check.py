@@ -75,8 +75,8 @@ def number(
     is_one = isinstance(value, kind) or (kind is numbers.Real and isinstance(value, jax.Array) and not value.shape)
     if is_one and not isinstance(value, bool) and least <= value <= most and (value > above or above == -math.inf):
         return value
-    said = (("of at least", least), ("above", above), ("of at most", most))
-    bounds = " and ".join(f"{words} {bound}" for words, bound in said if math.isfinite(bound))
+    limits = (("of at least", least), ("above", above), ("of at most", most))
+    bounds = " and ".join(f"{words} {bound}" for words, bound in limits if math.isfinite(bound))
     expected = f"{'a number' if kind is numbers.Real else 'an integer'} {bounds}".rstrip()
     raise error(f"{who}: {argument} must be {expected}, got {described(value)}{write and f'; write {write}'}")
 
@@ -152,5 +152,5 @@ def needed(what: str, extra: str) -> Iterator[None]:
         package = (error.name or "").partition(".")[0]
         if package in ("", "paraxis"):
             raise
-        said = f"{what} needs {package}, which is not installed; write pip install 'paraxis[{extra}]'"
-        raise ModuleNotFoundError(said, name=error.name) from error
+        message = f"{what} needs {package}, which is not installed; write pip install 'paraxis[{extra}]'"
+        raise ModuleNotFoundError(message, name=error.name) from error

@@ -60,10 +60,10 @@ def _know_checkify() -> None:
             return cls(*payload)
 
         def __str__(self) -> str:
-            said, inner = f"at mapped index {self.index}", str(self.error)
+            where, inner = f"at mapped index {self.index}", str(self.error)
             if isinstance(self.error, ElementError):  # of a map within this one: at mapped index 2, 5
-                return f"{said}, {inner.removeprefix('at mapped index ')}"
-            return f"{said}: {inner}"
+                return f"{where}, {inner.removeprefix('at mapped index ')}"
+            return f"{where}: {inner}"
 
     def first(errors: Any, size: int) -> Any:
         """Return the error of the first element that has one: leaves ``(size, ...)`` → ``(...)``."""

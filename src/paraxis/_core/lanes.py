@@ -128,14 +128,14 @@ class Machine:
         asked, is_entry = state.place == block.number, block.number == 0
         here, state = self.take(asked, state) if is_entry else (asked, state)
         live = dict(zip(self.live, state.live, strict=True))
-        given = {**live, **self.common, **{v: x[state.element] for v, x in self.rows.items() if is_entry}}
+        env = {**live, **self.common, **{v: x[state.element] for v, x in self.rows.items() if is_entry}}
         pairs = [(v, atom) for v, atom in block.assigns() if v in live]
         stores = [each for each in block.stores if each[0] in live]
         atoms = [*(atom for _, atom in pairs), *(atom for *_, atom in stores), *block.results, block.choice]
-        *found, choice = self.compute(block, here, given, atoms)
-        live |= {v: _where(here, y, live[v]) for (v, _), y in zip(pairs, found, strict=False)}
-        for (array, index, _), y in zip(stores, found[len(pairs) :], strict=False):
-            at = jnp.where(here, given[index], live[array].shape[1])
+        *results, choice = self.compute(block, here, env, atoms)
+        live |= {v: _where(here, y, live[v]) for (v, _), y in zip(pairs, results, strict=False)}
+        for (array, index, _), y in zip(stores, results[len(pairs) :], strict=False):
+            at = jnp.where(here, env[index], live[array].shape[1])
             live[array] = live[array].at[np.arange(self.num_lanes), at].set(y, mode="drop")
         if block.is_innermost:
             state = state._replace(turns=state.turns + here.astype(np.int32), all_turns=state.all_turns + np.int32(1))
@@ -144,7 +144,7 @@ class Machine:
             target = jnp.asarray([target.number for target in block.targets], np.int32)[choice.astype(np.int32)]
         else:
             target = jnp.where(state.following < self.count, 0, self.done)
-            state = state._replace(results=self.finished(here, found[len(found) - len(state.results) :], state))
+            state = state._replace(results=self.finished(here, results[len(results) - len(state.results) :], state))
         place = jnp.where(here, target, jnp.where(asked, self.done, state.place))
         return state._replace(place=place.astype(np.int32))
 
@@ -155,13 +155,13 @@ class Machine:
         element = jnp.where(here, self.order[number].astype(np.int32), state.element)
         return here, state._replace(element=element, following=state.following + jnp.sum(asked, dtype=np.int32))
 
-    def finished(self, here: jax.Array, found: Sequence[jax.Array], state: State) -> list[jax.Array]:
+    def finished(self, here: jax.Array, rows: Sequence[jax.Array], state: State) -> list[jax.Array]:
         """Return the results with those of the lanes' elements."""
         at = jnp.where(here, state.element, self.m.placement.num_local)
-        triples = zip(state.results, found, self.m.summed, strict=True)
+        triples = zip(state.results, rows, self.m.summed, strict=True)
         return [x + sums.of_rows(y, here) if s else x.at[at].set(y, mode="drop") for x, y, s in triples]
 
-    def compute(self, block: Block, here: jax.Array, given: Mapping[Any, Any], atoms: Sequence[Any]) -> list[jax.Array]:
+    def compute(self, block: Block, here: jax.Array, env: Mapping[Any, Any], atoms: Sequence[Any]) -> list[jax.Array]:
         """Return some of a block's values, ``(num_lanes, ...)``.
 
         A loop that is kept whole, and a call to the host, sees one of those here in the place of those elsewhere.
@@ -169,7 +169,7 @@ class Machine:
         read, jaxpr = block.reads(), self.m.body.jaxpr
         info = jaxpr.debug_info.with_unknown_names()
         jaxpr = jaxpr.replace(constvars=[], invars=read, outvars=[*atoms], eqns=block.eqns, debug_info=info)
-        inputs, axes = [given[v] for v in read], [None if v in self.common else 0 for v in read]
+        inputs, axes = [env[v] for v in read], [None if v in self.common else 0 for v in read]
         if block.is_crowded:
             one = jnp.argmax(here)
             inputs = [x if at is None else _where(here, x, x[one]) for x, at in zip(inputs, axes, strict=True)]

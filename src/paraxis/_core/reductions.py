@@ -178,8 +178,8 @@ def _folded(
     extras = [x for x in (mask, weight) if x is not None]
     term, form = _Term(kind, mask is not None, weight is not None), deferred.recall(leaf)
     is_result = kind in ("sum", "mean") and isinstance(form, functools.partial)
-    if is_result and (found := form(placement, term, extras)) is not None:
-        return found
+    if is_result and (linear := form(placement, term, extras)) is not None:
+        return linear
     rows = [arrays.constrain(x, placement, rows=placement.divides) for x in (leaf, *extras)]
     rows = jax.vmap(term)(*rows) if extras else term(*rows)
     padded = placement.num_padded if placement.is_padded and not placement.is_explicit else None

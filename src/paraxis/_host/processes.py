@@ -50,19 +50,19 @@ def other_launcher() -> tuple[str, str] | None:
 
 def require_joined(what: str) -> None:
     """Refuse to work alone, and write where all others do, in a rank of ours that has not joined; warn in another's."""
-    found = (PROCESS, NUM_PROCESSES) if is_launched() else other_launcher()
-    if found is None or jax.distributed.is_initialized():
+    variables = (PROCESS, NUM_PROCESSES) if is_launched() else other_launcher()
+    if variables is None or jax.distributed.is_initialized():
         return
-    rank, number = (os.environ.get(name, "") for name in found)
+    rank, number = (os.environ.get(name, "") for name in variables)
     if number.isdigit() and int(number) > 1:
         text = (
-            f"{what}: {found[0]}={rank} and {found[1]}={number} say that this is one of several processes, but "
+            f"{what}: {variables[0]}={rank} and {variables[1]}={number} say that this is one of several processes, but "
             f"px.initialize() was not called, so each would train alone and write to the same place; write "
             f"px.initialize() at the start, right after the imports"
         )
         if is_launched():
             raise StateError(text)
-        warnings.warn(f"{text}, or unset {found[1]} if each is alone", stacklevel=4)
+        warnings.warn(f"{text}, or unset {variables[1]} if each is alone", stacklevel=4)
 
 
 _LONGEST = 400
@@ -76,8 +76,8 @@ def reports(text: str) -> dict[int, str]:
     if jax.process_count() == 1:
         return {0: text} if text else {}
     padded = np.zeros(_LONGEST, np.uint8)
-    said = np.frombuffer(text.encode(errors="replace")[:_LONGEST], np.uint8)
-    padded[: said.size] = said
+    encoded = np.frombuffer(text.encode(errors="replace")[:_LONGEST], np.uint8)
+    padded[: encoded.size] = encoded
     devices = jax.devices()  # a row for each, as processes may have different numbers of them
     with placing.without_context():
         target: Any = arrays.sharding(placing.place(placing.Axis("devices", len(devices))))
@@ -102,17 +102,17 @@ def require_same(what: str, given: Mapping[str, Any], instead: str) -> None:
     """
     if jax.process_count() == 1:
         return
-    said = {name: digests.of_array(x) for name, x in itertools.islice(given.items(), _MOST_COMPARED)}
-    mine = " ".join(digests.of_bytes(f"{name}: {text}".encode())[:8] for name, text in said.items()) or "none"
+    of_arguments = {name: digests.of_array(x) for name, x in itertools.islice(given.items(), _MOST_COMPARED)}
+    mine = " ".join(digests.of_bytes(f"{name}: {text}".encode())[:8] for name, text in of_arguments.items()) or "none"
     others = {number: report for number, report in reports(mine).items() if report != mine}
     if not others:
         return
     number, report = next(iter(others.items()))
-    both = itertools.zip_longest(said, mine.split(), report.split())
+    both = itertools.zip_longest(of_arguments, mine.split(), report.split())
     name = next((name for name, one, other in both if one != other), None) or "data"
     raise DataError(
         f"{what}: {name} is another one in process {number} than in process {jax.process_index()}, which has "
-        f"{said.get(name, 'none')}; {instead}"
+        f"{of_arguments.get(name, 'none')}; {instead}"
     )
 
 

@@ -38,8 +38,8 @@ def patient(variables: Mapping[str, str]) -> str:
 
 def variables(num_devices: int | None) -> dict[str, str]:
     """Return the variables of another process, with so many simulated CPU devices; ``None``: with the machine's own."""
-    found = {} if asked_for(os.environ) is not None else {VARIABLE: f"{advised(num_devices or 1)}"}
-    return found if num_devices is None else found | {COUNT: f"{num_devices}", "XLA_FLAGS": patient(os.environ)}
+    env = {} if asked_for(os.environ) is not None else {VARIABLE: f"{advised(num_devices or 1)}"}
+    return env if num_devices is None else env | {COUNT: f"{num_devices}", "XLA_FLAGS": patient(os.environ)}
 
 
 @contextlib.contextmanager
@@ -56,5 +56,5 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 def asked_for(variables: Mapping[str, str]) -> int | None:
     """Return the number in an environment; ``None``: XLA decides, by cores and devices."""
-    found = variables.get(VARIABLE) or variables.get("NPROC") or ""
-    return int(found) if found.isdecimal() and int(found) > 0 else None
+    text = variables.get(VARIABLE) or variables.get("NPROC") or ""
+    return int(text) if text.isdecimal() and int(text) > 0 else None

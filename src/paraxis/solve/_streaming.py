@@ -55,7 +55,7 @@ def saved(options: str, begin: Any, arguments: Any) -> Iterator[tuple[Any, Calla
                 return jax.device_put(x, like.sharding if like.committed else None)
             return x if isinstance(like, np.ndarray) else type(like)(x)
 
-        found = journal.found
+        found = journal.state
         begin = begin if found is None else structure.unflatten(map(laid, found, own))
         yield begin, lambda tree: journal.keep(lambda: jax.tree.leaves(tree))
 

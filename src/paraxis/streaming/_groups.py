@@ -163,20 +163,20 @@ class Groups:
         numbers, form = self.numbers[places], self._form
         tree = form.elements(length, len(numbers))
         if isinstance(self._source, _Rows) and length is None:
-            found = _as_arrays("elements", lambda: self._source.rows(numbers))
-            return jax.tree.map(lambda x, struct: x.astype(struct.dtype, copy=False), found, tree)
+            elements = _as_arrays("elements", lambda: self._source.rows(numbers))
+            return jax.tree.map(lambda x, struct: x.astype(struct.dtype, copy=False), elements, tree)
         tree = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), tree)
-        own = [None] * len(numbers) if self._all_lengths is None else self._all_lengths[numbers].tolist()
+        lengths = [None] * len(numbers) if self._all_lengths is None else self._all_lengths[numbers].tolist()
         stacked = jax.tree.leaves(tree)
         for at, (number, element) in enumerate(zip(numbers.tolist(), self._elements(numbers.tolist()), strict=True)):
-            for into, x in zip(stacked, form.leaves_of(element, number, own[at]), strict=True):
+            for into, x in zip(stacked, form.leaves_of(element, number, lengths[at]), strict=True):
                 if x.shape == into.shape[1:]:
                     into[at] = x
                 else:
                     into[at, : len(x)], into[at, len(x) :] = x, x[-1:] if len(x) else 0
         if length is None:
             return tree
-        count = np.array(own, np.int32)
+        count = np.array(lengths, np.int32)
         return Padded(tree, np.arange(length) < count[:, None], count)
 
     def _elements(self, numbers: list[int]) -> Iterable[Any]:
@@ -231,7 +231,7 @@ class Form(NamedTuple):
     def leaves_of(self, element: Any, number: int, length: int | None) -> list[np.ndarray]:
         """Return the arrays of an element of this length, after a look at them."""
         (leaves, structure), first = jax.tree.flatten(element), self.elements(length)
-        kinds = [[(x.shape, _canonical(x.dtype)) for x in found] for found in (leaves, jax.tree.leaves(first))]
+        kinds = [[(x.shape, _canonical(x.dtype)) for x in tree] for tree in (leaves, jax.tree.leaves(first))]
         if structure != self.structure or kinds[0] != kinds[1]:
             rows = "if numbers of rows differ, give lengths=[len(…) for each element]"
             raise DataError(
@@ -284,11 +284,11 @@ def _fewest(lengths: np.ndarray, most: int) -> np.ndarray:
         total = covered + np.append(0.0, cost[:-1])
         chosen.append(total.argmin(axis=1))
         cost = total.min(axis=1)
-    found, j = list[int](), len(values) - 1
+    ends, j = list[int](), len(values) - 1
     while j >= 0:
-        found.append(j)
+        ends.append(j)
         j = chosen.pop()[j] - 1 if chosen else -1
-    return values[found[::-1]]
+    return values[ends[::-1]]
 
 
 class _Rows:

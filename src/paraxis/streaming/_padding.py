@@ -48,9 +48,9 @@ def _near(x: Any, seed: int, change: float) -> Any:
     return (host + change * (1 + np.abs(host)) * np.random.default_rng(seed).normal(size=host.shape)).astype(x.dtype)
 
 
-def _differ(found: np.ndarray, longer: np.ndarray, again: np.ndarray) -> bool:
+def _differ(first: np.ndarray, longer: np.ndarray, again: np.ndarray) -> bool:
     """Return whether results differ by more than rounding, and more than those of nearly the same values do."""
-    a, b, c = (np.asarray(x).astype(complex) for x in (found, longer, again))
+    a, b, c = (np.asarray(x).astype(complex) for x in (first, longer, again))
     with np.errstate(invalid="ignore"):
         size, noise = (np.nan_to_num(np.abs(x), nan=0.0, posinf=0.0).max(initial=0.0) for x in (a, a - c))
-    return not np.allclose(a, b, rtol=0.0, atol=min(_ROUNDING * _eps(found), 0.01) * size + 100 * noise, equal_nan=True)
+    return not np.allclose(a, b, rtol=0.0, atol=min(_ROUNDING * _eps(first), 0.01) * size + 100 * noise, equal_nan=True)

@@ -55,31 +55,31 @@ class Pass:
         Booleans may come last: which rows are elements, and not stand-ins for such. A part of a reduction is
         ``(1, ...)``, of a dtype to add parts in: on several devices, each gives its own.
         """
-        given, folds = [*self.shared, *self.rows], dict(zip(self.results, self.kinds, strict=False))
+        arguments, folds = [*self.shared, *self.rows], dict(zip(self.results, self.kinds, strict=False))
 
         def run(*args: Any) -> list[Any]:
-            real = args[len(given)] if len(args) > len(given) else None
-            values = dict(zip(given, args, strict=False))
+            real = args[len(arguments)] if len(args) > len(arguments) else None
+            values = dict(zip(arguments, args, strict=False))
             for number in self.operations:
                 eqn, inputs, outputs, _ = flat.operations[number]
                 operands = [v.val if isinstance(v, Literal) else values[v] for v in inputs]
                 dims = [None if isinstance(v, Literal) else self.dims[v] for v in inputs]
                 if self.is_once and eqn.primitive is not rows_p:
-                    found: Sequence[Any] = jax_api.bind(eqn, *operands)
+                    results: Sequence[Any] = jax_api.bind(eqn, *operands)
                 elif eqn.primitive is rows_p or eqn.primitive.name in _rowwise.PLACES:
-                    found = operands
+                    results = operands
                 elif eqn.primitive is maps.map_p:
-                    found = _mapped(Map.of(eqn.params), operands, real)
+                    results = _mapped(Map.of(eqn.params), operands, real)
                 elif (kind := folds.get(outputs[0])) is None:
-                    found = jax_api.bind(eqn, *operands)
+                    results = jax_api.bind(eqn, *operands)
                 else:
                     operands = [_masked(kind, x, dim, real) for x, dim in zip(operands, dims, strict=True)]
-                    found = [y[None].astype(sums.wide(y.dtype)) for y in jax_api.bind(eqn, *operands)]
-                for v, y in zip(outputs, found, strict=True):
+                    results = [y[None].astype(sums.wide(y.dtype)) for y in jax_api.bind(eqn, *operands)]
+                for v, y in zip(outputs, results, strict=True):
                     values.setdefault(v, y)  # what the pass is given is as an earlier one has computed it
             return [values[v] for v in self.results]
 
-        structs = [jax_api.struct(flat.avals[v]) for v in given]
+        structs = [jax_api.struct(flat.avals[v]) for v in arguments]
         size = next((flat.avals[v].shape[self.dims[v] or 0] for v in self.rows), 0)
         return run, [*structs, jax.ShapeDtypeStruct((size,), bool)]
 
@@ -237,18 +237,18 @@ class Plan:
 
     def _pass(self, begin: list[int], results: list[int], known: set[int], folds: Sequence[int] | None = None) -> Pass:
         """Return what computes results, and the operations ``begin``, of values that are known; no folds: once."""
-        operations, done, given = self._flat.operations, set(begin), set[int]()
+        operations, done, inputs = self._flat.operations, set(begin), set[int]()
         wanted = [*results, *(v for n in begin for v in operations[n].values)]
         while wanted:
             v = wanted.pop()
             if v in known:
-                given.add(v)
+                inputs.add(v)
             elif self._made[v] not in done:
                 done.add(self._made[v])
                 wanted += operations[self._made[v]].values
-        rows = [] if folds is None else sorted(v for v in given if self.dims[v] is not None)
+        rows = [] if folds is None else sorted(v for v in inputs if self.dims[v] is not None)
         kinds = tuple(self._folds[v] for v in folds or ())
-        return Pass(sorted(done), sorted(given.difference(rows)), rows, results, kinds, self.dims, folds is None)
+        return Pass(sorted(done), sorted(inputs.difference(rows)), rows, results, kinds, self.dims, folds is None)
 
 
 _MERGE = {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum, "any": jnp.bitwise_or, "all": jnp.bitwise_and}

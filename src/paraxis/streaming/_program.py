@@ -84,9 +84,9 @@ class Call:
         ragged = [groups.lengths for groups in self.groups]
         total = sum(x for x in ragged if x is not None)
         order = np.arange(size) if isinstance(total, int) else np.argsort(-total, kind="stable")
-        own = [*zip(self.groups, ragged, strict=True)]
+        pairs = [*zip(self.groups, ragged, strict=True)]
         parts = (order[start : start + count] for start in range(0, size, count))
-        return [Chunk(x, tuple(None if n is None else g._length(n[x], count) for g, n in own)) for x in parts]
+        return [Chunk(x, tuple(None if n is None else g._length(n[x], count) for g, n in pairs)) for x in parts]
 
 
 def _traced(fn: Callable[..., Any], structure: Any, kinds: Sequence[Any], size: int, lengths: Lengths) -> Flat:
@@ -222,7 +222,7 @@ class Program:
         shape = (*rows.shape[:dim], count * self.placement.num_devices, *rows.shape[dim + 1 :])
         return jax.make_array_from_process_local_data(target, rows, shape)
 
-    def own(self, x: Any, dim: int) -> np.ndarray:
+    def local(self, x: Any, dim: int) -> np.ndarray:
         """Return the rows, in this dimension, that lie on this process's devices, in the host's memory."""
         if not isinstance(x, jax.Array) or x.is_fully_addressable:
             return np.asarray(x)
@@ -243,16 +243,16 @@ class Program:
         if not self.placement.spans_processes:
             return whole
         target: Any = arrays.sharding(self.placement)
-        own = target.addressable_devices_indices_map(whole.shape)
-        return np.unique(np.concatenate([whole[at] for at in own.values()]))
+        indices = target.addressable_devices_indices_map(whole.shape)
+        return np.unique(np.concatenate([whole[at] for at in indices.values()]))
 
     def _bytes_of(self, count: int, lengths: Lengths) -> int:
-        found, devices = [], self.placement.num_devices
+        needed, devices = [], self.placement.num_devices
         for one in self.plan.passes:
             fn, (*structs, _) = one.program(self.part(count, lengths))
             used = jax.jit(fn, compiler_options=self._options).lower(*structs).compile().memory_analysis()
             assert used is not None
             each = used.temp_size_in_bytes + used.output_size_in_bytes + used.argument_size_in_bytes
             ahead = sum(x.size * x.dtype.itemsize for x in structs[len(one.shared) :])
-            found.append(devices * (each + READERS * ahead))
-        return max(found)
+            needed.append(devices * (each + READERS * ahead))
+        return max(needed)

@@ -58,14 +58,14 @@ class Results:
 
     def take(self, one: Pass, numbers: np.ndarray, rows: Mapping[int, Any], avals: Sequence[Any]) -> None:
         """Take the rows of a pass, of these elements first, and of stand-ins after."""
-        own = {v: np.moveaxis(x, self._dims[v] or 0, 0)[: len(numbers)] for v, x in rows.items()}
+        of_elements = {v: np.moveaxis(x, self._dims[v] or 0, 0)[: len(numbers)] for v, x in rows.items()}
         is_handed = self._each is not None and one is self._last and len(numbers) > 0
-        for v, x in own.items():
+        for v, x in of_elements.items():
             if not is_handed or self._out or v in self._kept:
                 self.of(v, avals[v])[numbers] = x
         if self._each is not None and is_handed:
-            own |= {v: self.of(v, avals[v])[numbers] for v in self._returned.difference(own)}
-            self._each(numbers, self._tree(own.get))
+            of_elements |= {v: self.of(v, avals[v])[numbers] for v in self._returned.difference(of_elements)}
+            self._each(numbers, self._tree(of_elements.get))
 
     def returned(self, values: Mapping[int, Any], lost: Sequence[int], whole: Callable[[np.ndarray], Any]) -> Any:
         """Return the result: shared values as they are, of rows all; those of elements that are lost are masked.
@@ -78,12 +78,12 @@ class Results:
                 return jnp.asarray(values[v])
             if self._each is not None and self._out is None:
                 return None
-            found = np.moveaxis(whole(self.of(v, self._flat.avals[v])), 0, dim)
+            rows = np.moveaxis(whole(self.of(v, self._flat.avals[v])), 0, dim)
             if not lost:
-                return found
-            mask = np.zeros(found.shape, bool)
+                return rows
+            mask = np.zeros(rows.shape, bool)
             np.moveaxis(mask, dim, 0)[lost] = True
-            return np.ma.MaskedArray(found, mask)
+            return np.ma.MaskedArray(rows, mask)
 
-        found = {v: one(v) for v in self._flat.results if isinstance(v, int)}
-        return self._tree(found.get)
+        results = {v: one(v) for v in self._flat.results if isinstance(v, int)}
+        return self._tree(results.get)

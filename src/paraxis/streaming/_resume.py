@@ -26,14 +26,14 @@ class Saved:
     Each process has its own in the folder. A run ``depends`` on a tree of texts, numbers and arrays.
 
     Attributes:
-        found: what an earlier process saved, numbers in arrays as well; ``None``: nothing.
+        state: what an earlier process saved, numbers in arrays as well; ``None``: nothing.
     """
 
     def __init__(self, folder: str | Path, depends: Any) -> None:
         own = f"-{jax.process_index()}" if jax.process_index() else ""
         path = self._path = Path(folder) / f"paraxis-run{own}.npz"
         self._digest = _digest(jax.tree.leaves((jax.__version__, depends)))
-        self._due, self._make, self.found = time.monotonic() + _EVERY, None, None
+        self._due, self._make, self.state = time.monotonic() + _EVERY, None, None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = files.locked(path.with_suffix(".lock"))
@@ -44,7 +44,7 @@ class Saved:
         try:
             files.remove_rests(path)
             if path.exists():
-                self.found = self._read()
+                self.state = self._read()
         except BaseException as error:
             os.close(self._lock)
             if not isinstance(error, (OSError, ValueError, KeyError, zipfile.BadZipFile)):
@@ -110,12 +110,12 @@ def plain(x: Any) -> np.ndarray:
 
 def _digest(parts: Iterable[Any]) -> str:
     """Return a digest of texts and numbers, and of arrays' numbers."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in parts:
         text = str(part)
         if hasattr(part, "dtype"):
             host = plain(part)
             text = f"{host.dtype}{host.shape}"
-            found.update(np.ascontiguousarray(host).reshape(-1).view(np.uint8).data)
-        found.update(f"{len(text)} {text}".encode())
-    return found.hexdigest()
+            digest.update(np.ascontiguousarray(host).reshape(-1).view(np.uint8).data)
+        digest.update(f"{len(text)} {text}".encode())
+    return digest.hexdigest()

@@ -34,8 +34,8 @@ def reason_rows_mix(
     count = next(shape[dim] for shape, dim in zip(shapes, dims, strict=True) if dim is not None)
 
     def results(changed: np.ndarray) -> list[Any]:
-        given = [_operand(v, dim, count, changed) for v, dim in zip(eqn.invars, dims, strict=True)]
-        return [*map(plain, jax_api.bind(eqn, *given))]
+        operands = [_operand(v, dim, count, changed) for v, dim in zip(eqn.invars, dims, strict=True)]
+        return [*map(plain, jax_api.bind(eqn, *operands))]
 
     before = results(np.zeros(count, bool))
     for row in range(count):

@@ -124,13 +124,13 @@ class Run:
     def depends(self) -> Any:
         """Return what the numbers of a run depend on."""
         groups = [(x[0], x.numbers, x.lengths) for x in self._call.groups]
-        given = [x for x in self._call.values if not isinstance(x, Leaf)]
+        values = [x for x in self._call.values if not isinstance(x, Leaf)]
         chunks = [(chunk.numbers, chunk.lengths) for chunk in self._chunks]
         flats = [self._program.whole(lengths) for lengths in dict.fromkeys(chunk.lengths for chunk in self._chunks)]
         traced = [(re.sub(r" at 0x[0-9a-f]+", "", str(flat.closed.jaxpr)), flat.constants) for flat in flats]
         placement = self._program.placement
         processes = jax.process_count() if placement.spans_processes else 1
-        return placement.num_devices, processes, jax_api.is_wide(), self._masks, groups, given, chunks, traced
+        return placement.num_devices, processes, jax_api.is_wide(), self._masks, groups, values, chunks, traced
 
     # --- passes ---------------------------------------------------------------------------------------------------
 
@@ -138,8 +138,8 @@ class Run:
         """Run all passes; return the function's result."""
         self._saved, self._show = saved, show
         self._parts, begun = list[Any](), list[Any]()  # of each pass, what this process's devices have come to
-        if saved and saved.found:
-            self._parts, *begun, kept, texts = saved.found
+        if saved and saved.state:
+            self._parts, *begun, kept, texts = saved.state
             self._results.rows.update(((int(v), rows.shape), rows) for v, rows in kept)
             self._leave_out({int(n): text for n, text in json.loads(bytes(texts)).items()})
         while not self._run_passes(begun):
@@ -147,16 +147,16 @@ class Run:
             if saved:
                 saved.keep(None)  # what is on the disk is right, up to the loss
         lengths = self._chunks[0].lengths
-        found = self._results.returned(self._values[lengths], sorted(self.lost), self._gathered)
+        returned = self._results.returned(self._values[lengths], sorted(self.lost), self._gathered)
         if self.lost:
-            first, said = min(self.lost), self.lost[min(self.lost)].splitlines()
-            why = next((line for line in reversed(said) if "Error: " in line), said[0])
+            first, lines = min(self.lost), self.lost[min(self.lost)].splitlines()
+            why = next((line for line in reversed(lines) if "Error: " in line), lines[0])
             warnings.warn(
                 f"Stream: {len(self.lost)} of {self._program.size} {self._program.axis.name} are left out, as they "
                 f"raised; stream.lost says what. Element {first}: {why}",
                 stacklevel=4,
             )
-        return found
+        return returned
 
     def _run_passes(self, begun: Sequence[Any]) -> bool:
         """Run the passes; return whether their numbers are right: no element was lost that they have counted."""
@@ -165,8 +165,8 @@ class Run:
             if one.is_once:
                 for lengths, values in self._values.items():
                     run = self._program.compiled(one, self._program.size, lengths)
-                    found = run(*[values[v] for v in one.shared])
-                    values.update(self._laid(dict(zip(one.results, found, strict=True))))
+                    results = run(*[values[v] for v in one.shared])
+                    values.update(self._laid(dict(zip(one.results, results, strict=True))))
                 continue
             if number == len(self._parts):
                 self._parts.append(self._pass(number, one, *begun))
@@ -192,31 +192,31 @@ class Run:
         sums = [[int(rank), self._parts_laid(parts)] for rank, parts in held]
         ats = [at for at in range(int(done), len(self._chunks)) if len(self._chunks[at].numbers)]
         with contextlib.closing(self._outcomes(one, ats)) as outcomes:
-            for at, found in zip(ats, outcomes, strict=True):
-                self._take(number, one, at, found, sums)
+            for at, outcome in zip(ats, outcomes, strict=True):
+                self._take(number, one, at, outcome, sums)
                 if self._saved and not self._is_stale:
                     self._saved.keep(functools.partial(self._state, number, at + 1, [*sums], dict(self.lost)))
                 if self._show:
                     self._show(self._progress(number, at + 1))
-        return [self._program.own(x, 0) for x in total(sums, one.kinds)] if sums else []
+        return [self._program.local(x, 0) for x in total(sums, one.kinds)] if sums else []
 
-    def _take(self, number: int, one: Pass, at: int, found: Any, sums: list[Any]) -> None:
+    def _take(self, number: int, one: Pass, at: int, outcome: Any, sums: list[Any]) -> None:
         """Take what a chunk has come to, or what it has raised."""
-        if isinstance(found, Exception):
-            found = self._without_failing(number, one, at, found)
-        if found is None:  # all its elements are left out
+        if isinstance(outcome, Exception):
+            outcome = self._without_failing(number, one, at, outcome)
+        if outcome is None:  # all its elements are left out
             return
         chunk, count = self._chunks[at], len(one.kinds)
-        add(sums, found[:count], one.kinds)
+        add(sums, outcome[:count], one.kinds)
         if not self._is_stale:
-            pairs = zip(one.results[count:], found[count:], strict=True)
-            rows = {v: self._program.own(y, self._plan.dims[v] or 0) for v, y in pairs}
+            pairs = zip(one.results[count:], outcome[count:], strict=True)
+            rows = {v: self._program.local(y, self._plan.dims[v] or 0) for v, y in pairs}
             numbers = chunk.numbers[self._places[self._places < len(chunk.numbers)]]
             self._results.take(one, numbers, rows, self._program.whole(chunk.lengths).avals)
 
     def _state(self, number: int, at: int, sums: Sequence[Any], lost: dict[int, str]) -> Any:
         """Return what passes gave, and what the one under way has come to with its first ``at`` chunks."""
-        held = [[rank, [self._program.own(x, 0) for x in parts]] for rank, parts in sums]
+        held = [[rank, [self._program.local(x, 0) for x in parts]] for rank, parts in sums]
         kept = [[v, x] for (v, _), x in self._results.rows.items() if not isinstance(x, np.memmap)]
         for x in self._results.rows.values():
             if isinstance(x, np.memmap):
@@ -238,7 +238,7 @@ class Run:
 
         They are as many as this process's devices have; the last one is repeated.
         """
-        chunk, found = self._chunks[at], []
+        chunk, operands = self._chunks[at], []
         numbers = arrays.repeat_last(chunk.numbers[where], len(self._places))
         for v in one.rows:
             x, dim = self._values[chunk.lengths].get(v), self._plan.dims[v] or 0
@@ -246,8 +246,8 @@ class Run:
                 if x is None:
                     x = np.moveaxis(self._results.of(v, self._program.whole(chunk.lengths).avals[v]), 0, dim)
                 x = (x if is_key(x) else np.asarray(x))[(*[slice(None)] * dim, numbers)]
-            found.append(x)
-        return found
+            operands.append(x)
+        return operands
 
     def _mine(self, chunk: Chunk) -> np.ndarray:
         """Return the places of a chunk that this process reads; past the end, the last one stands in."""
@@ -275,8 +275,8 @@ class Run:
     def _gathered(self, rows: np.ndarray) -> np.ndarray:
         """Return the rows ``(size, ...)`` of all processes, from those of this one."""
         for chunk in self._chunks if self._program.placement.spans_processes else ():
-            own = rows[chunk.numbers[np.minimum(self._places, len(chunk.numbers) - 1)]]
-            whole = arrays.local_copy(self._program.laid(own, 0, self._count))
+            local = rows[chunk.numbers[np.minimum(self._places, len(chunk.numbers) - 1)]]
+            whole = arrays.local_copy(self._program.laid(local, 0, self._count))
             rows[chunk.numbers] = np.asarray(whole)[: len(chunk.numbers)]
         return rows
 
@@ -285,8 +285,8 @@ class Run:
         done = 0
         while done < len(ats):
             try:
-                for found in self._carried_out(one, ats[done:]):
-                    yield found
+                for outcome in self._carried_out(one, ats[done:]):
+                    yield outcome
                     done += 1
                 return
             except AxisError:
@@ -370,14 +370,14 @@ class Run:
             yield int(where[0]), error
             return
         for half in np.array_split(where, 2):
-            found = _caught(next, self._carried_out(one, [at], half))
-            if isinstance(found, Exception):
-                yield from self._failing(one, at, half, found)
+            outcome = _caught(next, self._carried_out(one, [at], half))
+            if isinstance(outcome, Exception):
+                yield from self._failing(one, at, half, outcome)
 
-    def _leave_out(self, said: dict[int, str]) -> None:
-        self.lost |= said
+    def _leave_out(self, reasons: dict[int, str]) -> None:
+        self.lost |= reasons
         for at, chunk in enumerate(self._chunks):
-            self._chunks[at] = chunk._replace(numbers=chunk.numbers[~np.isin(chunk.numbers, [*said])])
+            self._chunks[at] = chunk._replace(numbers=chunk.numbers[~np.isin(chunk.numbers, [*reasons])])
         for values in self._values.values():
             values.update(self._laid(dict.fromkeys(self._plan.counts, np.int32(self._num_present))))
 
@@ -391,23 +391,23 @@ class Run:
         has to be compiled.
         """
         ragged = [(n, groups.lengths) for n, groups in enumerate(self._call.groups) if groups.lengths is not None]
-        is_padded = any((own[x.numbers] < x.lengths[n]).any() for x in self._chunks for n, own in ragged)
+        is_padded = any((lengths[x.numbers] < x.lengths[n]).any() for x in self._chunks for n, lengths in ragged)
         if not is_padded or self._program.checked.issuperset(self._plan.passes):
             return None
         longest, numbers = self._chunks[0].lengths, self._chunks[0].numbers
-        found = list[tuple[int, np.ndarray, Lengths, Lengths]]()
+        candidates = list[tuple[int, np.ndarray, Lengths, Lengths]]()
         for at, x in enumerate(self._chunks):
             pairs = zip(x.lengths, longest, strict=True)
             if x.lengths != longest:
                 longer = tuple(None if n is None or m is None else max(n, m) for n, m in pairs)
-                found.append((at, x.numbers, x.lengths, longer))
-        for n, own in ragged:
-            where = np.flatnonzero(own[numbers] < longest[n])
-            shorter = max(1, *own[numbers[where]], 0)
+                candidates.append((at, x.numbers, x.lengths, longer))
+        for n, lengths in ragged:
+            where = np.flatnonzero(lengths[numbers] < longest[n])
+            shorter = max(1, *lengths[numbers[where]], 0)
             if len(where) and shorter != longest[n]:
-                found.append((0, numbers[where], (*longest[:n], shorter, *longest[n + 1 :]), longest))
-        counts = [sum((own[some] > 1).sum() for _, own in ragged) for _, some, *_ in found]
-        return found[int(np.argmax(counts))] if found else None
+                candidates.append((0, numbers[where], (*longest[:n], shorter, *longest[n + 1 :]), longest))
+        counts = [sum((lengths[some] > 1).sum() for _, lengths in ragged) for _, some, *_ in candidates]
+        return candidates[int(np.argmax(counts))] if candidates else None
 
     def _check(self, one: Pass, at: int, some: np.ndarray, lengths: Lengths, longer: Lengths) -> bool:
         """Refuse a pass whose results depend on padding; return whether there was some that could tell."""
@@ -426,7 +426,7 @@ class Run:
 
         def run(is_longer: bool, shared: Sequence[Any]) -> list[np.ndarray]:
             n = longer if is_longer else lengths
-            return [*map(self._program.own, self._computed(one, n, shared, rows[n]), self._program.dims_of(one))]
+            return [*map(self._program.local, self._computed(one, n, shared, rows[n]), self._program.dims_of(one))]
 
         shared = [self._shared(one, n) for n in (lengths, longer)]
         wrong = _padding.counted(run, *shared, varies=not any(map(jax_api.calls_back, bodies)))

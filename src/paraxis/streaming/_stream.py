@@ -156,9 +156,9 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
             raise DataError("Stream.map: give what fn is to be called with: px.Stream(at_once=64).map(fn, xs)")
         has_keys = [any(map(is_key, jax.tree.leaves(x))) for x in groups]  # which are cut, and not read
         pairs = zip(groups, has_keys, strict=True)
-        found = [x if keys or isinstance(x, Groups) else Groups.of_arrays(x) for x, keys in pairs]
-        axis = Axis("elements", len(found[0]) if isinstance(found[0], Groups) else len(jax.tree.leaves(found[0])[0]))
-        return self.run(lambda *xs: map_fn(fn, xs, axis), *found)
+        inputs = [x if keys or isinstance(x, Groups) else Groups.of_arrays(x) for x, keys in pairs]
+        axis = Axis("elements", len(inputs[0]) if isinstance(inputs[0], Groups) else len(jax.tree.leaves(inputs[0])[0]))
+        return self.run(lambda *xs: map_fn(fn, xs, axis), *inputs)
 
     def jit(self, fn: Callable[_P, _R]) -> Callable[_P, _R]:
         """Return :meth:`run` of a function that is traced once for each type of arguments, as under ``jax.jit``.
@@ -246,14 +246,14 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
         if self.at_once is not None:
             return self.at_once * num_devices
         assert self.memory is not None
-        found = (self.memory - kept_bytes) // (_COPIES * row_bytes)
-        if found < num_devices:
+        count = (self.memory - kept_bytes) // (_COPIES * row_bytes)
+        if count < num_devices:
             least = kept_bytes + _COPIES * row_bytes * num_devices
             raise DataError(
                 f"Stream: memory must be at least {least:,} bytes for this table, of which {kept_bytes:,} are for "
                 f"values by row, got {self.memory:,}; write px.Stream(memory={2 * least})"
             )
-        return max(num_devices, min(found, max(_ENOUGH, num_devices << 20) // row_bytes))
+        return max(num_devices, min(count, max(_ENOUGH, num_devices << 20) // row_bytes))
 
     @contextlib.contextmanager
     def rows_shown(self) -> Iterator[Callable[[int, int, int], None]]:
@@ -277,8 +277,8 @@ def _balanced(most: int, devices: int, size: int) -> int:
 
 
 def _bytes(memory: int | str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)(i?)b?", str(memory).strip().lower())
-    if found is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)(i?)b?", str(memory).strip().lower())
+    if match is None:
         raise ValueError(f"Stream: memory must be bytes, or text such as '2GB', got {memory!r}")
-    unit = (1024 if found[3] else 1000) ** " kmgt".index(found[2] or " ")
-    return int(float(found[1]) * unit)
+    unit = (1024 if match[3] else 1000) ** " kmgt".index(match[2] or " ")
+    return int(float(match[1]) * unit)

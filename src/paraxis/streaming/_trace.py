@@ -128,20 +128,20 @@ def verbs_in(jaxpr: Jaxpr) -> list[JaxprEqn]:
 
 def axis_of(closed: ClosedJaxpr, count: int | None) -> Axis:
     """Return the axis that is streamed, the only one of as many elements as groups have."""
-    found = dict[tuple[str, int], Axis]()
+    candidates = dict[tuple[str, int], Axis]()
     for eqn in verbs_in(closed.jaxpr):
         key = eqn.params["axis"], eqn.params["size"]
-        if key not in found or eqn.primitive is maps.map_p:  # which knows where the axis is to lie
-            found[key] = eqn.params["placement"].axis if eqn.primitive is maps.map_p else Axis(*key)
-    fits = [axis for key, axis in found.items() if count in (None, key[1])]
+        if key not in candidates or eqn.primitive is maps.map_p:  # which knows where the axis is to lie
+            candidates[key] = eqn.params["placement"].axis if eqn.primitive is maps.map_p else Axis(*key)
+    fits = [axis for key, axis in candidates.items() if count in (None, key[1])]
     if len(fits) == 1:
         return fits[0]
-    if not found:
+    if not candidates:
         raise AxisError(
             "Stream: fn has no verb, by which elements are told from other dimensions; for x.T @ x write "
             "px.reduce_sum(px.map_fn(lambda x: jnp.outer(x, x), x))"
         )
-    axes = ", ".join(f"{name!r} of {size}" for name, size in found)
+    axes = ", ".join(f"{name!r} of {size}" for name, size in candidates)
     which = "px.Groups say along which" if count is None else f"of {count} elements, as groups have"
     raise AxisError(f"Stream: fn must map along one axis ({which}), and has {axes}; write @px.program(clients=…)")
 
@@ -167,23 +167,23 @@ def require_same(whole: Flat, part: Flat, of: str) -> None:
 
 def dims_of(whole: Flat, part: Flat, size: int, count: int) -> list[int | None]:
     """Return the dimension of the elements in each value of the same function for all and for ``count``."""
-    found = []
+    dims = []
     for number, (a, b) in enumerate(zip(whole.avals, part.avals, strict=True)):
         differ = [d for d, sizes in enumerate(zip(a.shape, b.shape, strict=True)) if sizes[0] != sizes[1]]
         if [(a.shape[d], b.shape[d]) for d in differ] not in ([], [(size, count)]):
-            made = next(operation for operation in whole.operations if number in operation.outputs)
-            refuse_mixing(made, f"of {size} of them it makes {list(a.shape)}, and of {count} {list(b.shape)}")
-        found.append(differ[0] if differ else None)
-    return found
+            mixing = next(operation for operation in whole.operations if number in operation.outputs)
+            refuse_mixing(mixing, f"of {size} of them it makes {list(a.shape)}, and of {count} {list(b.shape)}")
+        dims.append(differ[0] if differ else None)
+    return dims
 
 
 def with_literals(whole: Flat, part: Flat) -> list[Operation]:
     """Return the operations for some elements, with the literals of those for all, in bodies, too."""
-    found = []
+    operations = []
     for a, b in zip(whole.operations, part.operations, strict=True):
         inputs = [*map(_literal, a.inputs, b.inputs)]
-        found.append(Operation(_equation(a, a.eqn, b.eqn), inputs, b.outputs, a.line))
-    return found
+        operations.append(Operation(_equation(a, a.eqn, b.eqn), inputs, b.outputs, a.line))
+    return operations
 
 
 def require_uncounted(whole: Flat, part: Flat, size: int) -> None:

@@ -28,12 +28,12 @@ def split(transform: str, batch_axis: Axes, args: Sequence[Any], kwargs: Mapping
     """Split arguments, keywords along their first axis. Leaves without dimensions are given whole, whatever it is."""
     refuse_modules(transform, (args, kwargs))
     args = tuple(args)
-    given = tuple(batch_axis)[: len(args)] if isinstance(batch_axis, Sequence) else (batch_axis,) * len(args)
-    found, structure = jax.tree_util.tree_flatten_with_path((args, dict(kwargs)))
+    entries = tuple(batch_axis)[: len(args)] if isinstance(batch_axis, Sequence) else (batch_axis,) * len(args)
+    leaves, structure = jax.tree_util.tree_flatten_with_path((args, dict(kwargs)))
     try:
-        wanted = pytrees.broadcast_prefix(given, args)
-        wanted += [None if batch_axis is None else 0] * (len(found) - len(wanted))
-        both = zip(found, wanted, strict=True)
+        wanted = pytrees.broadcast_prefix(entries, args)
+        wanted += [None if batch_axis is None else 0] * (len(leaves) - len(wanted))
+        both = zip(leaves, wanted, strict=True)
         axes = [None if at is None or not np.ndim(x) else range(np.ndim(x))[at] for (_, x), at in both]
     except (ValueError, TypeError, IndexError) as error:
         shapes = jax.tree.map(np.shape, pytrees.combine(args))
@@ -42,7 +42,7 @@ def split(transform: str, batch_axis: Axes, args: Sequence[Any], kwargs: Mapping
             f"or None to pass it whole, for all args or for each: batch_axis=(0, None)"
         ) from error
     sizes: dict[str, int] = {}
-    for (path, x), at, axis in zip(found, wanted, axes, strict=True):
+    for (path, x), at, axis in zip(leaves, wanted, axes, strict=True):
         name = pytrees.name("args" if path[0].idx == 0 else "kwargs", path[1:])
         if at is not None and isinstance(x, jax.Array) and not x.ndim and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             raise DataError(
@@ -56,7 +56,7 @@ def split(transform: str, batch_axis: Axes, args: Sequence[Any], kwargs: Mapping
             f"{transform}: the sizes of the batch axes disagree: {sizes}. Write None for what is not a batch: "
             f"batch_axis=(0, None)"
         )
-    return Batch([x for _, x in found], axes, next(iter(sizes.values()), None), structure)
+    return Batch([x for _, x in leaves], axes, next(iter(sizes.values()), None), structure)
 
 
 # --- results and variables of all elements --------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def written(
     A rule is a variable's own, or that for the nearest of its types. Values that differ need one, unless ``mend``,
     which says what else to write, is empty.
     """
-    made, rules = {}, {nnx.BatchStat: "mean"} | dict(sync)
+    combined_values, rules = {}, {nnx.BatchStat: "mean"} | dict(sync)
     for i, values in new.items():
         variable = graph.variables[i]
         rule = next((rules[kind] for kind in type(variable).__mro__ if kind in rules), None)
@@ -102,8 +102,8 @@ def written(
                 f"{who}: variable {graph.names[i]} could be left with different values {mend} a rule, "
                 f"sync={{{kind}: 'mean'}}"
             )
-        made[i] = jax.tree.map(partial(_combined_variable, rule, axis), values, differs[i])
-    return made
+        combined_values[i] = jax.tree.map(partial(_combined_variable, rule, axis), values, differs[i])
+    return combined_values
 
 
 def _combined_variable(rule: Rule | None, axis: placing.Axis | None, x: jax.Array, differs: bool) -> Any:

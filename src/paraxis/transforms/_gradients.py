@@ -68,16 +68,16 @@ class GradValues(Wrapped[R]):
 
         def loss(ours: dict[int, Any], theirs: dict[int, Any]) -> tuple[Any, Any]:
             here = [ours.get(i, x) for i, x in enumerate(values)]
-            given = [theirs.get(i, x) for i, x in enumerate(args)]
-            result, new = run(self._body, graph, (here, graph.arrays), given, kwargs)
+            inputs = [theirs.get(i, x) for i, x in enumerate(args)]
+            result, new = run(self._body, graph, (here, graph.arrays), inputs, kwargs)
             value: Any = result[0] if isinstance(result, (tuple, list)) and result else result
             return value, (result, new)
 
         differentiable = {i: values[i] for i in picked}, {p: args[p] for p in positions}
         (gradients, of_args), (result, new) = jax.grad(loss, argnums=(0, 1), has_aux=True)(*differentiable)
         graph.write(new)
-        found = Gradients({graph.names[i]: gradients[i] for i in picked})
+        gradients_by_name = Gradients({graph.names[i]: gradients[i] for i in picked})
         if argnums is None:
-            return found, pytrees.combine(result)
+            return gradients_by_name, pytrees.combine(result)
         inputs = pytrees.combine(of_args[argnums] if isinstance(argnums, int) else tuple(of_args[p] for p in positions))
-        return (found, inputs) if picked else inputs, pytrees.combine(result)
+        return (gradients_by_name, inputs) if picked else inputs, pytrees.combine(result)

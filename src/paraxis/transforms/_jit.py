@@ -108,8 +108,8 @@ def _jitted(body: Body, graph: Graph) -> Any:
         # What is not written goes through if its memory was given away.
         return dict(enumerate(values)) | new if body.donate else new, result
 
-    own = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in ("values", "arrays")]
-    vars(run)["__signature__"] = inspect.Signature([*own, *body.signature.parameters.values()])
+    ours = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in ("values", "arrays")]
+    vars(run)["__signature__"] = inspect.Signature([*ours, *body.signature.parameters.values()])
     run.__name__ = body.name
     positions, names = body.static
     return jax.jit(run, static_argnums=positions, static_argnames=names, donate_argnums=(0,) if body.donate else ())

@@ -27,8 +27,8 @@ class Graph:
     names: tuple[str, ...]
 
     def merged(self, values: Sequence[Any], arrays: Sequence[Any]) -> Any:
-        made = [v.copy(value) for v, value in zip(self.variables, values, strict=True)]
-        leaves = [*zip(self.paths, made, strict=True), *zip(self.array_paths, arrays, strict=True)]
+        variables = [v.copy(value) for v, value in zip(self.variables, values, strict=True)]
+        leaves = [*zip(self.paths, variables, strict=True), *zip(self.array_paths, arrays, strict=True)]
         return nnx.merge(self.definition, nnx.from_flat_state(leaves))
 
     def without_values(self) -> "Graph":
@@ -59,7 +59,7 @@ def split(modules: tuple[Any, ...]) -> Graph:
     definition, state = nnx.split(modules, graph=True)
     ours = [(path, x) for path, x in nnx.to_flat_state(state) if isinstance(x, nnx.Variable)]
     rest = [(path, x) for path, x in nnx.to_flat_state(state) if not isinstance(x, nnx.Variable)]
-    (paths, variables), (array_paths, arrays) = (tuple(zip(*found, strict=True)) or ((), ()) for found in (ours, rest))
+    (paths, variables), (array_paths, arrays) = (tuple(zip(*pairs, strict=True)) or ((), ()) for pairs in (ours, rest))
     return Graph(definition, paths, variables, array_paths, arrays, _names(modules, paths))
 
 
@@ -85,9 +85,9 @@ def _names(modules: tuple[Any, ...], paths: Sequence[Path]) -> tuple[str, ...]:
     Where two would have the same name, their module's number is part of it: ``[1](Linear).kernel``.
     """
     nodes = dict(nnx.iter_graph(modules, graph=True))
-    found = [_place_and_name([nodes[path[:n]] for n in range(len(path) + 1)], path) for path in paths]
-    names = tuple(name for _, name in found)
-    return names if len(set(names)) == len(names) else tuple(place + name for place, name in found)
+    places_and_names = [_place_and_name([nodes[path[:n]] for n in range(len(path) + 1)], path) for path in paths]
+    names = tuple(name for _, name in places_and_names)
+    return names if len(set(names)) == len(names) else tuple(place + name for place, name in places_and_names)
 
 
 def _place_and_name(nodes: Sequence[Any], path: Path) -> tuple[str, str]:

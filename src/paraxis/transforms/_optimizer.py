@@ -69,16 +69,16 @@ class Optimizer(nnx.Pytree):
         """
         parameters = variables(self.module).subset(lambda name, _: name in self.names)
         values = _values(parameters)
-        own, structure = jax.tree.flatten(self.state, is_leaf=lambda x: isinstance(x, nnx.Variable))
+        slots, structure = jax.tree.flatten(self.state, is_leaf=lambda x: isinstance(x, nnx.Variable))
         leaves = list(gradients) if isinstance(gradients, (list, tuple)) else jax.tree.leaves(gradients)
         shapes = [[jax.tree.map(jnp.shape, x) for x in tree] for tree in (leaves, values.values())]
         if shapes[0] != shapes[1] or jnp.ndim(lr):
             raise DataError(f"Optimizer: gradients must be one for each of {len(values)} variables, lr a scalar")
-        state = structure.unflatten([v.get_raw_value() for v in own])
+        state = structure.unflatten([v.get_raw_value() for v in slots])
         step = optax.with_extra_args_support(self.factory(lr))
         updates, after = step.update(dict(zip(values, leaves, strict=True)), state, values, **extra)
         new: Any = optax.apply_updates(values, updates)
-        for variable, x in zip([*parameters, *own], [*map(new.get, values), *jax.tree.leaves(after)], strict=True):
+        for variable, x in zip([*parameters, *slots], [*map(new.get, values), *jax.tree.leaves(after)], strict=True):
             variable.set_value(x)
 
 

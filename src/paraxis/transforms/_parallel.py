@@ -162,17 +162,17 @@ class Call:
         return jnp.moveaxis(x.reshape(self._axis.size, self._share, *x.shape[1:]), 1, at + 1)
 
     def _on_device(self, index: jax.Array, state: Any, leaves: list[Any]) -> Any:
-        given, structure = jax.tree.flatten((index, state))
+        shared, structure = jax.tree.flatten((index, state))
 
         def one(*xs: Any) -> tuple[dict[int, Any], Any]:
-            index, (values, arrays) = jax.tree.unflatten(structure, xs[: len(given)])
-            args, kwargs = jax.tree.unflatten(self._batch.structure, xs[len(given) :])
-            own = _modules.fold_streams(values, self._streams, index), arrays
-            result, new = _wrapped.run(self._body, self._graph, own, args, kwargs, self._synchronise)
+            index, (values, arrays) = jax.tree.unflatten(structure, xs[: len(shared)])
+            args, kwargs = jax.tree.unflatten(self._batch.structure, xs[len(shared) :])
+            state_here = _modules.fold_streams(values, self._streams, index), arrays
+            result, new = _wrapped.run(self._body, self._graph, state_here, args, kwargs, self._synchronise)
             self._drawn = _modules.used_streams(self._streams, new)
             return new, result
 
-        operands, row_dims = [*given, *leaves], [*[None] * len(given), *self._batch.axes]
+        operands, row_dims = [*shared, *leaves], [*[None] * len(shared), *self._batch.axes]
         body, out_tree = traced = jax_api.trace(one, [jax_api.struct(x) for x in operands], {})
         run, differs = jax_api.jaxpr_as_fun(body), [True] * out_tree.num_leaves
         if self._check and not jax_api.holds(body.jaxpr, "io_callback"):  # which may differ for the same arguments
@@ -215,18 +215,18 @@ class Call:
         whole = jax_api.jaxpr_as_fun(body)
 
         def shorter(*xs: jax.Array) -> list[jax.Array]:
-            own = [
+            rows_only = [
                 x if at is None else jax.lax.slice_in_dim(x, 0, rows, axis=at)
                 for x, at in zip(xs, row_dims, strict=True)
             ]
-            return [arrays.repeat_last(y, share) for y in jax_api.jaxpr_as_fun(short)(*own)]
+            return [arrays.repeat_last(y, share) for y in jax_api.jaxpr_as_fun(short)(*rows_only)]
 
         return whole if size % share == 0 else lambda i, *xs: jax.lax.cond(i == size // share, shorter, whole, i, *xs)
 
     def _reduced(self, result: Any) -> Any:
         leaves, structure = jax.tree_util.tree_flatten_with_path(result)
         kinds, differs = pytrees.broadcast_prefix(self._reduce, result), jax.tree.leaves(self._differs[1])
-        made = []
+        results = []
         for (path, x), kind, differ in zip(leaves, kinds, differs, strict=True):
             if kind == "same" and differ and self._check:
                 raise StateError(
@@ -235,5 +235,5 @@ class Call:
                 )
             y = _batches.combined(kind, x, self._axis, differs=differ)
             has_rows = kind == "concat" and x.shape[1:2] == (self._share,)
-            made.append(arrays.unpad(y, self._rows) if has_rows else y)
-        return jax.tree.unflatten(structure, made)
+            results.append(arrays.unpad(y, self._rows) if has_rows else y)
+        return jax.tree.unflatten(structure, results)

@@ -114,8 +114,8 @@ def refuse_outside(body: Body, code: types.CodeType | None = None) -> None:
     if not inspect.isfunction(fn):
         return
     refuse_modules(body.transform, (fn.__defaults__, fn.__kwdefaults__))
-    own = {} if owner is None else {fn.__code__.co_varnames[0]: owner}
-    scopes = {"LOAD_GLOBAL": fn.__globals__, "LOAD_DEREF": {**inspect.getclosurevars(fn).nonlocals, **own}}
+    owners = {} if owner is None else {fn.__code__.co_varnames[0]: owner}
+    scopes = {"LOAD_GLOBAL": fn.__globals__, "LOAD_DEREF": {**inspect.getclosurevars(fn).nonlocals, **owners}}
     name, x = "", None
     for step in dis.get_instructions(code or fn.__code__):
         is_read = step.opname in ("LOAD_ATTR", "LOAD_METHOD")
@@ -133,7 +133,7 @@ def refuse_outside(body: Body, code: types.CodeType | None = None) -> None:
         else:
             is_local = step.opname.startswith("LOAD_FAST")  # of one, or of a pair
             name = step.argval[-1] if is_local and isinstance(step.argval, tuple) else step.argval
-            x = (own if is_local else scopes.get(step.opname, {})).get(name)
+            x = (owners if is_local else scopes.get(step.opname, {})).get(name)
     for inner in filter(inspect.iscode, (code or fn.__code__).co_consts):
         refuse_outside(body, inner)
 
