@@ -56,7 +56,10 @@ def save(bench: str, part: str, command: str, tables: Tables, folder: Path = RES
 
 
 def sections(folder: Path = RESULTS) -> Iterator[str]:
-    """Yield a section for each benchmark: what it measures, and its first two tables, of runs on most devices."""
+    """Yield a section for each benchmark: what it measures, and its first table, of runs on most devices.
+
+    A second one is shown if it has rows that the first lacks.
+    """
     for path in sorted(folder.glob("*.json")):
         doc = ast.get_docstring(ast.parse((FOLDER / f"bench_{path.stem}.py").read_text("utf-8"))) or ""
         yield f"## {path.stem}\n\n" + doc.split("\n\n")[0].replace("\n", " ")
@@ -64,7 +67,10 @@ def sections(folder: Path = RESULTS) -> Iterator[str]:
         parts_of: dict[str, str] = {}
         for part in reversed(parts):
             parts_of |= {title: part for title in parts[part]["tables"] if title not in parts_of}
-        for part, titles in itertools.groupby(list(parts_of)[:2], key=parts_of.__getitem__):
+        first, *others = parts_of
+        rows = parts[parts_of[first]]["tables"][first].keys()
+        second = [title for title in others[:1] if parts[parts_of[title]]["tables"][title].keys() - rows]
+        for part, titles in itertools.groupby([first, *second], key=parts_of.__getitem__):
             run = parts[part]
             versions = (f"{name} {version}" for name, version in run["versions"].items() if name != "Python")
             yield f"{part}, {', '.join([run['measured'], *versions])}"
