@@ -45,9 +45,9 @@ def _compare(test: doctest.DocTest) -> None:
     assert not result.failed, "".join(report)
 
 
-def test_the_documentation_has_at_most_40_000_words_and_the_architecture_12_kb():
+def test_the_documentation_has_at_most_38_000_words_and_the_architecture_12_kb():
     texts = [path.read_text("utf-8") for path in (*FILES, ROOT / "benchmarks" / "README.md")]
-    assert sum(len(text.split()) for text in texts) <= 40_000
+    assert sum(len(text.split()) for text in texts) <= 38_000
     assert (ROOT / "docs" / "architecture.md").stat().st_size <= 12_000
 
 
