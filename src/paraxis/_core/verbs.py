@@ -211,15 +211,11 @@ def scatter(x: Any, axis: Axis | str | None = None) -> Any:
     return pytrees.combine(jax.tree.map(one, x))
 
 
-@overload
-def gather(x: jax.Array | np.ndarray, axis: Axis | str | None = None) -> np.ndarray: ...
-@overload
-def gather(x: Any, axis: Axis | str | None = None) -> Any: ...
 def gather(x: Any, axis: Axis | str | None = None) -> Any:
     """Fetch a placed value as NumPy arrays ``(size, ...)``, in the order of the elements: placed → host.
 
-    Under ``jit``, which cannot return values to the host, it is the value itself, whole on every device. Errors are
-    those of :func:`map_fn`.
+    Under ``jit``, which cannot return values to the host, it is the value itself, a JAX array, whole on every device:
+    so types do not say which of the two it is. Errors are those of :func:`map_fn`.
 
     Communicates: sends every row to the host. With several processes, all must call it, and each gets all rows.
 

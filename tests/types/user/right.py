@@ -25,7 +25,8 @@ assert_type(px.map_fn(of_one, (px.broadcast(x[0], clients), host), clients), jax
 assert_type(px.map_fn(lambda x: jnp.sin(x), x, clients, lowering="unroll"), jax.Array)
 assert_type(px.reduce_mean(x, clients, where=x[:, 0] > 0), jax.Array)
 assert_type(px.reduce_weighted_mean({"w": x}, x[:, 0], clients), dict[str, jax.Array])
-assert_type(px.gather(x, clients), np.ndarray)
+whole: np.ndarray = px.gather(x, clients)  # under jit it is a JAX array
+jax.jit(lambda x: px.gather(x, clients).at[0].set(0.0))
 assert_type(px.keys(jax.random.key(0), clients), jax.Array)
 assert_type(px.pmap(of_one, "clients", in_axes=(None, 0))(x[0], x), jax.Array)
 
