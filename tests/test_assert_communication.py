@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec as P
 
@@ -12,6 +13,7 @@ from tests._support import axis_on, values
 pytestmark = pytest.mark.floor
 
 ROWS = 16
+X = np.arange(ROWS * 4, dtype=np.float32).reshape(ROWS, 4)
 
 
 @pytest.fixture(scope="module")
@@ -23,23 +25,18 @@ def _shard(mesh, body, out=None):
     return jax.shard_map(body, mesh=mesh, in_specs=P("d"), out_specs=P() if out is None else out, check_vma=False)
 
 
-def _rows():
-    return jnp.arange(ROWS * 4, dtype=jnp.float32).reshape(ROWS, 4)
-
-
 def test_assert_communication_names_each_broken_promise(mesh):
     def body(x):
         return jax.lax.psum(jax.lax.all_gather(x, "d", tiled=True), "d")
 
     size = 16 * 4 * 4
-    kept = assert_communication(
-        _shard(mesh, body), _rows(), all_gather=1, all_reduce=1, all_to_all=0, max_bytes=2 * size
-    )
+    sharded = _shard(mesh, body)
+    kept = assert_communication(sharded, X, all_gather=1, all_reduce=1, all_to_all=0, max_bytes=2 * size)
     assert (kept.total_count, kept.total_bytes) == (2, 2 * size)
-    assert_communication(_shard(mesh, body), _rows(), all_reduce=1)  # of gathers, nothing was promised
+    assert_communication(sharded, X, all_reduce=1)  # of gathers, nothing was promised
     words = r"all_reduce=0 was promised, found 1; all_to_all=2 was promised, found 0.*has: 1 all_reduce.*1 all_gather"
     with pytest.raises(px.CommunicationError, match=words):
-        assert_communication(_shard(mesh, body), _rows(), all_reduce=0, all_gather=1, all_to_all=2)
+        assert_communication(sharded, X, all_reduce=0, all_gather=1, all_to_all=2)
 
 
 def test_assert_communication_counts_a_loop_s_bytes_as_often_as_it_runs(mesh):
@@ -50,17 +47,14 @@ def test_assert_communication_counts_a_loop_s_bytes_as_often_as_it_runs(mesh):
         return jax.lax.while_loop(lambda x: x[0, 0] < 1e5, lambda x: jax.lax.psum(x, "d"), x)
 
     once = ROWS // 8 * 4 * 4  # the rows of one device, 4 columns of float32
-    kept = assert_communication(_shard(mesh, times), _rows(), all_reduce=1, max_bytes=100 * once)
-    assert (
-        str(kept)
-        == f"1 all_reduce (100 times, {100 * once:,} bytes)"
-        == str(communication(_shard(mesh, times), _rows()))
-    )
+    kept = assert_communication(_shard(mesh, times), X, all_reduce=1, max_bytes=100 * once)
+    told = f"1 all_reduce (100 times, {100 * once:,} bytes)"
+    assert (str(kept), str(communication(_shard(mesh, times), X))) == (told, told)
     with pytest.raises(px.CommunicationError, match=rf"max_bytes={once:,} was promised, found {100 * once:,}\."):
-        assert_communication(_shard(mesh, times), _rows(), max_bytes=once)
+        assert_communication(_shard(mesh, times), X, max_bytes=once)
     with pytest.raises(px.CommunicationError, match=rf"max_bytes={once:,} was promised, but a loop without a known"):
-        assert_communication(_shard(mesh, until), _rows(), max_bytes=once)
-    found = assert_communication(_shard(mesh, until), _rows(), all_reduce=1)
+        assert_communication(_shard(mesh, until), X, max_bytes=once)
+    found = assert_communication(_shard(mesh, until), X, all_reduce=1)
     assert str(found) == f"1 all_reduce ({once} bytes); a loop without a known end counts as one iteration"
 
 
@@ -69,4 +63,4 @@ def test_communication_tells_one_device_from_a_program_that_sends_nothing(mesh) 
     with pytest.raises(px.CommunicationError, match=rf"{promise}\. It is for one device, which sends nothing"):
         assert_communication(lambda x: px.reduce_sum(x, one), values(16), all_reduce=1)
     with pytest.raises(px.CommunicationError, match=rf"{promise}$"):  # on eight devices, and none of them sends
-        assert_communication(_shard(mesh, jnp.sin, P("d")), _rows(), all_reduce=1)
+        assert_communication(_shard(mesh, jnp.sin, P("d")), X, all_reduce=1)

@@ -37,11 +37,8 @@ def test_assert_same_everywhere_fails_where_the_answer_depends_on_the_devices(x)
         assert_same_everywhere(devices_seen, x, devices=(1, 2))
 
 
-def test_assert_same_everywhere_fails_for_a_function_that_places_nothing():
+def test_assert_same_everywhere_refuses_what_lies_on_no_device_and_too_few_devices():
     with pytest.raises(AssertionError, match="places nothing on the devices"):
         assert_same_everywhere(lambda x: x + 1, X)
-
-
-def test_assert_same_everywhere_refuses_too_few_devices():
     with pytest.raises(px.DeviceError, match=r"64 devices were asked for, there are 8; call .*simulate_devices\(64\)"):
         assert_same_everywhere(_mean, 2.0, X, devices=(1, 64))

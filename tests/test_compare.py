@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import paraxis as px
+from tests._support import axis_on
 
 
 class Clock:
@@ -113,3 +114,17 @@ def test_compare_gives_copies_to_a_function_that_donates() -> None:
     donates = jax.jit(lambda x: x + 1, donate_argnums=0)
     assert px.compare({"donates": donates, "keeps": jax.jit(jnp.sin)}, x, seconds=0.1)["donates"].seconds
     assert not x.is_deleted()
+
+
+def test_compare_times_lowerings_and_tells_their_turns() -> None:
+    """By vmap, a device turns as often as the slowest of its three elements asks; one by one, as often as all do."""
+    count = lambda n: jax.lax.while_loop(lambda i: i < n, lambda i: i + 1, 0)  # noqa: E731
+    lengths = np.array([5, 1, 2, 7, 9, 3, 4, 1, 1, 1, 6])
+    table = np.append(lengths, 0).reshape(4, 3)
+    found = px.compare(count, jnp.asarray(lengths), axis_on(4, 11), check=True, seconds=0.05)
+    one_by_one = dict.fromkeys(("at_once=1", "unroll", "lanes, at_once=1"), table.sum(1).max())
+    turns = {timing.name: timing.turns for timing in found.timings}
+    assert turns == one_by_one | dict.fromkeys(("vmap", "lanes"), table.max())
+    assert [line.split()[-1] for line in str(found).splitlines()[2:]] == ["turns", *map(str, turns.values())]
+    plain = px.compare(jnp.sin, jnp.ones(100), axis_on(1, 100), seconds=0.05)  # too many to unroll, and no loop
+    assert [(timing.name, timing.turns) for timing in plain.timings] == [("vmap", None), ("at_once=1", None)]

@@ -159,15 +159,11 @@ def of_train_step() -> Report:
     return report
 
 
-def of_ensemble() -> Report:
-    ens = px.ensemble(lambda key: jax.random.normal(key, (4, 2)), 8, key=jax.random.key(0))
-    return px.explain(ens.train)(lambda w, x: w - jax.grad(lambda w: (x @ w).sum())(w), jnp.ones((5, 4)))
-
-
 def linear() -> eqx.nn.Linear:
     return eqx.nn.Linear(4, 2, key=jax.random.key(0))
 
 
+SOME = np.ones((8, 4), np.float32)
 LINEN = {"params": {"kernel": struct(4, 2), "bias": struct(2)}}
 SQUARE, BATCH, PRODUCT = struct(4, 4), struct(8, 4), 2 * 8 * 4 * 2
 FORMS: dict[str, tuple[Callable[[], Report], int, int]] = {
@@ -176,18 +172,13 @@ FORMS: dict[str, tuple[Callable[[], Report], int, int]] = {
     "Jit": (lambda: px.explain(px.Jit(net()))(BATCH), 1, PRODUCT),
     "Parallel": (lambda: px.explain(px.Parallel(net()))(jnp.ones((16, 4))), 8, PRODUCT // 4),
     "NNX module": (lambda: px.explain(net())(BATCH), 1, PRODUCT),
-    "nnx.jit": (lambda: px.explain(nnx.jit(lambda net, x: net(x)))(net(), jnp.ones((8, 4))), 1, PRODUCT),
+    "nnx.jit": (lambda: px.explain(nnx.jit(lambda net, x: net(x)))(net(), SOME), 1, PRODUCT),
     "Equinox module": (lambda: px.explain(linear())(struct(4)), 1, PRODUCT // 8),
-    "filter_jit": (
-        lambda: px.explain(eqx.filter_jit(lambda m, x: jax.vmap(m)(x)))(linear(), jnp.ones((8, 4))),
-        1,
-        PRODUCT,
-    ),
+    "filter_jit": (lambda: px.explain(eqx.filter_jit(lambda m, x: jax.vmap(m)(x)))(linear(), SOME), 1, PRODUCT),
     "Linen": (lambda: px.explain(nn.Dense(2).apply)(LINEN, BATCH), 1, PRODUCT),
     "jax.pmap": (lambda: px.explain(jax.pmap(lambda x: x @ x))(struct(8, 4, 4)), 8, 2 * 4**3),
     "pmap": (lambda: px.explain(px.pmap(lambda x: x @ x))(struct(8, 4, 4)), 8, 2 * 4**3),
     "train_step": (of_train_step, 8, 2 * 2 * 3 * 4 * 2),
-    "ensemble.train": (of_ensemble, 8, 2 * 5 * 4 * 2),
 }
 
 

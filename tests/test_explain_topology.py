@@ -88,8 +88,7 @@ def test_explain_takes_devices_of_a_topology_as_jax_has_them() -> None:
     chips = topologies.get_topology_desc("v5e:2x2", platform="tpu").devices
     over = NamedSharding(Mesh(np.array(chips), ("d",)), P("d"))
     for on in (None, "v5e:2x2"):
-        (total,) = px.explain(lambda x: x.sum(), on=on)(struct(64, lies=over)).collectives
-        assert (total.kind, total.axes) == ("all_reduce", ("d",))
+        assert sent(px.explain(lambda x: x.sum(), on=on)(struct(64, lies=over))) == [("all_reduce", 4, 1, ("d",))]
 
 
 def test_explain_refuses_what_no_chip_holds_and_no_topology_has() -> None:
@@ -108,6 +107,12 @@ def test_explain_lays_a_training_step_over_all_chips_without_a_state(shard) -> N
     make = lambda: px.TrainState.create({"w": jnp.zeros((2048, 64))}, optax.adam(0.1))  # noqa: E731
     step = px.train_step(lambda params, batch: ((batch["x"] @ params["w"]) ** 2).mean(1), shard=shard)
     report = px.explain(step, on="v5e:4x4")(jax.eval_shape(make), {"x": struct(32, 2048)})
-    assert report.num_devices == 16  # and eight are simulated here
-    assert report.work.factor == 1
+    assert (report.num_devices, report.work.factor) == (16, 1)  # and eight are simulated here
     assert [x.split for x in report.arguments if x.name == "state.params['w']"] == [(16, 1) if shard else (1, 1)]
+
+
+def test_explain_lays_an_ensemble_of_shapes_over_all_chips() -> None:
+    ens = px.ensemble(jax.random.normal, 32, jax.eval_shape(jax.random.key, 0), apply=jnp.multiply)
+    for explained, args in ((ens.train, (jnp.subtract, np.float32(3))), (ens.predict, (struct(5),))):
+        report = px.explain(explained, on="v5e:4x4")(*args)
+        assert (report.num_devices, report.arguments[0].split) == (16, (16,))

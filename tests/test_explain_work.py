@@ -153,6 +153,9 @@ def test_explain_tells_the_traffic_and_the_operations_that_xla_does(case: str) -
     done = report.work.flops + report.work.elementwise
     assert done == pytest.approx(told["flops"] + told.get("transcendentals", 0), rel=0.1)
     assert report.intensity == done / report.traffic.bytes
+    least = report.work.flops / report.traffic.bytes  # FLOP per byte from which on traffic bounds it
+    assert report.bound(flops_per_second=1.1 * least + 1, bytes_per_second=1) == "traffic"
+    assert not least or report.bound(flops_per_second=0.9 * least, bytes_per_second=1) == "products"
 
 
 def test_explain_tells_the_traffic_of_slices_and_of_all_turns_of_a_loop() -> None:

@@ -36,17 +36,11 @@ def test_simulate_devices_makes_devices_of_two_threads_and_keeps_other_flags() -
     assert int(threads) >= 80
 
 
-@pytest.fixture
-def flags(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Some that are not those of the devices that there are."""
-    jax.devices()
-    monkeypatch.setenv("XLA_FLAGS", f"{OTHER_FLAG} --xla_force_host_platform_device_count=3")
-    return os.environ["XLA_FLAGS"]
-
-
-def test_simulate_devices_fails_too_late_with_fewer_devices_and_passes_with_enough(flags: str) -> None:
-    simulate_devices(2)
+def test_simulate_devices_fails_too_late_and_passes_with_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(jax.devices()) == 8
+    flags = f"{OTHER_FLAG} --xla_force_host_platform_device_count=3"  # and not those of the devices that there are
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    simulate_devices(2)
     with pytest.raises(px.DeviceError, match=r"64 devices were asked for.*already started with 8.*_device_count=64"):
         simulate_devices(64)
     assert os.environ["XLA_FLAGS"] == flags

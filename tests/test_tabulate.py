@@ -1,6 +1,5 @@
 """Tables of models, by hand counts."""
 
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -153,14 +152,12 @@ def test_tabulate_of_a_method_has_the_modules_that_it_calls() -> None:
     assert (table.total.kind, net.calls[...]) == ("encode", 0)
 
 
-def test_tabulate_is_shown_and_saved(tmp_path: Path) -> None:
+def test_tabulate_is_printed_and_shown() -> None:
     table = px.tabulate(OfNNX(), struct(4, 3))
     lines = str(table).splitlines()
     assert (lines[0], lines[-1].split()[:2]) == ("OfNNX: 138 parameters, 552 bytes", ["total", "OfNNX"])
-    table.save(tmp_path / "x.html")
     words = set(ElementTree.fromstring(table._repr_html_()).itertext())
     assert {"first", "Linear", "float32[4,8]", "192 FLOP", "total"} <= words
-    assert "192 FLOP" in (tmp_path / "x.html").read_text("utf-8")
 
 
 @pytest.mark.parametrize("wrap", [jax.vmap, lambda model: lambda x: model(x)], ids=["vmap", "a function"])

@@ -25,9 +25,9 @@ BUDGETS = {  # lines
     "_core": 4_320,  # 3,600 were planned: other interpreters of jaxprs took 200, lanes 535, dealing elements 50
     "_host": 640,  # 600 were planned: a map that tries tasks again
     "cli": 420,
-    "ensembles": 800,
+    "ensembles": 825,  # 800 were planned: members of shapes
     "launch": 550,
-    "reports": 2_810,  # 2,600 were planned: traffic by line took 95, px.balance 150
+    "reports": 2_860,  # 2,600 were planned: traffic by line took 95, px.balance 150, lowerings side by side 40
     "solve": 3_800,  # with _tables, which only it reads; 3,700 were planned, before losses, offsets and searches
     "streaming": 2_250,  # 2,000 were planned: elements that fail, rows as they come, and several processes took 560
     "testing": 200,
@@ -35,7 +35,7 @@ BUDGETS = {  # lines
     "train": 3_490,  # 3,300 were planned: weights, threads and digests of rows, frozen parameters, members in the loop
     "transforms": 1_300,
 }
-ALL = Size(20_650, 12_250, 150)  # 20,000 and 11,500 were planned: the rooms above say what is over
+ALL = Size(20_740, 12_300, 150)  # 20,000 and 11,500 were planned: the rooms above say what is over
 TESTS = 19_000
 
 

@@ -144,9 +144,10 @@ class Ensemble:
         return self._trace(step, *args, in_axes=in_axes).lower()
 
     def _trace(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
+        here, args = self._here(args)
         with placing.without_context():
-            program, args = self._prepared("train", step, Form.step, args, in_axes)
-            return program.trace(self._members, args)
+            program, args = here._prepared("train", step, Form.step, args, in_axes)
+            return program.trace(here._members, args)
 
     vars(train).update(trace=_trace, lower=lower)  # as of what jax.jit returns
 
@@ -221,8 +222,26 @@ class Ensemble:
         """
         check.one_of("ensemble.predict", "average", average, _averages.NAMES)
         with placing.without_context():
-            program, args = self._prepared(average, apply or self._apply, Form.apply, inputs, in_axes)
-            return program(self._members, args, np.asarray(where) if isinstance(where, (list, tuple)) else where)
+            program, *given = self._prediction(*inputs, average=average, where=where, apply=apply, in_axes=in_axes)
+            return program(*given)
+
+    def _prediction(
+        self, *inputs: Any, average: Any = "softmax", where: Any = None, apply: Any = None, in_axes: Any = None
+    ) -> tuple[Any, ...]:
+        """Return the program of :meth:`predict`, and what it is called with."""
+        program, args = self._prepared(average, apply or self._apply, Form.apply, inputs, in_axes)
+        return program, self._members, args, np.asarray(where) if isinstance(where, (list, tuple)) else where
+
+    def _trace_prediction(self, *inputs: Any, **words: Any) -> Any:
+        here, inputs = self._here(inputs)
+        with placing.without_context():
+            program, *given = here._prediction(*inputs, **words)
+            return program.trace(*given)
+
+    def _lower_prediction(self, *inputs: Any, **words: Any) -> Any:
+        return self._trace_prediction(*inputs, **words).lower()
+
+    vars(predict).update(trace=_trace_prediction, lower=_lower_prediction)
 
     def members(self, *inputs: Any, apply: Any = None, in_axes: Any = None) -> Any:
         """Return every member's prediction, as the model returns it: leaves ``(size, ...)``. See :meth:`predict`.
@@ -240,6 +259,16 @@ class Ensemble:
             found = [arrays.on_host(jnp.isfinite(x).reshape(len(x), -1).all(1))[: len(self)] for x in floats]
         return np.logical_and.reduce([np.ones(len(self), bool), *found])
 
+    def _here(self, args: Any) -> tuple["Ensemble", Any]:
+        """Return an ensemble of shapes as it lies here and now, and the shapes of arguments; any other as they are."""
+        if not any(isinstance(x, jax.ShapeDtypeStruct) for x in self._members.values()):
+            return self, args
+        placement = placing.place(placing.settled(self.axis))
+        rows = lambda x: jax.ShapeDtypeStruct((placement.num_padded, *x.shape[1:]), x.dtype, sharding=side)  # noqa: E731
+        side = arrays.sharding(placement)
+        here = dataclasses.replace(self, _members=jax.tree.map(rows, self._members), _placement=placement)
+        return here, jax.eval_shape(lambda *args: args, *args)
+
     def _prepared(self, kind: str, fn: Any, one: Callable[..., Any], args: Any, in_axes: Any) -> tuple[Any, Any]:
         """Return the program of ``one(form, fn, state, args)`` for all members, and arguments that it takes.
 
@@ -256,7 +285,8 @@ class Ensemble:
         own = tuple([entry == 0 for entry in axes])
         bound = [x for x in leaves if isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer) and x.committed]
         meshes = {getattr(x.sharding, "mesh", None) for x in bound}
-        if self._placement.spans_processes or meshes - {self._placement.mesh}:
+        is_abstract = any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves)
+        if not is_abstract and (self._placement.spans_processes or meshes - {self._placement.mesh}):
             settled = [
                 arrays.to_mesh(jnp.asarray(x), self._placement, rows=o) for x, o in zip(leaves, own, strict=True)
             ]

@@ -34,7 +34,9 @@ def ensemble(
     Args:
         make: ``make(key, *args)`` → a member.
         size: number of members, or their :class:`Axis`, which then says what ``mesh`` to ``axis_name`` say here.
-        key: one key, or a seed; not of a hardware generator (``rbg``). A member's own depends on its number alone.
+        key: one key, or a seed; not of a hardware generator (``rbg``). A member's own depends on its number alone. Of
+            a ``jax.ShapeDtypeStruct``, as of ``jax.eval_shape(jax.random.key, 0)``, members are shapes, which no device
+            holds, for ``px.explain(ens.train)``, ``px.explain(ens.predict)`` and ``ens.lower``.
         *args: further arguments of ``make``, arrays ``(size, ...)`` with one row per member, such as learning rates.
         apply: ``apply(model, *inputs)`` → the model's output. By default, an NNX module is called in ``eval()`` mode,
             a train state's ``apply_fn`` is applied to its ``params``, and a callable pytree is called. Layers of
@@ -57,13 +59,14 @@ def ensemble(
         >>> ens.predict(jnp.ones((5, 4))).shape, ens.members(jnp.ones((5, 4))).shape
         ((5, 3), (7, 5, 3))
     """
+    is_abstract = isinstance(key, jax.ShapeDtypeStruct)
     with axis_advice("ensemble: write px.ensemble(…, mesh=mesh, over='data'), or neither for all devices"):
         if not isinstance(size, placing.Axis):
             size = placing.Axis(axis_name, size, mesh=mesh, over=over, at_once=at_once)
         elif (mesh, over, at_once) != (None, None, None):
             raise AxisError("ensemble: size is a px.Axis, which has mesh, over and at_once; leave them out here")
-        axis = placing.settled(size)
-    keys, forms = verbs.keys(_members.one_key("ensemble", key), axis), []
+        axis = size if is_abstract else placing.settled(size)
+    forms: list[_members.Form] = []
 
     def one(key: jax.Array, *args: Any) -> _members.State:
         with axis_advice(f"ensemble: write the axis of the members, px.psum(x, {axis.name!r})"):
@@ -71,11 +74,15 @@ def ensemble(
         forms.append(form)
         return state
 
+    if is_abstract:
+        keys = jax.eval_shape(lambda key: verbs.keys(key, axis), key)
+    else:
+        keys = verbs.keys(_members.one_key("ensemble", key), axis)
     with placing.without_context():
         placement = placing.place(axis)
         make_all = lambda keys, args: padded(verbs.map_fn(one, (keys, *args), axis, lowering="vmap"), placement)  # noqa: E731
         made = jax.jit(make_all, out_shardings=arrays.sharding(placement))
-        given = arrays.device_put((keys, args), arrays.sharding(placement, ()))
+        given = (keys, args) if is_abstract else arrays.device_put((keys, args), arrays.sharding(placement, ()))
         traced = made.trace(*given)
         read = [*traced.jaxpr.jaxpr.outvars, *(v for eqn in traced.jaxpr.jaxpr.eqns for v in eqn.invars)]
         if axis.size > 1 and not args and not any(v is traced.jaxpr.jaxpr.invars[0] for v in read):
@@ -83,6 +90,6 @@ def ensemble(
                 "ensemble: make does not use its key, so all members would be the same; draw from it, or, if they are "
                 f"to begin alike, say so: px.ensemble(lambda key, number: …, {axis.size}, key, jnp.arange({axis.size}))"
             )
-        state = made(*given)
+        state = jax.eval_shape(made, *given) if is_abstract else made(*given)
     donate = jax.default_backend() != "cpu" if donate is None else donate
     return Ensemble(forms[0], state, placement, apply, lowering, donate)

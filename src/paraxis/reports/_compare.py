@@ -1,5 +1,6 @@
 """Functions timed side by side, round by round, and whether the difference is certain."""
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -13,7 +14,11 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from paraxis._core import placing, verbs
+from paraxis._core.placing import Axis
+from paraxis.errors import AxisError
 from paraxis.reports import units
+from paraxis.reports._balance import balance
 from paraxis.reports._page import Page, Section
 
 Verdict = Literal["baseline", "faster", "slower", "as fast", "uncertain"]
@@ -21,7 +26,8 @@ _CERTAIN = 0.99
 _ALIKE = 0.05  # functions are as fast as each other if their ratio is certain to be within this of 1
 _LEAST_SAMPLE, _MOST_CALLS = 1e-3, 1000  # of a function that takes fewer seconds, several calls are one sample
 _MOST_ROUNDS = 200
-_HEAD = ("function", "a call", "ratio", "", "first call")
+_MOST_UNROLLED = 16  # elements of a device: what is unrolled takes as many times as long to compile
+_HEAD = ("function", "a call", "ratio", "", "first call", "turns")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +42,7 @@ class Timing:
         interval: in which the ratio lies with a probability of 99 %; ``None`` if there were too few rounds.
         verdict: ``"faster"`` or ``"slower"``: the interval leaves out 1; ``"as fast"``: it lies within 5 % of 1;
             ``"uncertain"``: neither, or there is none; ``"baseline"``.
+        turns: of a lowering's loops, on the device that has most, as :func:`balance` counts them; ``None``: uncounted.
     """
 
     name: str
@@ -44,6 +51,7 @@ class Timing:
     ratio: float
     interval: tuple[float, float] | None
     verdict: Verdict
+    turns: int | None = None
 
     @property
     def median(self) -> float:
@@ -76,7 +84,7 @@ class Comparison(Page):
 
 
 def compare(
-    fns: Mapping[str, Callable[..., Any] | tuple[Any, ...]],
+    fns: Mapping[str, Callable[..., Any] | tuple[Any, ...]] | Callable[..., Any],
     *args: Any,
     baseline: str | None = None,
     seconds: float = 5.0,
@@ -84,7 +92,7 @@ def compare(
     rtol: float = 1e-3,
     atol: float = 1e-6,
 ) -> Comparison:
-    """Time functions side by side, and return how long each takes, and whether the difference is certain.
+    """Time functions, or the lowerings of one, side by side, and return whether the difference is certain.
 
     The first call of each is timed by itself, since it compiles. Then each round calls all of them, in another order,
     so that what slows the machine down slows down all; ratios are of a round. A call ends when its result is there:
@@ -92,7 +100,8 @@ def compare(
 
     Args:
         fns: functions by name, of NumPy, JAX or anything else; in place of a function, a tuple ``(fn, *args)`` of it
-            and its own arguments. One that returns before its result is there, as PyTorch's on a GPU, has to wait.
+            and its own arguments. One that returns before its result is there, as PyTorch's on a GPU, has to wait. Or
+            one function of an element: ``compare(fn, args, axis)`` times the lowerings of ``map_fn(fn, args, axis)``.
         *args: what the functions are called with. One that donates them is given copies, outside of its time.
         baseline: the name of the function that the others are compared with; ``None``: the first.
         seconds: after which no other round begins; there is at least one, and at most 200.
@@ -109,7 +118,12 @@ def compare(
         >>> times = px.compare({"numpy": np.sin, "jit": (jax.jit(jnp.sin), jnp.asarray(x))}, x, seconds=0.2, check=True)
         >>> [timing.name for timing in times.timings], times["numpy"].ratio
         (['numpy', 'jit'], 1.0)
+        >>> count = lambda n: jax.lax.while_loop(lambda i: i < n, lambda i: i + 1, 0)
+        >>> times = px.compare(count, jnp.array([1, 2, 9, 4]), px.Axis("runs", 4), seconds=0.2)
+        >>> [timing.name for timing in times.timings]
+        ['vmap', 'at_once=1', 'unroll', 'lanes']
     """
+    fns, args, turns = (fns, args, {}) if isinstance(fns, Mapping) else _lowerings(fns, *args)
     entrants = {name: _Entrant(*(fn if isinstance(fn, tuple) else (fn, *args))) for name, fn in fns.items()}
     first = next(iter(fns)) if baseline is None else baseline
     for name, entrant in entrants.items() if check else ():
@@ -125,7 +139,25 @@ def compare(
         now = time.perf_counter()
         if now - begin + (now - begun) > seconds:  # there is no time for another round
             break
-    return Comparison(tuple(_timing(name, x, entrants[first]) for name, x in entrants.items()), first)
+    timings = (_timing(name, x, entrants[first], turns.get(name)) for name, x in entrants.items())
+    return Comparison(tuple(timings), first)
+
+
+def _lowerings(fn: Callable[..., Any], args: Any, axis: Axis) -> tuple[dict[str, Any], Any, dict[str, int]]:
+    """Return the maps of a function by their lowerings, their arguments, and the turns of those that have loops."""
+    turns, few = dict[str, int](), placing.place(axis).num_local <= _MOST_UNROLLED
+    with contextlib.suppress(AxisError, NotImplementedError):  # elements that leave all loops together
+        turns = balance(fn, args, axis).most
+        turns |= {"unroll": turns["at_once=1"]} if few else {}
+
+    def lowered(name: str) -> Callable[..., Any]:
+        lowering, _, width = name.partition("at_once=")
+        each: Any = dataclasses.replace(axis, at_once=int(width) if width else None)
+        how: Any = lowering.removesuffix(", ") or "vmap"
+        return jax.jit(lambda args: verbs.map_fn(fn, args, each, lowering=how))
+
+    names = dict.fromkeys(("vmap", "at_once=1", *["unroll"] * few, *turns))
+    return {name: lowered(name) for name in names}, (args,), turns
 
 
 class _Entrant:
@@ -165,7 +197,7 @@ def assert_alike(what: str, other: str, ours: Any, theirs: Any, rtol: float, ato
     jax.tree_util.tree_map_with_path(one, ours, theirs)
 
 
-def _timing(name: str, entrant: _Entrant, first: _Entrant) -> Timing:
+def _timing(name: str, entrant: _Entrant, first: _Entrant, turns: int | None) -> Timing:
     ratios = sorted(a / b if b else math.inf for a, b in zip(entrant.seconds, first.seconds, strict=True))
     outside, rank, n = 0.0, 0, len(ratios)
     while (outside := outside + 2 * math.comb(n, rank) / 2**n) <= 1 - _CERTAIN:
@@ -180,7 +212,8 @@ def _timing(name: str, entrant: _Entrant, first: _Entrant) -> Timing:
         "uncertain": True,
     }
     verdict: Verdict = next(word for word, holds in verdicts.items() if holds)
-    return Timing(name, tuple(entrant.seconds), entrant.compile_seconds, statistics.median(ratios), interval, verdict)
+    ratio = statistics.median(ratios)
+    return Timing(name, tuple(entrant.seconds), entrant.compile_seconds, ratio, interval, verdict, turns)
 
 
 def _row(timing: Timing) -> list[str]:
@@ -198,4 +231,5 @@ def _row(timing: Timing) -> list[str]:
         "" if timing.interval is None or timing.verdict == "baseline" else "{:.3g} to {:.3g}".format(*timing.interval),
         words.get(timing.verdict, timing.verdict),
         f"{units.time(timing.compile_seconds)} longer" if timing.compile_seconds else "",
+        "" if timing.turns is None else f"{timing.turns:,}",
     ]

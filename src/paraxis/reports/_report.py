@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import get_args
+from typing import Literal, get_args
 
 from paraxis._core import check
 from paraxis.reports import _layout, units
@@ -74,6 +74,23 @@ class Report(Page):
     def intensity(self) -> float:
         """Operations for each byte that moves; a device that could do more is bound by its memory, not by its units."""
         return (self.work.flops + self.work.elementwise) / max(self.traffic.bytes, 1)
+
+    def bound(self, *, flops_per_second: float, bytes_per_second: float) -> Literal["products", "traffic"]:
+        """Return what takes longer on a device of these two figures, and so bounds it if both go on at once.
+
+        Args:
+            flops_per_second: what its units compute in products, such as ``197e12``, of TPU v5e in bfloat16.
+            bytes_per_second: what its memory reads and writes, such as ``819e9``.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, paraxis as px
+            >>> matrix = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
+            >>> report = px.explain(jnp.matmul)(matrix, jax.ShapeDtypeStruct((4096,), jnp.float32))
+            >>> report.bound(flops_per_second=197e12, bytes_per_second=819e9)
+            'traffic'
+        """
+        is_of_products = self.work.flops / flops_per_second >= self.traffic.bytes / bytes_per_second
+        return "products" if is_of_products else "traffic"
 
     @property
     def fits(self) -> bool | None:
