@@ -58,15 +58,31 @@ def round_of(state: Any, x: jax.Array, y: jax.Array, parts: int) -> Any:
     return model, momentum, own, moments
 
 
-def start(mesh: Mesh) -> Any:
+def start(width: int = WIDTH) -> Any:
     keys = jax.random.split(jax.random.key(0), 4)
-    sizes = [(WIDTH, WIDTH)] * 3 + [(WIDTH, 10)]
-    model = [jax.random.normal(k, s) / WIDTH**0.5 for k, s in zip(keys, sizes, strict=True)]
-    whole = model, [outer.init(w) for w in model]
+    sizes = [(width, width)] * 3 + [(width, 10)]
+    model = [jax.random.normal(k, s) / width**0.5 for k, s in zip(keys, sizes, strict=True)]
     each = jax.tree.map(lambda x: jnp.stack([x] * WORKERS), (model, inner.init(model)))
-    split = lambda x, *leading: NamedSharding(mesh, P(*leading, *("fsdp",) * (x.ndim - len(leading) > 0)))  # noqa: E731
-    shared = jax.tree.map(lambda x: jax.device_put(x, split(x)), whole)
-    return (*shared, *jax.tree.map(lambda x: jax.device_put(x, split(x, "replica")), each))
+    return model, [outer.init(w) for w in model], *each
+
+
+def split(state: Any, mesh: Mesh) -> Any:
+    """Where each array of a state lies: weights and moments over ``fsdp``, a worker's own over ``replica`` as well."""
+    lies = lambda x, *leading: NamedSharding(mesh, P(*leading, *("fsdp",) * (x.ndim - len(leading) > 0)))  # noqa: E731
+    whole, each = state[:2], state[2:]
+    return *jax.tree.map(lies, whole), *jax.tree.map(lambda x: lies(x, "replica"), each)
+
+
+def pod() -> Any:
+    """Arguments of a round on a pod, of shapes: ``paraxis explain … --arguments pod --on v5e:16x16``."""
+    mesh = jax.make_mesh((WORKERS, jax.device_count() // WORKERS), ("replica", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+    jax.set_mesh(mesh)
+    state = jax.eval_shape(functools.partial(start, 8192))
+    struct = lambda x, side: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=side)  # noqa: E731
+    rows = NamedSharding(mesh, P("replica", None, "fsdp"))
+    x = jax.ShapeDtypeStruct((WORKERS, 4, 4096, 8192), jnp.float32, sharding=rows)
+    y = jax.ShapeDtypeStruct((WORKERS, 4, 4096), jnp.int32, sharding=rows)
+    return jax.tree.map(struct, state, split(state, mesh)), x, y, 1
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -79,7 +95,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         mesh = jax.make_mesh((WORKERS, jax.device_count() // WORKERS), ("replica", "fsdp"), axis_types=(kind,) * 2)
         for name, parts in (("DiLoCo", 1), ("streaming", 2)):
             with jax.set_mesh(mesh):
-                state, losses, rng = start(mesh), {}, np.random.default_rng(0)
+                state, losses, rng = start(), {}, np.random.default_rng(0)
+                state = jax.device_put(state, split(state, mesh))
                 report: Any = None
                 for i in range(rounds):
                     taken = rng.integers(data.x.shape[1], size=(WORKERS, every, BATCH))

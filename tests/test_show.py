@@ -16,7 +16,6 @@ from tests._explained import lies, mesh, struct
 
 pytestmark = pytest.mark.floor
 
-
 MESH = mesh(a=2, b=2, c=2)
 
 
