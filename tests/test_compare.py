@@ -3,6 +3,7 @@
 import math
 import random
 import time
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -116,12 +117,16 @@ def test_compare_gives_copies_to_a_function_that_donates() -> None:
     assert not x.is_deleted()
 
 
-def test_compare_times_lowerings_and_tells_their_turns() -> None:
+def test_compare_times_lowerings_and_tells_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """By vmap, a device turns as often as the slowest of its three elements asks; one by one, as often as all do."""
     count = lambda n: jax.lax.while_loop(lambda i: i < n, lambda i: i + 1, 0)  # noqa: E731
     lengths = np.array([5, 1, 2, 7, 9, 3, 4, 1, 1, 1, 6])
     table = np.append(lengths, 0).reshape(4, 3)
+    ways: list[Any] = []
+    spy = lambda *args, lowering: ways.append((lowering, args[2].at_once)) or px.map_fn(*args, lowering=lowering)  # noqa: E731
+    monkeypatch.setitem(px.compare.__globals__, "verbs", types.SimpleNamespace(map_fn=spy))
     found = px.compare(count, jnp.asarray(lengths), axis_on(4, 11), check=True, seconds=0.05)
+    assert ways == [("vmap", None), ("vmap", 1), ("unroll", None), ("lanes", None), ("lanes", 1)]
     one_by_one = dict.fromkeys(("at_once=1", "unroll", "lanes, at_once=1"), table.sum(1).max())
     turns = {timing.name: timing.turns for timing in found.timings}
     assert turns == one_by_one | dict.fromkeys(("vmap", "lanes"), table.max())

@@ -5,7 +5,6 @@ import functools
 import html
 import random
 import re
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -186,8 +185,7 @@ FORMS: dict[str, tuple[Callable[[], Report], int, int]] = {
 def test_explain_takes_whatever_can_be_called(form: str) -> None:
     make, devices, flops = FORMS[form]
     report = make()
-    assert (report.num_devices, report.work.flops) == (devices, flops)
-    assert report.arguments
+    assert (report.num_devices, report.work.flops, report.arguments != ()) == (devices, flops, True)
 
 
 class Model:
@@ -266,12 +264,6 @@ def test_explain_saves_html_that_is_whole_and_needs_nothing_else(tmp_path: Path)
     assert not re.search(r"https?:|<script|@import|url\(", page)
     with pytest.raises(ValueError, match=r"save: path must end in .html, got 'r.png'; write 'r.html'"):
         report.save("r.png")
-
-
-def test_explain_names_libtpu_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "libtpu", None)
-    with pytest.raises(ModuleNotFoundError, match=r"on=.* needs libtpu, .*; write pip install 'paraxis\[tpu\]'"):
-        px.explain(jnp.sin, on="v5e:4x4")
 
 
 Fn = Callable[[Any], Any]

@@ -91,7 +91,7 @@ def test_explain_takes_devices_of_a_topology_as_jax_has_them() -> None:
         assert sent(px.explain(lambda x: x.sum(), on=on)(struct(64, lies=over))) == [("all_reduce", 4, 1, ("d",))]
 
 
-def test_explain_refuses_what_no_chip_holds_and_no_topology_has() -> None:
+def test_explain_refuses_what_no_chip_holds_and_no_topology_has(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
         px.explain(lambda x: jax.nn.softmax(x @ x.T) @ x, on="v5e:2x2")(struct(131072, 128, dtype=jnp.bfloat16))
     with pytest.raises(ValueError, match="there is no topology on='v5e:3x3'; write on='v5e:4x4'"):
@@ -100,6 +100,9 @@ def test_explain_refuses_what_no_chip_holds_and_no_topology_has() -> None:
         px.explain(lambda x: jax.debug.print("{}", x) or x, on="v5e:2x2")(struct(3))
     with pytest.raises(ValueError, match="lies over 8 devices, and the topology of on= has 4 chips"):
         px.explain(lambda x: x * 2, on="v5e:2x2")(struct(64, lies=lies(mesh(d=8), "d")))
+    monkeypatch.setitem(sys.modules, "libtpu", None)
+    with pytest.raises(ModuleNotFoundError, match=r"on=.* needs libtpu, .*; write pip install 'paraxis\[tpu\]'"):
+        px.explain(jnp.sin, on="v5e:4x4")
 
 
 @pytest.mark.parametrize("shard", [None, "params"])

@@ -65,7 +65,7 @@ def ensemble(
             size = placing.Axis(axis_name, size, mesh=mesh, over=over, at_once=at_once)
         elif (mesh, over, at_once) != (None, None, None):
             raise AxisError("ensemble: size is a px.Axis, which has mesh, over and at_once; leave them out here")
-        axis = size if is_abstract else placing.settled(size)
+        axis = placing.settled(size)
     forms: list[_members.Form] = []
 
     def one(key: jax.Array, *args: Any) -> _members.State:
