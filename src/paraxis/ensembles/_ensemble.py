@@ -220,7 +220,6 @@ class Ensemble:
 
         Communicates: one all-reduce the size of the result; two, one after the other, for two results.
         """
-        check.one_of("ensemble.predict", "average", average, _averages.NAMES)
         with placing.without_context():
             program, *given = self._prediction(*inputs, average=average, where=where, apply=apply, in_axes=in_axes)
             return program(*given)
@@ -229,6 +228,7 @@ class Ensemble:
         self, *inputs: Any, average: Any = "softmax", where: Any = None, apply: Any = None, in_axes: Any = None
     ) -> tuple[Any, ...]:
         """Return the program of :meth:`predict`, and what it is called with."""
+        check.one_of("ensemble.predict", "average", average, _averages.NAMES)
         program, args = self._prepared(average, apply or self._apply, Form.apply, inputs, in_axes)
         return program, self._members, args, np.asarray(where) if isinstance(where, (list, tuple)) else where
 
@@ -238,10 +238,7 @@ class Ensemble:
             program, *given = here._prediction(*inputs, **words)
             return program.trace(*given)
 
-    def _lower_prediction(self, *inputs: Any, **words: Any) -> Any:
-        return self._trace_prediction(*inputs, **words).lower()
-
-    vars(predict).update(trace=_trace_prediction, lower=_lower_prediction)
+    vars(predict).update(trace=_trace_prediction)
 
     def members(self, *inputs: Any, apply: Any = None, in_axes: Any = None) -> Any:
         """Return every member's prediction, as the model returns it: leaves ``(size, ...)``. See :meth:`predict`.

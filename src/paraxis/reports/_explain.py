@@ -124,7 +124,8 @@ def _unbound(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
             inner = functools.partial(inner.__func__, inner.__self__)
         inner, positional, named = inner.func, (*inner.args, *positional), {**inner.keywords, **named}
     is_model = inspect.ismethod(fn) and not jax.tree_util.all_leaves([fn.__self__])
-    return (inner, positional, named) if hasattr(inner, "lower") or is_model else (fn, args, kwargs)
+    is_jitted = hasattr(inner, "trace") or hasattr(inner, "lower")
+    return (inner, positional, named) if is_jitted or is_model else (fn, args, kwargs)
 
 
 def _traced(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
