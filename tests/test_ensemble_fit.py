@@ -276,7 +276,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "names the metric 'test/error', but there is",
     ),
     "integers that JAX would cut": ({"data": np.array([2**40] * 8)}, "holds 1099511627776"),
-    "a patience": ({"stop_early": 3}, r"stop_early is 3; write stop_early=px\.train\.StopEarly"),
+    "a patience": ({"stop_early": 3}, r"stop_early is 3; write stop_early=px\.StopEarly"),
     "a state of flax's": ({"step": px.train_step(lambda w, x: w)}, "a step takes a px.TrainState"),
     "no epochs": ({"epochs": None}, "give either epochs or steps"),
 }

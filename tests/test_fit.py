@@ -167,7 +167,7 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (run(list), px.DataError, "data has no batches in epoch 1"),
     (run([0], evaluate=[dev(_ok), dev(_ok)]), px.DataError, "two evaluations have one name"),
     (run([0], checkpoint=True), px.DataError, r"checkpoint is True; write checkpoint=px\.Checkpoints"),
-    (run([0], stop_early=3), px.DataError, r"stop_early is 3; write stop_early=px\.train\.StopEarly"),
+    (run([0], stop_early=3), px.DataError, r"stop_early is 3; write stop_early=px\.StopEarly"),
     (run([0], lambda model, x: model(x)), TypeError, r"raised by step 1 .*if it is a loss function, write px\.train_s"),
     (run([0], evaluate=dev(lambda model, x: model(x))), TypeError, r"by evaluation 'dev'.* write px\.eval_step"),
     (run([0], evaluate=_ok), px.DataError, r"evaluate is a function; write px\.Evaluate"),

@@ -41,7 +41,10 @@ def num_rows(what: str, argument: str, batch: Any) -> int:
 
 def rows_of(batch: Any) -> int:
     """Return the number of rows of a batch for any step, of which nothing is checked; 0: it has no arrays."""
-    return next((int(leaf.shape[0]) for leaf in jax.tree.leaves(batch) if getattr(leaf, "ndim", 0)), 0)
+    for leaf in jax.tree.leaves(batch):
+        if getattr(leaf, "ndim", 0):
+            return int(leaf.shape[0])
+    return 0
 
 
 class Devices:
@@ -85,10 +88,10 @@ class Devices:
         host = host if host.shape == shape else arrays.repeat_last(host, num_padded)
         return jax.make_array_from_callback(shape, target, host.__getitem__)
 
-    def local_rows(self, number: int) -> np.ndarray:
+    def local_rows(self, number: int) -> slice | np.ndarray:
         """Return which rows of a batch this process reads, ascending: all, if they do not divide by the devices."""
-        if self.blocks is None or number % self.placement.num_devices:
-            return np.arange(number)
+        if self.blocks is None or not self.placement.spans_processes or number % self.placement.num_devices:
+            return slice(None)
         mine = np.zeros(number, bool)
         for index in self.blocks.addressable_devices_indices_map((number,)).values():
             mine[index] = True

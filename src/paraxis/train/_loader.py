@@ -15,7 +15,7 @@ from paraxis._core.placing import Axis
 from paraxis._host import reading
 from paraxis.errors import DataError
 from paraxis.train import _batches, _sources
-from paraxis.train._sources import Order, Position, Rows, Source, generators, noted, source_of, to_host
+from paraxis.train._sources import Order, Position, Rows, Source, generators, source_of, to_host
 
 
 def loader(
@@ -56,7 +56,8 @@ def loader(
         shuffle: whether each epoch has its own random order. The default is yes, unless the source yields batches.
         seed: seed of the order and of ``random``, at least 0.
         drop_last: whether to skip the last rows of an epoch if they are fewer than ``batch_size``.
-        read_ahead: number of batches to prepare in advance; 0: none, and no thread.
+        read_ahead: number of batches to prepare in advance; 0: none, and no thread. Small ones, of less than 1 MiB, of
+            arrays in memory are read when they are needed, which is faster.
         transform: a function of a tree of NumPy arrays ``(rows, ...)`` to another with as many rows, run by the thread.
             It may have a parameter ``random``: a ``numpy.random.Generator`` for each row, keyed by (seed, epoch, row).
             With several processes, it must treat each row by itself, which is tried on the first rows.
@@ -128,6 +129,11 @@ class Loader:
         self._read_ahead, self._transform, self._threads = read_ahead, transform, threads
         self._draws = transform is not None and "random" in inspect.signature(transform).parameters
         self._is_tried = jax.process_count() == 1
+        leaves = [*source.leaves.values()] if isinstance(source, Rows) and transform is None else []
+        self._is_kept = bool(leaves) and all(type(x) is np.ndarray and x.dtype in _KEPT for x in leaves)
+        if self._is_kept and isinstance(source, Rows):
+            size = source.order.batch_size * sum(x[:1].nbytes for x in leaves)
+            self._read_ahead = read_ahead if size > _QUICK else 0
 
     def __len__(self) -> int:
         """Batches of an epoch; a TypeError if the source gives batches and does not say how many."""
@@ -185,12 +191,19 @@ class Loader:
         return reading.items_ahead(made, self._read_ahead) if self._read_ahead else (each for each in made)
 
     def _made(self, devices: _batches.Devices, wide: bool, position: Position, batch: Any) -> tuple[Position, Any]:
-        with jax.enable_x64(wide), noted(f"px.loader: raised when batch {position} was made"):
+        try:
             ids, read = batch if isinstance(self.source, Rows) else _by_number(position, batch)
             at = devices.local_rows(len(ids))
-            rows = self._transformed(read(at), position.epoch, ids[at])
-            # A transform may write into its result for the next batch.
-            return position, devices.assemble(_numbers(rows, len(at), copy=self._transform is not None), len(ids))
+            if self._is_kept:
+                return position, devices.assemble(read(at), len(ids))
+            with jax.enable_x64(wide):
+                rows = self._transformed(read(at), position.epoch, ids[at])
+                # A transform may write into its result for the next batch.
+                numbers = _numbers(rows, len(ids[at]), copy=self._transform is not None)
+                return position, devices.assemble(numbers, len(ids))
+        except Exception as error:
+            error.add_note(f"px.loader: raised when batch {position} was made")
+            raise
 
     def _transformed(self, rows: Any, epoch: int, ids: np.ndarray) -> Any:
         """Apply the user's transform; with several processes, try on the first row whether it takes each alone."""
@@ -219,21 +232,18 @@ def batches_of(what: str, data: Any) -> _sources.Batches:
     return data if isinstance(data, Loader) else _sources.Keys(data) if is_key else _sources.GivenBatches(what, data)
 
 
-def _by_number(position: Position, batch: Any) -> tuple[np.ndarray, Callable[[np.ndarray], Any]]:
+def _by_number(position: Position, batch: Any) -> tuple[np.ndarray, Callable[[Any], Any]]:
     """Return numbers of a whole batch's rows, by which their randomness is keyed, and a reader of some of them."""
-    size = _batches.num_rows("px.loader", "batch", batch)
-    ids = position.within * 2**32 + np.arange(size)
-    return ids, lambda at: jax.tree.map(lambda x: to_host(x) if len(at) == size else to_host(x)[at], batch)
+    ids = position.within * 2**32 + np.arange(_batches.num_rows("px.loader", "batch", batch))
+    return ids, lambda at: jax.tree.map(lambda x: to_host(x) if isinstance(at, slice) else to_host(x)[at], batch)
 
 
-_KEPT = frozenset(map(np.dtype, "?bBhHiIef"))  # by JAX, as they are, whether those of 64 bits are in force or not
+_QUICK = 2**20  # bytes: a smaller batch of arrays in memory is read before a thread could hand it over
+_KEPT = frozenset(map(np.dtype, "?bBhHiIef"))  # by JAX, whether numbers of 64 bits are in force or not
 
 
 def _numbers(batch: Any, num_rows: int, *, copy: bool) -> Any:
     """Return a batch's leaves as arrays of dtypes that devices have."""
-    is_kept = lambda x: type(x) is np.ndarray and x.dtype in _KEPT and x.shape[:1] == (num_rows,)  # noqa: E731
-    if all(map(is_kept, jax.tree.leaves(batch))):
-        return jax.tree.map(np.copy, batch) if copy else batch
 
     def one(path: Any, leaf: Any) -> np.ndarray:
         name, array = pytrees.name("batch", path), to_host(leaf)

@@ -202,8 +202,7 @@ class Loop:
             with contextlib.closing(stretches):
                 for stretch in stretches:
                     self._advance(stretch)
-                    self._between(stop)
-                    if self.is_over or stop.asked():
+                    if self._between(stop) or stop.asked():
                         break
         self._drain()
         signal = stop.asked()
@@ -214,23 +213,29 @@ class Loop:
         return signal or stop.asked()
 
     def _advance(self, stretch: Stretch) -> None:
-        position, hint = stretch.position, _hint(self.trained.step, "px.train_step")
-        with noted(f"px.fit: raised by step {position.number + 1} ({position}){hint}"):
+        position = stretch.position
+        try:
             metrics = self.trained.advance(stretch.batch, None if self.rule is None else self.verdict.active)
+        except Exception as error:
+            hint = _hint(self.trained.step, "px.train_step")
+            error.add_note(f"px.fit: raised by step {position.number + 1} ({position}){hint}")
+            raise
         self._pending.append((stretch, metrics))
         if len(self._pending) > AHEAD:
             self._take()
         following = (position.epoch + 1, 0) if position.is_last else (position.epoch, position.within + 1)
         self.next = Position(position.number + 1, *following)
 
-    def _between(self, stop: processes.StopSignal) -> None:
-        """Do what is due after a step. The devices are waited for only if something is."""
-        due, at_epoch = self.due, self.next.within == 0
+    def _between(self, stop: processes.StopSignal) -> bool:
+        """Do what is due after a step; the devices are waited for only if something is. Return whether the run ends."""
+        ends, ends_epoch = self.is_over, self.next.within == 0
         saves = self.checkpoints is not None and self._is_time(self.checkpoints.every)
-        if due or saves or self.is_over or (at_epoch and (self.callbacks or self.rule)):
-            self._drain()
-            self._finish(stop, saves=saves)
-            processes.note_progress()
+        if not (ends or saves or (ends_epoch and (self.callbacks or self.rule)) or (self.evaluations and self.due)):
+            return False
+        self._drain()
+        self._finish(stop, saves=saves)
+        processes.note_progress()
+        return self.is_over
 
     def _finish(self, stop: processes.StopSignal, *, saves: bool) -> None:
         """Do evaluations that are due, and a checkpoint. What a signal leaves of them is done when the run goes on."""
@@ -291,12 +296,13 @@ class Loop:
             step, sums = position.number + 2 - count + k, found
             if shape:
                 sums = {name: Mean(mean.total[:, k], mean.weight[:, k]) for name, mean in found.items()}
-            means = means_of(sums)
-            if not shape and not all(math.isfinite(means.get(name, 0.0)) for name in ("loss", "grad_norm")):
-                raise self._failed(stretch, sums)
+            for name in sums.keys() & {"loss", "grad_norm"} if not shape else ():
+                if not math.isfinite(sums[name].compute()):
+                    raise self._failed(stretch, sums)
             self._require_named(sums)
             self.recorder.add_step(step, position.epoch, sums)
-            self._report(Event("step", step, position.epoch, means, stretch.rows))
+            if self.reporters or self.callbacks:
+                self._report(Event("step", step, position.epoch, means_of(sums), stretch.rows))
         if position.is_last:
             record = self.recorder.end_epoch(position.number + 1, position.epoch)
             self._judge(record)

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import operator
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -63,18 +64,15 @@ class Order:
 
     def rows(self, number: int) -> np.ndarray:
         """Return the rows of a batch, by its number counted from the first epoch's: ``(rows,)``, int64."""
-        epoch, places = number // len(self), self.places(number)
+        epoch, batch = divmod(number, len(self))
+        first = batch * self.batch_size
+        last = min(first + self.batch_size, self.num_rows)
         if self.weights is None:
-            return _shuffled(self.seed, epoch, self.num_rows)[places] if self.shuffle else places
-        skipped, total = int(places[0]) % 4, self.weights[-1]  # Philox makes four numbers at once
-        bits = np.random.Philox(key=_words(self.seed, epoch)).advance(int(places[0]) // 4)
-        at = (bits.random_raw(skipped + len(places))[skipped:] >> np.uint64(11)) * 2.0**-53 * total
+            return _shuffled(self.seed, epoch, self.num_rows)[first:last] if self.shuffle else np.arange(first, last)
+        skipped, total = first % 4, self.weights[-1]  # Philox makes four numbers at once
+        bits = np.random.Philox(key=_words(self.seed, epoch)).advance(first // 4)
+        at = (bits.random_raw(skipped + last - first)[skipped:] >> np.uint64(11)) * 2.0**-53 * total
         return np.searchsorted(self.weights, np.minimum(at, np.nextafter(total, 0)), side="right")
-
-    def places(self, number: int) -> np.ndarray:
-        """Return where in its epoch a batch's rows are: ``(rows,)``, int64."""
-        first = number % len(self) * self.batch_size
-        return np.arange(first, min(first + self.batch_size, self.num_rows))
 
     def describe(self) -> dict[str, Any]:
         """Describe it for JSON, by name, should there ever be another one."""
@@ -166,10 +164,10 @@ class Rows(Source):
         return {**self.order.describe(), "leaves": kinds, "digests": self._digests, **chosen}
 
     def epoch(self, number: int) -> Generator[Any, None, None]:
-        for batch in range(number * len(self.order), (number + 1) * len(self.order)):
-            rows = self.order.rows(batch)
-            # A row that is drawn twice in an epoch draws twice.
-            ids = rows if self.order.weights is None else self.order.places(batch)
+        for batch in range(size := len(self.order)):
+            rows = self.order.rows(number * size + batch)
+            # A row that is drawn twice in an epoch draws twice: it is keyed by its place there.
+            ids = rows if self.order.weights is None else batch * self.order.batch_size + np.arange(len(rows))
             taken = rows if self.chosen is None else self.chosen[rows]
             yield ids, lambda at, taken=taken: self._read(taken[at], number)
 
@@ -261,7 +259,9 @@ def source_of(source: Any) -> GivenBatches | tuple[int, _Read, dict[str, Any], A
                     "...); in a tree each leaf has all rows: px.loader((np.stack(images), np.array(labels)), 32)"
                 )
         on_host = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, source)  # once for all
-        read = lambda rows, epoch: jax.tree.map(functools.partial(_taken, rows), on_host)  # noqa: E731
+        is_plain = all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(on_host))
+        of = operator.itemgetter if is_plain else lambda rows: functools.partial(_taken, rows)
+        read = lambda rows, epoch: jax.tree.map(of(rows), on_host)  # noqa: E731
         return num_rows("px.loader", "source", source), read, _by_name("rows", on_host), on_host
     if hasattr(source, "__getitem__") and not isinstance(source, Mapping) and (size := _length(source)):
         return size, functools.partial(_read_rows, source, size), {}, None
@@ -275,8 +275,6 @@ def _is_array(x: Any) -> bool:
 
 def _taken(rows: np.ndarray, leaf: Any) -> np.ndarray:
     """Return some rows of an array; of one in a file, only these are read."""
-    if type(leaf) is np.ndarray:
-        return leaf[rows]
     order = np.argsort(rows)  # a file is read forwards, and HDF5 takes no other order
     return to_host(leaf[rows[order]])[np.argsort(order)]
 
