@@ -64,6 +64,16 @@ def by_hand(found: Sequence[Any]) -> Iterator[tuple[Any, Any, float]]:
         yield params, state, value
 
 
+def members(epochs: int, **options: Any) -> list[Any]:
+    """The averages of an ensemble's run, and each member's parameters."""
+    keyed = lambda key: start().replace(params={"w": jax.random.normal(key, (3,)), "b": jnp.zeros(())}, key=key)  # noqa: E731
+    ens, batches = px.ensemble(keyed, 5, 0), px.loader(arrays(), BATCH, seed=1)
+    test = px.Evaluate(px.eval_step(lambda params, batch: (batch["x"] @ params["w"] - batch["y"]) ** 2), batches)
+    history = ens.fit(px.train_step(loss), batches, epochs=epochs, evaluate=test, progress=False, **options).history
+    averages = [record.metrics for record in (*history.epochs, *history.evaluations)]
+    return jax.tree.map(lambda x: np.asarray(x).tolist(), [averages, [member.params for member in ens]])
+
+
 @jax.jit
 def evaluate_step(state: px.TrainState, batch: Any) -> dict[str, px.Mean]:
     errors = (batch["x"] @ state.params["w"] + state.params["b"] - batch["y"]) ** 2

@@ -27,7 +27,8 @@ TEST = px.Evaluate(evaluate_step, [arrays()])
 def test_fit_writes_each_step_epoch_and_evaluation_to_log_and_tensorboard(tmp_path: Path) -> None:
     seen: list[px.train.Event] = []
     paths: dict[str, Any] = {"log": tmp_path / "a" / "log", "tensorboard": tmp_path / "board"}
-    options: dict[str, Any] = {"evaluate": TEST, "checkpoint": tmp_path / "runs", "progress": False}
+    tests = [TEST, px.Evaluate(fits.evaluate_step, data(), name="train")]
+    options: dict[str, Any] = {"evaluate": tests, "checkpoint": tmp_path / "runs", "progress": False}
     px.fit(start(), step, data(), epochs=2, callbacks=seen.append, **paths, **options)
     first, *rest = lines(paths["log"])
     assert [first[name] for name in ("event", "epochs", "steps")] == ["start", 2, None]
@@ -37,7 +38,8 @@ def test_fit_writes_each_step_epoch_and_evaluation_to_log_and_tensorboard(tmp_pa
     assert [line["rows"] for line in rest if line["event"] == "step"] == [16, 16, 16, 8] * 2
     prefix, found = {"step": "train/", "epoch": "epoch/", "evaluate": ""}, fits.points(paths["tensorboard"])
     for event in told:
-        values = [found[prefix[event.kind] + name].pop(event.step) for name in event.metrics]
+        apart = "evaluate/" if event.kind == "evaluate" and "train/loss" in event.metrics else prefix[event.kind]
+        values = [found[apart + name].pop(event.step) for name in event.metrics]
         np.testing.assert_allclose(values, list(event.metrics.values()), rtol=1e-6)
     assert not any(found.values())
     px.fit(start(), step, data(), epochs=3, **paths, **options)

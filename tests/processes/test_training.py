@@ -1,5 +1,6 @@
 """Training in several processes is that in one."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,12 @@ def test_train_step_gives_each_process_the_whole_model_of_divided_parameters(unb
     assert [parts for parts, _ in found] == [[[1, 16]] * 2] * 2
     for model in found[1][1]:
         assert_near(jax.tree.map(np.asarray, model, is_leaf=lambda x: isinstance(x, list)), params)
+
+
+def test_ensemble_fit_trains_in_two_processes_as_in_one(unbroken: Path) -> None:
+    alone = fits.members(2)
+    for result in results(unbroken):
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), result["members"], alone)
 
 
 def test_checkpoints_of_several_processes_are_restored_by_one(unbroken: Path) -> None:

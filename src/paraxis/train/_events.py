@@ -186,8 +186,10 @@ class TensorBoard(Reporter):
         prefix = {"step": "train/", "epoch": "epoch/"}.get(event.kind, "")
         with self._writing():
             for name, value in event.metrics.items():
+                # An evaluation may be called "train": its curves stay apart from those of the steps.
+                apart = "evaluate/" if not prefix and name.startswith(("train/", "epoch/")) else prefix
                 for number, one in enumerate(np.atleast_1d(value)):
-                    tag = f"{prefix}{name}" + (f"/{number}" if np.ndim(value) else "")
+                    tag = f"{apart}{name}" + (f"/{number}" if np.ndim(value) else "")
                     self._writer.add_scalar(tag, one, event.step)
 
     def flush(self) -> None:
