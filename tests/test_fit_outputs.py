@@ -29,7 +29,9 @@ def test_fit_writes_each_step_epoch_and_evaluation_to_log_and_tensorboard(tmp_pa
     paths: dict[str, Any] = {"log": tmp_path / "a" / "log", "tensorboard": tmp_path / "board"}
     tests = [TEST, px.Evaluate(fits.evaluate_step, data(), name="train")]
     options: dict[str, Any] = {"evaluate": tests, "checkpoint": tmp_path / "runs", "progress": False}
-    px.fit(start(), step, data(), epochs=2, callbacks=seen.append, **paths, **options)
+    fitted = px.fit(start(), step, data(), epochs=2, callbacks=seen.append, **paths, **options)
+    fitted.history.plot(tmp_path / "plots" / "curves.png")
+    assert (tmp_path / "plots" / "curves.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     first, *rest = lines(paths["log"])
     assert [first[name] for name in ("event", "epochs", "steps")] == ["start", 2, None]
     told = [event for event in seen if event.kind in ("step", "epoch", "evaluate")]
@@ -110,12 +112,6 @@ def test_fit_shows_progress_in_one_line_on_a_terminal_only(is_terminal: bool, mo
     assert "step 10 of 10, epoch 1 of 1  loss 0.5  test/accuracy 0.125\n" in stream.getvalue()
     assert ("\r\x1b[2Kstep 10 of 10, epoch 1 of 1  loss 0.5" in stream.getvalue()) == is_terminal
     assert ("\x1b" in stream.getvalue()) == is_terminal
-
-
-def test_fit_plots_curves_to_a_picture(tmp_path: Path) -> None:
-    history = px.fit(start(), step, data(), epochs=2, evaluate=TEST, progress=False).history
-    history.plot(tmp_path / "plots" / "curves.png")
-    assert (tmp_path / "plots" / "curves.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
 def run(directory: Path, **options: Any) -> px.train.Fitted:

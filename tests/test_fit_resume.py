@@ -200,21 +200,6 @@ def test_fit_gives_up_an_evaluation_at_a_signal_and_repeats_it(signal_at: int, d
     assert by[0].best == by[1].best
 
 
-TOKEN = "hf_SECRET_that_is_in_no_checkpoint"
-
-
-def test_fit_saves_no_text_of_a_global(tmp_path: Path) -> None:
-    def guarded(params: Any, batch: Any) -> Any:
-        assert TOKEN
-        return (batch["x"] @ params["w"] - batch["y"]) ** 2
-
-    source = px.loader(arrays(), 16, transform=lambda batch: batch if TOKEN else {})
-    px.fit(start(), px.train_step(guarded), source, steps=3, checkpoint=tmp_path, progress=False)
-    contents = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(contents) > 3
-    assert not any(TOKEN.encode() in content for content in contents)
-
-
 @pytest.mark.parametrize(
     ("kills", "seed", "processes", "devices"), table([(4, 0, 1, 2)], [(10, 1, 1, 2), (2, 0, 2, 1), (2, 0, 2, 2)])
 )

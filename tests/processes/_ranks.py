@@ -98,14 +98,10 @@ def save(path: Path) -> None:
     assert checkpoints.restore(tree).step == 2
 
 
-def train_members(path: Path) -> Any:
-    """Five members over four devices, and after the first epoch from a checkpoint."""
-    return [fits.members(epochs, checkpoint=path) for epochs in (1, 2)][1]
-
-
 if __name__ == "__main__":
     DIRECTORY = Path(sys.argv[1])
     RESULT = {"nan": meet_nan(DIRECTORY), "read": read(), "divided": divide()}
-    RESULT["members"] = train_members(DIRECTORY / "members")
+    for EPOCHS in (1, 2):  # then on from the checkpoint
+        RESULT["members"] = fits.members(EPOCHS, checkpoint=DIRECTORY / "members")
     save(DIRECTORY / "saved")
     (DIRECTORY / f"result-{HERE.process}.json").write_text(json.dumps(RESULT))

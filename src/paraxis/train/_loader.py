@@ -15,7 +15,7 @@ from paraxis._core.placing import Axis
 from paraxis._host import reading
 from paraxis.errors import DataError
 from paraxis.train import _batches, _sources
-from paraxis.train._sources import Order, Position, Rows, Source, generators, source_of, to_host
+from paraxis.train._sources import Batches, Order, Position, Rows, generators, source_of, to_host
 
 
 def loader(
@@ -109,9 +109,12 @@ def loader(
             raise DataError(
                 f"px.loader: with drop_last and batch_size {size} there is no batch, as source has {num_rows} rows"
             )
-        is_plain = transform is None and all(type(leaf) is np.ndarray for leaf in leaves.values())
-        if is_plain and (chosen is not None or sum(leaf.nbytes for leaf in leaves.values()) <= 2**30):
-            found.arrays = tree
+        plain = [leaf for leaf in leaves.values() if type(leaf) is np.ndarray and transform is None]
+        if plain and len(plain) == len(leaves):
+            nbytes = sum(leaf.nbytes for leaf in plain)
+            found.arrays = tree if chosen is not None or nbytes <= 2**30 else None
+            found.is_kept = all(leaf.dtype in _KEPT for leaf in plain)
+            read_ahead = 0 if found.is_kept and nbytes * size < _QUICK * len(plain[0]) else read_ahead
     elif batch_size is not None or shuffle or drop_last or rows is not None or weights is not None or threads > 1:
         raise DataError(
             "px.loader: source gives batches, of its own size and in its own order; leave batch_size and what follows "
@@ -120,30 +123,21 @@ def loader(
     return Loader(found, _batches.axis_of("px.loader", axis), seed, read_ahead, transform, threads)
 
 
-class Loader:
+class Loader(Batches):
     """Batches from a source, described by :func:`loader`. It holds no position, so many loops can share it."""
 
-    def __init__(self, source: Source, axis: Axis, seed: int, read_ahead: int, transform: Any, threads: int) -> None:
+    def __init__(self, source: Batches, axis: Axis, seed: int, read_ahead: int, transform: Any, threads: int) -> None:
         self.length, self.leaves = source.length, source.leaves
         self.source, self._axis, self._seed = source, axis, seed
         self._read_ahead, self._transform, self._threads = read_ahead, transform, threads
         self._draws = transform is not None and "random" in inspect.signature(transform).parameters
         self._is_tried = jax.process_count() == 1
-        leaves = [*source.leaves.values()] if isinstance(source, Rows) and transform is None else []
-        self._is_kept = bool(leaves) and all(type(x) is np.ndarray and x.dtype in _KEPT for x in leaves)
-        if self._is_kept and isinstance(source, Rows):
-            size = source.order.batch_size * sum(x[:1].nbytes for x in leaves)
-            self._read_ahead = read_ahead if size > _QUICK else 0
 
     def __len__(self) -> int:
         """Batches of an epoch; a TypeError if the source gives batches and does not say how many."""
         if self.length is None:
             raise TypeError("px.loader: the source does not say how many batches an epoch has; count steps instead")
         return self.length
-
-    def __repr__(self) -> str:
-        told = {name: value for name, value in self.describe().items() if name != "leaves"}
-        return f"Loader({', '.join(f'{name}={value!r}' for name, value in told.items())})"
 
     def batches(self, start: int = 0) -> Generator[Any, None, None]:
         """Yield batches without end, epoch after epoch, from batch number ``start``, counted from the first epoch.
@@ -194,7 +188,7 @@ class Loader:
         try:
             ids, read = batch if isinstance(self.source, Rows) else _by_number(position, batch)
             at = devices.local_rows(len(ids))
-            if self._is_kept:
+            if isinstance(self.source, Rows) and self.source.is_kept:
                 return position, devices.assemble(read(at), len(ids))
             with jax.enable_x64(wide):
                 rows = self._transformed(read(at), position.epoch, ids[at])
@@ -226,7 +220,7 @@ class Loader:
         return made
 
 
-def batches_of(what: str, data: Any) -> _sources.Batches:
+def batches_of(what: str, data: Any) -> Batches:
     """Return the batches that data are: those of a loader, a random key for each step, or given ones."""
     is_key = isinstance(data, jax.Array) and jnp.issubdtype(data.dtype, jax.dtypes.prng_key) and data.ndim == 0
     return data if isinstance(data, Loader) else _sources.Keys(data) if is_key else _sources.GivenBatches(what, data)

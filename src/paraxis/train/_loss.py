@@ -108,8 +108,6 @@ class LossFunction:
         if trains and not jnp.issubdtype(jnp.result_type(*jax.tree.leaves(loss)[:1]), jnp.floating):
             raise DataError(f"{self._what}: {self._name!r} returned a loss of {jnp.result_type(loss)}; return floats")
         means = {str(name): self._mean(f"metric {name!r}", x, size) for name, x in metrics.items()}
-        if len(means) < len(metrics):
-            raise DataError(f"{self._what}: {self._name!r} returned two metrics of one name, of {list(metrics)}")
         if loss is None:
             return Outcome(None, means, mutable)
         loss = self._mean("the loss", loss, size)

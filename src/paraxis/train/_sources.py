@@ -108,23 +108,19 @@ class Batches(Protocol):
     Attributes:
         length: number of batches of an epoch, if it is known.
         leaves: the arrays that batches are made of, by name, as far as they are known.
+        by_epoch: whether an epoch's depend on its number only, so that those before need not be read.
     """
 
     length: int | None
     leaves: dict[str, Any]
-
-    def describe(self) -> dict[str, Any]: ...
-    def epoch(self, number: int, /) -> Generator[Any, None, None]: ...  # or of the next pass
-    def steps(self, start: Position, /) -> Generator[tuple[Position, Any], None, None]: ...  # without end
-
-
-class Source(Batches, abc.ABC):
-    """What batches come from. ``by_epoch``: an epoch's depend on its number only, so those before need not be read."""
-
     what = "px.loader: source"
     by_epoch = True
 
-    def steps(self, start: Position) -> Generator[tuple[Position, Any], None, None]:
+    @abc.abstractmethod
+    def describe(self) -> dict[str, Any]: ...
+    @abc.abstractmethod
+    def epoch(self, number: int, /) -> Generator[Any, None, None]: ...  # or of the next pass
+    def steps(self, start: Position, /) -> Generator[tuple[Position, Any], None, None]:
         """Yield batches without end from a position on; those before are read where there is no other way."""
         number, skip = start.number, start.within
         for epoch in itertools.count(start.epoch if self.by_epoch else 0):
@@ -148,10 +144,11 @@ class Source(Batches, abc.ABC):
 _END: Any = object()
 
 
-class Rows(Source):
+class Rows(Batches):
     """Rows by number, all or the ``chosen``, in an order; a batch is numbers by which its rows draw, and a reader."""
 
     arrays: Any = None  # the source, if it is a tree of arrays that an ensemble sends to its devices once
+    is_kept = False  # whether devices have the dtypes of what is read, which is then not looked at again
 
     def __init__(self, order: Order, read: _Read, leaves: dict[str, Any], chosen: np.ndarray | None) -> None:
         self.order, self.length, self.leaves, self.chosen, self._read = order, len(order), leaves, chosen, read
@@ -172,7 +169,7 @@ class Rows(Source):
             yield ids, lambda at, taken=taken: self._read(taken[at], number)
 
 
-class GivenBatches(Source):
+class GivenBatches(Batches):
     """An iterable of whole batches that can be gone through again, or a function that gives one for each epoch."""
 
     def __init__(self, what: str, data: Any) -> None:
@@ -209,7 +206,7 @@ class GivenBatches(Source):
             del batch
 
 
-class Keys(Source):
+class Keys(Batches):
     """A random key for each step, ``fold_in(key, number)``, in place of data; an evaluation has the key itself."""
 
     def __init__(self, key: jax.Array) -> None:

@@ -51,14 +51,14 @@ class _Step(abc.ABC):
 
     def lower(self, state: TrainState, batch: Any) -> Any:
         """Lower the step, like ``jax.jit(f).lower``, without running it; structs may stand for arrays, as in trace."""
-        return self._run(self._jitted.lower, *_abstract((state, batch)))
+        return self._run(self._jitted.lower, *jax.eval_shape(lambda *args: args, state, batch))
 
     def trace(self, state: TrainState, batch: Any) -> Any:
         """Trace the step, like ``jax.jit(f).trace``, without running it.
 
         ``jax.ShapeDtypeStruct`` may stand for arrays, as in ``jax.eval_shape(make_state)``: no device holds the state.
         """
-        return self._run(self._jitted.trace, *_abstract((state, batch)))
+        return self._run(self._jitted.trace, *jax.eval_shape(lambda *args: args, state, batch))
 
     def shardings(self, state: TrainState) -> TrainState:
         """Return where the step lays each array of a state, of ``jax.eval_shape``'s, too.
@@ -85,7 +85,9 @@ class _Step(abc.ABC):
         devices = _batches.devices_of(self.axis)
         padded, size = devices.lay_out(self._what, batch, self._microbatches)
         if devices.whole is not None and getattr(state.step, "sharding", None) != devices.whole:  # no step returned it
-            state = jax.tree.map(_put, state, shardings(state, devices.placement, self.shard))
+            is_abstract = isinstance(state.step, jax.ShapeDtypeStruct)
+            put = (lambda x, target: x.update(sharding=target)) if is_abstract else arrays.device_put
+            state = jax.tree.map(put, state, shardings(state, devices.placement, self.shard))
         if devices.waits:
             jax.block_until_ready((state.step, state.ok, padded))
         with without_context():
@@ -252,8 +254,10 @@ def train_step(
         StateError: if an argument is malformed.
 
     Communicates: one all-reduce the size of the parameters, for each micro-batch if there are several, and whatever
-    the model computes over the batch. Sharded parameters are gathered when they are used. If a loss picks a value of
-    each row by an integer label, and the rows do not divide by the devices, one all-gather of the labels.
+    the model computes over the batch. If each row's loss is its own, ``px.map_fn`` in the loss function, over
+    ``px.Axis("batch", len(x), at_once=4)``, bounds memory and sends once. Sharded parameters are gathered when they are
+    used. If a loss picks a value of each row by an integer label, and the rows do not divide by the devices, one
+    all-gather of the labels.
 
     Example:
         >>> import jax.numpy as jnp, optax, paraxis as px
@@ -302,18 +306,6 @@ def eval_step(
         1.0
     """
     return EvalStep("px.eval_step", fn, axis=axis, microbatches=microbatches, precision=precision)
-
-
-def _abstract(tree: Any) -> Any:
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((a := jax.typeof(x)).shape, a.dtype, weak_type=a.weak_type), tree
-    )
-
-
-def _put(x: Any, target: Any) -> Any:
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return x.update(sharding=target)
-    return arrays.device_put(x, target)
 
 
 def _sums(found: Any) -> Any:
