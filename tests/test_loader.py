@@ -46,7 +46,7 @@ def test_loader_never_changes_the_order_of_a_seed() -> None:
 
 @pytest.mark.parametrize("read_ahead", [0, 3])
 def test_loader_gives_batches_from_a_number_on_as_in_the_whole(read_ahead: int) -> None:
-    data = px.loader(SOURCE, 5, read_ahead=read_ahead)
+    data = px.loader(SOURCE, 5, read_ahead=read_ahead, transform=lambda rows: rows)
     for start in (1, 4, 5, 13):
         whole, later = itertools.islice(data.batches(), start, start + 6), itertools.islice(data.batches(start), 6)
         assert list(map(rows_of, whole)) == list(map(rows_of, later))
@@ -157,6 +157,13 @@ def test_loader_reads_no_more_ahead_than_asked_for() -> None:
 
 @pytest.mark.parametrize("use", [lambda data: next(data.batches()), lambda data: list(data.epoch(0))])
 def test_loader_ends_its_thread_with_the_batches(use: Any) -> None:
-    use(px.loader(np.arange(10), 2))
+    use(px.loader(np.arange(10), 2, transform=lambda rows: rows))
     gc.collect()
     assert readers() == 0
+
+
+def test_loader_reads_small_batches_of_arrays_without_a_thread() -> None:
+    for width, threads in ((3, 0), (2**18, 1)):
+        found = px.loader(np.ones((4, width), "f"), 2).batches()
+        assert (next(found).shape, readers()) == ((2, width), threads)
+        found.close()

@@ -114,7 +114,7 @@ def loader(
             nbytes = sum(leaf.nbytes for leaf in plain)
             found.arrays = tree if chosen is not None or nbytes <= 2**30 else None
             found.is_kept = all(leaf.dtype in _KEPT for leaf in plain)
-            read_ahead = 0 if found.is_kept and nbytes * size < _QUICK * len(plain[0]) else read_ahead
+            read_ahead = read_ahead if nbytes * size > _QUICK * len(plain[0]) else 0
     elif batch_size is not None or shuffle or drop_last or rows is not None or weights is not None or threads > 1:
         raise DataError(
             "px.loader: source gives batches, of its own size and in its own order; leave batch_size and what follows "
