@@ -56,8 +56,8 @@ def loader(
         shuffle: whether each epoch has its own random order. The default is yes, unless the source yields batches.
         seed: seed of the order and of ``random``, at least 0.
         drop_last: whether to skip the last rows of an epoch if they are fewer than ``batch_size``.
-        read_ahead: number of batches to prepare in advance; 0: none, and no thread. Small ones, of less than 1 MiB, of
-            arrays in memory are read when they are needed, which is faster.
+        read_ahead: number of batches to prepare in advance; 0: none, and no thread. Those of arrays in memory, of less
+            than 1 MiB and without a transform, are read when they are needed, which is faster.
         transform: a function of a tree of NumPy arrays ``(rows, ...)`` to another with as many rows, run by the thread.
             It may have a parameter ``random``: a ``numpy.random.Generator`` for each row, keyed by (seed, epoch, row).
             With several processes, it must treat each row by itself, which is tried on the first rows.
