@@ -59,7 +59,11 @@ KILLS ?= 200
 faults: $(VENV)/.dev
 	$(BIN)/python -m tests.faults --kills $(KILLS)
 
+# What benchmarks/bench_libraries.py looks at beside the libraries that tests need.
+MORE := brax==0.14.2 dm-haiku==0.0.17 evosax==0.3.2 flowjax==19.1.2 mujoco-mjx==3.17.0 netket==3.23.0 tinygp==0.3.1
+
 bench: $(VENV)/.dev
+	$(PIP) $(MORE)
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file --save || exit 1; done
 
 lint: $(VENV)/.dev floor-types

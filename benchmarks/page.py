@@ -17,7 +17,9 @@ FOLDER = Path(__file__).resolve().parent
 RESULTS, README = FOLDER / "results", FOLDER / "README.md"
 BEGIN, END = "<!-- tables: written by python benchmarks/page.py -->", "<!-- tables: end -->"
 RIVALS = {name: name for name in ("drjax", "fedjax", "flax", "grain", "jaxopt", "nemos", "optax", "optimistix")}
-RIVALS |= {"sklearn": "scikit-learn"}
+RIVALS |= {name: name for name in ("blackjax", "brax", "diffrax", "equinox", "evosax", "flowjax", "lineax", "netket")}
+RIVALS |= {name: name for name in ("numpyro", "tinygp")}
+RIVALS |= {"haiku": "dm-haiku", "mujoco": "mujoco-mjx", "sklearn": "scikit-learn"}
 """Name of a module → of its distribution."""
 
 Tables = dict[str, dict[str, dict[str, Any]]]
@@ -35,7 +37,8 @@ def save(bench: str, part: str, command: str, tables: Tables, folder: Path = RES
     """Keep the tables of one run, in place of those of the last run of the same part."""
     path = folder / f"{bench}.json"
     parts = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    text = (FOLDER / f"bench_{bench}.py").read_text("utf-8")
+    sources = [FOLDER / f"bench_{bench}.py", FOLDER / f"{bench}.py"]  # a benchmark, and what it measures
+    text = "\n".join(source.read_text("utf-8") for source in sources if source.exists())
     versions = {
         name: importlib.metadata.version(name)
         for module, name in RIVALS.items()
@@ -80,7 +83,7 @@ def sections(folder: Path = RESULTS) -> Iterator[str]:
 def _table(title: str, rows: dict[str, dict[str, str]]) -> str:
     columns = list(dict.fromkeys(column for cells in rows.values() for column in cells))
     lines = [[title, *columns], *([row, *(cells.get(name, "") for name in columns)] for row, cells in rows.items())]
-    head, *body = (f"| {' | '.join(line)} |" for line in lines)
+    head, *body = (f"|{'|'.join(line)}|" for line in lines)
     return "\n".join([head, "|---" * (len(columns) + 1) + "|", *body])
 
 

@@ -29,9 +29,9 @@ def test_the_page_has_the_tables_of_the_results_and_at_most_15_kb():
     assert len(text.encode()) <= 15_000
 
 
-def test_at_most_16_benchmarks_have_at_most_120_lines_each():
+def test_at_most_17_benchmarks_have_at_most_120_lines_each():
     lines = [len(path.read_text("utf-8").splitlines()) for path in FOLDER.glob("bench_*.py")]
-    assert len(lines) <= 16
+    assert len(lines) <= 17
     assert max(lines) <= 120
 
 
@@ -47,7 +47,7 @@ def test_a_run_replaces_its_part_and_nothing_else(tmp_path: Path):
     found = {part: run["tables"]["calls"]["ours"]["ms"] for part, run in parts.items()}
     assert found == {"2 devices": "3", "8 devices": "4", "64 devices": "2"}
     assert list(parts) == ["2 devices", "8 devices", "64 devices"]
-    assert "| ours | 2 |" in "\n".join(page.sections(tmp_path))
+    assert "|ours|2|" in "\n".join(page.sections(tmp_path))
 
 
 MEASURED = "\n".join(path.read_text("utf-8") for path in page.RESULTS.glob("*.json"))
