@@ -253,31 +253,3 @@ def test_leapfrogs_are_as_many_as_the_longest_chain_takes(chain: Any, by_vmap: i
     balance = px.balance(chain, keys, axis_on(1, 64), widths=[64])
     assert (balance.most["vmap"], balance.most["lanes"]) == (by_vmap, by_lanes)
     assert balance.turns.max() == max(jax.lax.map(chain, keys))  # a funnel's other chains change with rounding
-
-
-@pytest.mark.slow
-def test_no_chain_waits_for_another_in_lanes() -> None:
-    """Leapfrogs are as many as the longest chain needs: by vmap, the sum of what the slowest takes of each doubling."""
-    calls = list[int]()
-
-    @jax.custom_jvp
-    def noted(x: jax.Array) -> jax.Array:
-        note = lambda x: calls.append(1) or np.zeros(x.shape[:-1], np.int32)  # noqa: E731
-        return x + jax.pure_callback(note, jax.ShapeDtypeStruct((), np.int32), x, vmap_method="expand_dims")
-
-    noted.defjvp(lambda primals, tangents: (noted(*primals), tangents[0]))
-
-    def chain(key: jax.Array) -> Any:
-        kernel: Any = blackjax.nuts(lambda x: _funnel(noted(x)), step_size=0.3, inverse_mass_matrix=jnp.ones(10))
-
-        def draw(state: Any, key: jax.Array) -> Any:
-            state, info = kernel.step(key, state)
-            return state, (state.position, info.num_integration_steps)
-
-        return jax.lax.scan(draw, kernel.init(jax.random.normal(key, (10,))), jax.random.split(key, 20))[1]
-
-    with jax.enable_x64(True):
-        keys = jax.random.split(jax.random.key(0), 16)
-        found = jax.block_until_ready(px.map_fn(chain, keys, axis_on(1, 16), lowering="lanes"))
-        assert len(calls) == 1 + int(found[1].sum(1).max())  # one for all at the start
-        assert_close(found, jax.lax.map(chain, keys), rtol=1e-9)
