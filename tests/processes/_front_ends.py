@@ -26,7 +26,7 @@ if RANK := os.environ.get("PARAXIS_PROCESS"):
     # A host name that means nothing, and one that means an address that this machine has not, where they can be given.
     libc, own_name_only, and_user = ctypes.CDLL(None), 0x04000000, 0x10000000
     if libc.unshare(own_name_only) == 0 or libc.unshare(own_name_only | and_user) == 0:
-        socket.sethostname(["no-such-host", "203.0.113.7"][int(RANK)])
+        socket.sethostname(["no-such-host", "203.0.113.7"][int(RANK) % 2])
 
 HERE = px.initialize()
 RANDOM = np.random.RandomState(0)
@@ -134,11 +134,11 @@ def transforms() -> Results:
     net = Net(nnx.Rngs(0))
     net.eval()
     step = px.Parallel(train, px.GradValues(loss, net), px.Optimizer(net, optax.sgd), reduce="same")
-    found: Results = {"losses": [step(X[:200], Y[:200]) for _ in range(3)], "Parallel": px.Parallel(net)(X)}
-    found |= {"stack": px.Parallel(net, reduce="stack")(X[:200]).reshape(200, 3)}
+    found: Results = {"losses": [step(X[:192], Y[:192]) for _ in range(3)], "Parallel": px.Parallel(net)(X)}
+    found |= {"stack": px.Parallel(net, reduce="stack")(X[:192]).reshape(192, 3)}
     found |= {"Vectorize": px.Vectorize(net)(X), "Jit": px.Jit(net)(X)}
     net.train()
-    px.Parallel(net)(X[:200])
+    px.Parallel(net)(X[:192])
     return found | {"BatchNorm": net.norm.mean[...]}
 
 
@@ -168,6 +168,24 @@ def ensembles() -> Results:
     return found | {"members": ens.members(X)}
 
 
+def sizes() -> Results:
+    """Each front end on sizes that divide over the devices, and that do not."""
+    loss = lambda params, batch: (batch["x"] @ params["w"] - batch["z"]) ** 2  # noqa: E731
+    found: Results = {}
+    for size in (1, 5, 13, 16):
+        x, z, axis = X[:size], Z[:size], px.Axis("rows", size)
+        mean = px.program(rows=axis)(lambda w, x: px.reduce_mean(px.map_fn(jnp.dot, (px.broadcast(w), x))))
+        streamed = px.Stream(at_once=2).run(jax.value_and_grad(mean), jnp.ones(7), px.Groups.of_arrays(x))
+        mapped = jax.jit(lambda x, axis=axis: px.map_fn(lambda x: x - px.pmean(x, "rows"), x, axis))(x)
+        state, step = px.TrainState.create({"w": jnp.zeros(7)}, optax.sgd(0.1)), px.train_step(loss)
+        ens, rows = px.ensemble(make, size, 0, apply=logits), px.solve.rows(x, z)
+        trained = ens.train(descend, x, Y[:size]), step(state, {"x": x, "z": z})[0].params
+        solved = px.solve.LBFGS(objective.ridge).run(jnp.zeros(7), 0.1, rows)[0]
+        own = mean(jnp.ones(7), x), px.gather((mapped, px.pmap(jnp.sin)(x), px.keys(jax.random.PRNGKey(0), axis)), axis)
+        found[f"{size}"] = own, streamed, trained, solved, ens.predict(x), px.Vectorize(jnp.tanh)(x)
+    return found
+
+
 def refusals() -> Results:
     """Other data in each process, and devices that one of them has not."""
     apart = np.arange(203) == 101 * HERE.process  # in each process another row
@@ -192,7 +210,7 @@ def refusals() -> Results:
     return {"w": fitted.state.params["w"], "told": told, "rows": jnp.sum(px.solve.rows(X, Y).weight)}
 
 
-_PARTS = verbs, streams, ensembles, solvers, estimators, transforms, refusals
+_PARTS = verbs, sizes, streams, ensembles, solvers, estimators, transforms, refusals
 PARTS = {part.__name__: part for part in _PARTS}
 
 
