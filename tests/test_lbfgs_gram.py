@@ -11,7 +11,7 @@ import pytest
 import paraxis as px
 from paraxis.solve import LBFGS, Status, _gram, objective
 from tests._problems import labelled, softmax
-from tests._support import axis_on, table
+from tests._support import axis_on, compilations, table
 
 
 @pytest.mark.parametrize(("intercept", "where"), table([(True, "in jit")], [(True, "here"), (False, "here")]))
@@ -50,7 +50,9 @@ def test_lbfgs_preconditions_where_it_saves_iterations_and_only_there() -> None:
     x, y = labelled(2000, 20, 3)
     alike = px.solve.rows(x.astype("float32"), y, axis=axis_on(2, 2000))
     apart = alike._replace(X=alike.X * np.logspace(0, 2, 20).astype("float32"))
-    assert _steps(alike, "auto").preconditioner is None
+    with compilations() as compiled:
+        assert _steps(alike, "auto").preconditioner is None
+    assert "_inverse" not in str(compiled)
     found, without = _steps(apart, "auto"), _steps(apart, None)
     assert found.status == Status.CONVERGED
     assert found.preconditioner is not None

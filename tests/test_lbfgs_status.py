@@ -10,6 +10,7 @@ import pytest
 import paraxis as px
 from paraxis.solve import Status
 from tests._problems import CLASSICS
+from tests._support import compilations
 
 
 def test_lbfgs_gives_the_error_of_its_parameters_at_a_limit_of_iterations() -> None:
@@ -24,31 +25,42 @@ def test_lbfgs_gives_the_error_of_its_parameters_at_a_limit_of_iterations() -> N
     np.testing.assert_allclose(float(state.error), np.linalg.norm(grad), rtol=0.1)
 
 
+@pytest.mark.parametrize(("solver", "given"), [(px.solve.LBFGS, ()), (px.solve.ProximalGradient, (None,))])
+def test_lbfgs_is_compiled_once_for_all_tolerances_and_limits_of_an_objective(solver: Any, given: Any) -> None:
+    X = np.random.default_rng(0).standard_normal((40, 3)).astype("float32")
+    data = X, X[:, 0] + X[:, 1] ** 2 > X[:, 2]
+
+    def run(tol: float, maxiter: int) -> Any:
+        return (
+            solver(px.solve.objective.glm("logistic"), tol=tol, maxiter=maxiter).run(jnp.zeros(3), *given, data).state
+        )
+
+    run(1e-1, 100)
+    with compilations() as compiled:
+        states = [run(1e-3, 100), run(0, 3)]
+    assert ([int(state.status) for state in states], compiled) == ([Status.CONVERGED, Status.ITERATION_LIMIT], [])
+    assert (float(states[0].error) <= 1e-3, int(states[1].iter_num)) == (True, 3)
+
+
 def test_lbfgs_fails_the_search_for_a_gradient_of_the_wrong_sign() -> None:
     def wrong(x: jax.Array) -> Any:
         return (x**2).sum(), -2 * x
 
     params, state = px.solve.LBFGS(wrong, value_and_grad=True).run(jnp.array([3.0, 1.0]))
-    assert int(state.status) == Status.LINE_SEARCH_FAILED
-    assert bool(state.failed_linesearch)
-    np.testing.assert_array_equal(params, [3, 1])  # nothing worse is accepted
-    assert float(state.value) == 10
-
-
-def test_lbfgs_says_that_a_start_is_not_finite() -> None:
-    _, state = px.solve.LBFGS(lambda x: jnp.log(x).sum()).run(jnp.array([-1.0]))
-    assert (int(state.status), int(state.iter_num)) == (Status.NOT_FINITE, 0)
+    assert (int(state.status), bool(state.failed_linesearch)) == (Status.LINE_SEARCH_FAILED, True)
+    np.testing.assert_array_equal([*params, state.value], [3, 1, 10])  # nothing worse is accepted
 
 
 @pytest.mark.parametrize("solver", [px.solve.LBFGS, px.solve.ProximalGradient])
-def test_lbfgs_takes_fixed_steps_out_of_the_domain_for_no_solution(solver: Any) -> None:
+def test_lbfgs_takes_a_start_or_steps_out_of_the_domain_for_no_solution(solver: Any) -> None:
     """Where the value is not a number, its gradient may be zero."""
 
     def fun(p: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(p < 1, (p - 2) ** 2, jnp.nan))
 
-    _, state = solver(fun, stepsize=0.6, maxiter=20).run(jnp.zeros(1))
-    assert int(state.status) == Status.NOT_FINITE
+    for start in (0.0, 2.0):  # outside, where no iteration is made
+        _, state = solver(fun, stepsize=0.6, maxiter=20).run(jnp.array([start]))
+        assert (int(state.status), int(state.iter_num) > 0) == (Status.NOT_FINITE, start == 0)
 
 
 @pytest.mark.sampled(1)

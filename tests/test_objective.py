@@ -8,21 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.optimize
 import scipy.stats
 
+import paraxis as px
 from paraxis.solve import objective
 from paraxis.solve.objective import LossName
 from tests._problems import in_float64
 
 N, D, K = 11, 4, 3
 LOSSES: tuple[LossName, ...] = ("softmax", "logistic", "squared", "poisson", "huber")
-
-
-def _jaxopt_objective() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        import jaxopt
-    return jaxopt.objective
 
 
 def _data(loss: str, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -58,20 +53,15 @@ def _row_costs(loss: str, z: Any, y: Any) -> Any:
 @pytest.mark.slow
 @in_float64
 def test_objective_has_the_values_of_jaxopt_s_namesakes() -> None:
-    theirs = _jaxopt_objective()
-    for name, loss, intercept, l2 in (
-        ("multiclass_logreg", "softmax", False, False),
-        ("multiclass_logreg_with_intercept", "softmax", True, False),
-        ("l2_multiclass_logreg", "softmax", False, True),
-        ("l2_multiclass_logreg_with_intercept", "softmax", True, True),
-        ("binary_logreg", "logistic", False, False),
-        ("least_squares", "squared", False, False),
-        ("ridge", "squared", False, True),
-    ):
-        x, y, _ = _data(loss)
-        args = (_params(loss, intercept), *((0.7,) if l2 else ()), (x, y))
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        from jaxopt import objective as theirs
+    names = "multiclass_logreg", "multiclass_logreg_with_intercept", "binary_logreg", "least_squares", "ridge"
+    for name in (*names, "l2_multiclass_logreg", "l2_multiclass_logreg_with_intercept"):
+        fun = getattr(objective, name)
+        x, y, _ = _data(fun.loss)
+        args = (_params(fun.loss, fun.intercept), *((0.7,) if fun.l2 else ()), (x, y))
         rival = getattr(theirs, "ridge_regression" if name == "ridge" else name)
-        np.testing.assert_allclose(getattr(objective, name)(*args), rival(*args), rtol=1e-12, err_msg=name)
+        np.testing.assert_allclose(fun(*args), rival(*args), rtol=1e-12, err_msg=name)
 
 
 @in_float64
@@ -112,11 +102,6 @@ def test_objective_of_several_outputs_is_the_sum_of_what_each_costs(loss: LossNa
 CASES = ["plain", "all", *(pytest.param(case, marks=pytest.mark.slow) for case in ("intercept", "weights", "l2"))]
 
 
-def _all_cases(test: Callable[..., None]) -> Callable[..., None]:
-    test = pytest.mark.parametrize("case", CASES)(in_float64(test))
-    return pytest.mark.parametrize("loss", LOSSES)(test)
-
-
 def _posed(loss: LossName, case: str) -> tuple[Any, Any, Callable[[Any], jax.Array]]:
     """A problem, where to look at it, and the same objective as a function written without the library."""
     intercept, l2 = case in ("intercept", "all"), 0.3 if case in ("l2", "all") else None
@@ -138,23 +123,10 @@ def _close(actual: Any, expected: Any) -> None:
     jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-10, atol=1e-10), actual, expected)
 
 
-@pytest.mark.sampled(3)
-@_all_cases
-def test_objective_at_a_point_has_value_and_gradient(loss: LossName, case: str) -> None:
-    problem, params, plain = _posed(loss, case)
-
-    @jax.jit
-    def look(params: Any) -> Any:
-        point = problem.at(params)
-        return (point.value, point.grad), jax.grad(problem.value)(params), jax.value_and_grad(plain)(params)
-
-    point, grad, expected = look(params)
-    _close(point, expected)
-    _close(grad, expected[1])
-
-
 @pytest.mark.sampled(4)
-@_all_cases
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("loss", LOSSES)
+@in_float64
 def test_objective_along_a_line_is_the_function_there(loss: LossName, case: str) -> None:
     problem, params, plain = _posed(loss, case)
     direction = jax.tree.map(lambda p: jnp.asarray(np.random.default_rng(5).normal(size=p.shape)), params)
@@ -171,10 +143,11 @@ def test_objective_along_a_line_is_the_function_there(loss: LossName, case: str)
         origin, at = problem.line(point, direction, product)
         trial = at(stepsize)
         end = problem.end(there, point.cache._replace(z=point.cache.z + stepsize * product), trial)
-        found = origin[:2], trial[:3], (end.value, end.grad), end.cache.z
+        found = origin[:2], trial[:3], (end.value, end.grad), jax.value_and_grad(problem.value)(there), end.cache.z
         at_zero = value(jnp.array(0.0)), jax.grad(value)(0.0)
         derivatives = value(stepsize), jax.grad(value)(stepsize), jax.grad(jax.grad(value))(stepsize)
-        return found, (at_zero, derivatives, jax.value_and_grad(plain)(there), problem.matvec(there))
+        whole = jax.value_and_grad(plain)(there)
+        return found, (at_zero, derivatives, whole, whole, problem.matvec(there))
 
     for stepsize in map(jnp.asarray, (0.0, 0.25, -1.0)):
         _close(*look(stepsize))
@@ -196,6 +169,27 @@ def test_objective_takes_a_weight_for_a_number_of_copies_and_zero_for_none(loss:
     _close(look(params, (wild, y, copies.astype(float))), expected)
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("in_table", [False, True])
+@pytest.mark.parametrize("loss", LOSSES)
+@in_float64
+def test_solvers_take_an_offset_of_each_loss_to_the_minimum_of_scipy(loss: LossName, in_table: bool) -> None:
+    x, y, weight = _data(loss)
+    begin = jnp.zeros_like(_params(loss, False))
+    offset = np.random.default_rng(8).normal(size=(N, *begin.shape[1:]))
+
+    def cost(w: np.ndarray) -> float:
+        costs = _row_costs(loss, x @ w.reshape(begin.shape) + offset, y)
+        return float(np.average(costs, weights=weight) + 0.05 * w @ w)
+
+    given = (px.Table.of_arrays(x, y),) if in_table else (x, y)
+    data = px.solve.rows(*given, sample_weight=weight, offset=offset, engine=px.Stream(at_once=1) if in_table else None)
+    expected = scipy.optimize.minimize(cost, np.zeros(begin.size)).x.reshape(begin.shape)
+    proximal = px.solve.ProximalGradient(objective.glm(loss), px.solve.prox.elastic_net).run(begin, (0.0, 0.1), data)
+    for found in (px.solve.LBFGS(objective.glm(loss, l2=True)).run(begin, 0.1, data), proximal):
+        np.testing.assert_allclose(found.params, expected, rtol=0, atol=2e-4)
+
+
 def test_objective_says_what_does_not_fit() -> None:
     x, y = jnp.ones((5, 2)), jnp.zeros(5, int)
     fun: Any = objective
@@ -203,6 +197,7 @@ def test_objective_says_what_does_not_fit() -> None:
         (lambda: fun.ridge(jnp.ones(2), (x, y)), TypeError, r"takes \(params, l2reg, data\)"),
         (lambda: fun.least_squares(jnp.ones(3), (x, y)), ValueError, r"must be \(d,\).*got \(5, 2\) and \(3,\)"),
         (lambda: fun.binary_logreg(jnp.ones(2), (x, y, y[:2])), ValueError, r"weight must be \(5,\).*got \(2,\)"),
+        (lambda: px.solve.rows(np.ma.masked_array(x, x > 0), y), ValueError, "rows: X is a MaskedArray, which leaves"),
         (lambda: fun.multiclass_logreg(jnp.ones(2), (x, y)), ValueError, r"must be \(d, k\), an output per class"),
     ):
         with pytest.raises(error, match=text):

@@ -54,7 +54,7 @@ def prepared(problem: Linear | Function, params: Any, precondition: str | None) 
     if num_features > MAX_FEATURES and problem.is_table:
         raise ValueError(f"precondition='gram' takes at most {MAX_FEATURES:,} columns of a table; leave it out")
     if arrays.is_traced((problem, params)):
-        return _on_auto_axes(_traced_inverse, problem, params, is_asked)
+        return _on_auto_axes(functools.partial(_traced_inverse, is_asked=is_asked), problem, params)
     rows, weight = problem.design, problem.weight
     if isinstance(rows, TableRows):
         sample = _picked(problem, rows.places(rows.sampled))
@@ -63,8 +63,10 @@ def prepared(problem: Linear | Function, params: Any, precondition: str | None) 
         numbers, l2 = (sent(x, problem.targets) for x in (numbers, problem.l2))
         sample = _compiled_picked(dataclasses.replace(problem, l2=l2), numbers)
     here = jax.tree.map(lambda x: arrays.on_host(jnp.asarray(x)), (sample, params))  # one device does it for all
-    found, pays = _compiled(*jax.device_put((*here, is_asked)))
-    return jax.tree.map(lambda x: beside(x, problem.targets), found) if pays else None
+    here = jax.device_put(here)
+    if not is_asked and not _compiled_pays(*here):  # the larger program, of the inverse, is not compiled then
+        return None
+    return jax.tree.map(lambda x: beside(x, problem.targets), _compiled_inverse(*here))
 
 
 def _on_auto_axes(call: Any, problem: Linear, *operands: Any) -> Any:
@@ -75,7 +77,18 @@ def _on_auto_axes(call: Any, problem: Linear, *operands: Any) -> Any:
 
 
 def _traced_inverse(problem: Linear, params: Any, is_asked: bool) -> Inverse:
-    return _inverse(_picked(problem, _numbers(problem, problem.weight)), params, is_asked)[0]
+    """Return the inverse; or, if it does not pay, a number times the unit matrix: L-BFGS is as without either."""
+    sample = _picked(problem, _numbers(problem, problem.weight))
+    if is_asked:
+        return _inverse(sample, params)
+
+    def unit() -> Inverse:
+        x, weight, l2, _, coupling = _weighed(sample, params)
+        total = _trace(x, weight, l2)
+        columns = jnp.where(total > 0, len(l2) / total, 1) * jnp.eye(len(l2), dtype=x.dtype)
+        return Inverse(columns, None if coupling is None else jnp.eye(len(coupling), dtype=coupling.dtype))
+
+    return jax.lax.cond(_pays(sample, params), lambda: _inverse(sample, params), unit)
 
 
 def _numbers(problem: Linear, weight: Any) -> Any:
@@ -98,11 +111,8 @@ def _picked(problem: Linear, numbers: Any) -> Linear:
 _compiled_picked = jax.jit(functools.partial(_on_auto_axes, _picked))
 
 
-def _inverse(sample: Linear, params: Any, is_asked: Any) -> tuple[Inverse, Any]:
-    """Return the inverse of the Hessian that some rows tell, and whether it pays; else, a number times the unit matrix.
-
-    With the latter, L-BFGS is as without a matrix.
-    """
+def _weighed(sample: Linear, params: Any) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, Any]:
+    """Return rows, which have a 1 for an intercept, their weights in the Hessian, L2, which rows count, and outputs."""
     both, weight = (sample.shifted(sample.predict(params)), sample.design), sample.weight
     z, x = (some.astype(jnp.promote_types(some.dtype, jnp.float32)) for some in both)
     shares = jnp.full(len(x), 1 / len(x), z.dtype) if weight is None else weight.astype(z.dtype) / jnp.sum(weight)
@@ -112,42 +122,46 @@ def _inverse(sample: Linear, params: Any, is_asked: Any) -> tuple[Inverse, Any]:
     l2 = jnp.full(x.shape[1], sample.l2, z.dtype)
     if sample.intercept:
         x, l2 = jnp.concatenate([x, jnp.ones_like(x[:, :1])], 1), jnp.append(l2, jnp.zeros((), l2.dtype))
-    weight, size = shares * sample.loss.curvature(z, sample.targets), x.shape[1]
-    total = jnp.vdot(weight, jnp.einsum("nd,nd->n", x, x)) + jnp.sum(l2)
-
-    def is_apart() -> jax.Array:
-        probes = np.sign(np.random.default_rng(0).standard_normal((size, _PROBES))).astype(x.dtype)
-        some, share = x[::4], weight[::4] * (jnp.sum(weight) / jnp.sum(weight[::4]))  # which are enough to tell
-        product = _matmul(some.T * share[None], _matmul(some, probes)) + l2[:, None] * probes
-        trace = jnp.vdot(share, jnp.einsum("nd,nd->n", some, some)) + jnp.sum(l2)
-        # Of so few rows, also those of equal eigenvalues are apart.
-        spread = size * jnp.sum(product**2) / _PROBES / trace**2 - size / jnp.sum(counts[::4])
-        return (spread > _SPREAD) & (jnp.sum(counts) >= sample.design.shape[1])
-
-    pays = jax.lax.cond(is_asked, lambda: jnp.array(True), is_apart)
-
-    def made() -> jax.Array:
-        gram, largest = _matmul((x * weight[:, None]).T, x), jnp.sum(weight) * jnp.max(jnp.abs(x), 0) ** 2
-        # One jitter for all columns keeps what the rows span: where columns depend on each other, a solver that begins
-        # at zero finds the smallest solution. On scales far apart, what the largest column needs would drown the
-        # smallest: there, each has its own.
-        own, alike = jnp.where(largest > 0, largest, jnp.mean(largest)), jnp.full_like(largest, jnp.mean(largest))
-        added = _JITTER * jnp.where(jnp.min(own) * _APART < jnp.max(own), own, alike) + jnp.finfo(gram.dtype).tiny
-        hessian = gram + jnp.diag(l2 + added)
-        scale = jax.lax.rsqrt(jnp.diagonal(hessian))
-        found = _inv(hessian * scale[:, None] * scale[None])
-        found = (found + found.T) / 2 * scale[:, None] * scale[None]
-        # Of values whose squares overflow: each coefficient for itself.
-        return jnp.where(jnp.all(jnp.isfinite(found)), found, jnp.diag(scale**2))
-
-    columns = jax.lax.cond(pays, made, lambda: size * jnp.eye(size, dtype=x.dtype) / jnp.where(total > 0, total, size))
-    return Inverse(columns, None if coupling is None else _outputs(coupling, pays)), pays
+    return x, shares * sample.loss.curvature(z, sample.targets), l2, counts, coupling
 
 
-_compiled = jax.jit(_inverse)
+def _trace(x: jax.Array, weight: jax.Array, l2: jax.Array) -> jax.Array:
+    return jnp.vdot(weight, jnp.einsum("nd,nd->n", x, x)) + jnp.sum(l2)
 
 
-def _outputs(coupling: jax.Array, pays: Any) -> jax.Array:
+def _pays(sample: Linear, params: Any) -> jax.Array:
+    """Return whether eigenvalues lie apart."""
+    x, weight, l2, counts, _ = _weighed(sample, params)
+    probes = np.sign(np.random.default_rng(0).standard_normal((len(l2), _PROBES))).astype(x.dtype)
+    some, share = x[::4], weight[::4] * (jnp.sum(weight) / jnp.sum(weight[::4]))  # which are enough to tell
+    product = _matmul(some.T * share[None], _matmul(some, probes)) + l2[:, None] * probes
+    # Of so few rows, also those of equal eigenvalues are apart.
+    spread = len(l2) * (jnp.sum(product**2) / _PROBES / _trace(some, share, l2) ** 2 - 1 / jnp.sum(counts[::4]))
+    return (spread > _SPREAD) & (jnp.sum(counts) >= sample.design.shape[1])
+
+
+def _inverse(sample: Linear, params: Any) -> Inverse:
+    """Return the inverse of the Hessian that some rows tell."""
+    x, weight, l2, _, coupling = _weighed(sample, params)
+    gram, largest = _matmul((x * weight[:, None]).T, x), jnp.sum(weight) * jnp.max(jnp.abs(x), 0) ** 2
+    # One jitter for all columns keeps what the rows span: where columns depend on each other, a solver that begins at
+    # zero finds the smallest solution. On scales far apart, what the largest column needs would drown the smallest:
+    # there, each has its own.
+    own, alike = jnp.where(largest > 0, largest, jnp.mean(largest)), jnp.full_like(largest, jnp.mean(largest))
+    added = _JITTER * jnp.where(jnp.min(own) * _APART < jnp.max(own), own, alike) + jnp.finfo(gram.dtype).tiny
+    hessian = gram + jnp.diag(l2 + added)
+    scale = jax.lax.rsqrt(jnp.diagonal(hessian))
+    found = _inv(hessian * scale[:, None] * scale[None])
+    found = (found + found.T) / 2 * scale[:, None] * scale[None]
+    # Of values whose squares overflow: each coefficient for itself.
+    columns = jnp.where(jnp.all(jnp.isfinite(found)), found, jnp.diag(scale**2))
+    return Inverse(columns, None if coupling is None else _outputs(coupling))
+
+
+_compiled_pays, _compiled_inverse = jax.jit(_pays), jax.jit(_inverse)
+
+
+def _outputs(coupling: jax.Array) -> jax.Array:
     """Return the inverse of the outputs' part, which is 1 in the mean: how large the whole is, columns tell.
 
     To add the same to all outputs of a row changes no softmax: in that direction, too, it is 1.
@@ -155,7 +169,7 @@ def _outputs(coupling: jax.Array, pays: Any) -> jax.Array:
     count, unit = len(coupling), jnp.eye(len(coupling), dtype=coupling.dtype)
     mean = jnp.trace(coupling) / max(count - 1, 1)
     found = _inv(coupling / jnp.where(mean > 0, mean, 1) + 1 / count + _LEAST_CURVATURE * unit)
-    return jnp.where(pays & (mean > 0) & jnp.all(jnp.isfinite(found)), found, unit)
+    return jnp.where((mean > 0) & jnp.all(jnp.isfinite(found)), found, unit)
 
 
 def _inv(matrix: jax.Array) -> jax.Array:

@@ -176,9 +176,11 @@ class LBFGS(Solver):
         """Return the state after a step; if no step was found, without what is remembered."""
         (stepsize, _, failed, num_trials), error = found, trees.norm(new.grad)
         remembering = _remembered(state, trees.scaled(stepsize, direction), trees.minus(new.grad, state.grad))
+        zeros = {name: jnp.zeros_like(getattr(state, name)) for name in ("rho_history", "num_pairs")}
+        forgetting = state._replace(**zeros)  # of pairs of weight zero, the arrays stay
         return runs.advance(
             self,
-            trees.choose(failed, _forgotten(state), remembering) if self.history_size else state,
+            trees.choose(failed, forgetting, remembering) if self.history_size else state,
             new,
             error,
             counts=(num_trials, num_reads, num_trials, 2 * num_reads),
@@ -187,11 +189,6 @@ class LBFGS(Solver):
             stepsize=stepsize,
             failed_linesearch=failed,
         )
-
-
-def _forgotten(state: LBFGSState) -> LBFGSState:
-    """Return the state without its pairs. The arrays stay, with a weight of zero."""
-    return state._replace(rho_history=jnp.zeros_like(state.rho_history), num_pairs=jnp.zeros_like(state.num_pairs))
 
 
 def _remembered(state: LBFGSState, s: Any, y: Any) -> LBFGSState:

@@ -81,7 +81,7 @@ def rows(
 
     Raises:
         DataError: if the numbers of rows differ, or the axis has another size; if there is no row, or no weight is
-            positive; or if processes were given different rows, as a digest tells.
+            positive; if one is a masked array; or if processes were given different rows, as a digest tells.
 
     Communicates: sends each device its rows; with several processes, 400 bytes from each.
 
@@ -102,6 +102,7 @@ def rows(
 
 def lay(X: Any, y: Any, sample_weight: Any, axis: Axis | None, *, offset: Any = None, copied: bool) -> Any:
     """Lay rows out as :func:`rows`, or those of a table that is read; if not ``copied``, devices may use the host's."""
+    require_unmasked("rows", X=X, y=y, sample_weight=sample_weight, offset=offset)
     X, y = (x if isinstance(x, jax.Array | TableRows) else np.asarray(x) for x in (X, y))
     check.leaves("rows", "y", y)
     if y.dtype.kind not in "biufV" or not y.ndim:
@@ -138,6 +139,13 @@ def lay(X: Any, y: Any, sample_weight: Any, axis: Axis | None, *, offset: Any = 
     design, targets, *rest = arrays.laid_out(by_row, placement, copied=copied)
     padded = np.pad(weight, (0, placement.num_padded - len(weight)))
     return kind(design, targets, arrays.device_put(padded, arrays.sharding(placement)), *rest)
+
+
+def require_unmasked(who: str, **values: Any) -> None:
+    """Raise :class:`DataError` for a masked array, of which NumPy and scikit-learn would drop the mask."""
+    for name, x in values.items():
+        if isinstance(x, np.ma.MaskedArray):
+            check.by_position(who, name, x)
 
 
 def require_sum(who: str, name: str, weight: np.ndarray, dtype: Any) -> None:

@@ -8,6 +8,7 @@ differentiated as the place where an optimality condition is zero, not through t
 
 import abc
 import contextlib
+import copy
 import dataclasses
 import functools
 import time
@@ -81,7 +82,9 @@ class Solver(abc.ABC):
         """
         operands = self._given("run", init_params, args, kwargs)
         # Where nothing is traced, nobody differentiates: what JAX does to find that out takes as long as a small fit.
-        return (self._compiled._solved if _is_traced(operands) else self._solved_by_host)(*operands)
+        if _is_traced(operands):
+            return self._programs._solved((self.tol, self.maxiter), *operands)
+        return self._solved_by_host(*operands)
 
     @property
     def _is_fixed(self) -> bool:
@@ -157,18 +160,23 @@ class Solver(abc.ABC):
         return step
 
     @functools.cached_property
-    def _compiled(self) -> Any:
-        """Return the solver's programs, which go when it goes."""
-        names = "_start", "_iteration", "_steps", "_solved", *self._parts
-        return SimpleNamespace(**{name: jax.jit(getattr(self, name)) for name in names})
+    def _programs(self) -> SimpleNamespace:
+        """The compiled methods, which solvers that differ in ``tol``, ``maxiter`` and ``verbose`` only may share."""
+        like = dataclasses.replace(self, tol=0, maxiter=1, verbose=False)
+        if isinstance(self.fun, LinearObjective):  # holds no data: its programs may outlive a solver
+            with contextlib.suppress(TypeError):  # of an option without a hash
+                return _programs_like(like)
+        return _programs_like.__wrapped__(like)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_compiled"}
+        return {name: value for name, value in vars(self).items() if name != "_programs"}
 
     def _called(self, name: str, *operands: Any) -> Any:
         """Call a method, compiled, unless it is part of another program or its passes are Python's."""
-        in_python = self._on_host or _is_traced(operands) or _tables(operands)
-        return getattr(self if in_python else self._compiled, name)(*operands)
+        if self._on_host or _is_traced(operands) or _tables(operands):
+            return getattr(self, name)(*operands)
+        limits = tuple(sent(x, jax.tree.leaves(operands)[0]) for x in (float(self.tol), int(self.maxiter)))
+        return getattr(self._programs, name)(limits, *operands)
 
     def _begun(self, params: Any, arguments: Any) -> OptStep:
         """Return where a run begins."""
@@ -250,6 +258,24 @@ class Solver(abc.ABC):
         step = iterate(*jax.lax.stop_gradient((params, arguments, *closed_over)))
         solution = step.params, grad(step.params)
         return step._replace(params=jax.lax.custom_root(functions, solution, lambda _, guess: guess, trees.inverse)[0])
+
+
+@functools.lru_cache(maxsize=128)
+def _programs_like(like: Solver) -> SimpleNamespace:
+    """Return a solver's methods, compiled, of which ``(tol, maxiter)`` are the first operand."""
+
+    def compiled(name: str) -> Callable[..., Any]:
+        def program(limits: Any, *operands: Any) -> Any:
+            solver = copy.copy(like)
+            vars(solver).update(zip(("tol", "maxiter"), limits, strict=True))
+            return getattr(solver, name)(*operands)
+
+        program.__name__ = name
+        return jax.jit(program)
+
+    return SimpleNamespace(
+        **{name: compiled(name) for name in ("_start", "_iteration", "_steps", "_solved", *like._parts)}
+    )
 
 
 def _tables(arguments: Any) -> list[TableRows]:

@@ -26,7 +26,10 @@ from sklearn.utils.validation import (
 from paraxis._core import arrays, check
 from paraxis._tables import Table
 from paraxis.errors import DataError
-from paraxis.solve._rows import require_sum, sent
+from paraxis.solve import prox
+from paraxis.solve._lbfgs import LBFGS
+from paraxis.solve._proximal import ProximalGradient
+from paraxis.solve._rows import require_sum, require_unmasked, sent
 from paraxis.solve._run import Status, Watch
 from paraxis.solve._streaming import MAX_FEATURES, TableRows
 from paraxis.solve.estimators import _fitting as fitting
@@ -143,6 +146,7 @@ class LinearModel(BaseEstimator, abc.ABC):
         check.number(self._who, "l1_ratio", getattr(self, "l1_ratio", 0), least=0, most=1)
         check.number(self._who, "tol", self.tol, above=0)
         check.count(self._who, "max_iter", self.max_iter)
+        require_unmasked(self._who, X=X, y=y, sample_weight=sample_weight)
         rows: Any
         if isinstance(X, Table):
             with fitting.surroundings(X.dtype, self.devices):
@@ -170,6 +174,7 @@ class LinearModel(BaseEstimator, abc.ABC):
         pays = is_flat or (posed.fun.loss != "softmax" and (has_l1 or is_cheap))
         posed.by_hessians = pays and num_features <= min(MAX_FEATURES, max(num_rows, _FEW))
         if offset is not None:
+            require_unmasked(self._who, offset=offset)
             offset = check_array(offset, ensure_2d=False, dtype=_FLOATS, input_name="offset").astype(X.dtype)
             check_consistent_length(y, offset)
             posed.offset = offset / posed.scale
@@ -183,13 +188,14 @@ class LinearModel(BaseEstimator, abc.ABC):
         has_intercept, has_l1 = bool(self.fit_intercept), penalty.l1 > 0
         begin = (coef, intercept) if has_intercept else coef
         fun = dataclasses.replace(posed.fun, intercept=has_intercept)
+        options: Any = {"tol": float(self.tol), "maxiter": int(self.max_iter), "verbose": self.verbose}
         if posed.by_hessians:
-            solver = Quadratic(fun, tol=float(self.tol), maxiter=int(self.max_iter), verbose=self.verbose)
+            solver = Quadratic(fun, **options)
             found, state = solver.run(begin, (penalty, posed.hessian), data)
             posed.hessian = state.hessian if fun.loss == "squared" else None
         else:
-            solver = fitting.solver(fun, has_l1, float(self.tol), int(self.max_iter))
-            solver = dataclasses.replace(solver, verbose=self.verbose) if self.verbose else solver
+            fun = dataclasses.replace(fun, l2=True)
+            solver = ProximalGradient(fun, prox.l1, **options) if has_l1 else LBFGS(fun, **options)
             l1 = (penalty.l1, 0.0) if has_intercept else penalty.l1
             operands = (begin, l1, penalty.l2) if has_l1 else (begin, penalty.l2)
             operands = jax.tree.map(lambda x: sent(np.asarray(x, data.X.dtype), data.y), operands)

@@ -1,8 +1,7 @@
-"""From arrays to rows on devices, laid out once; and solvers, which are kept with what they compiled."""
+"""From arrays to rows on devices, laid out once."""
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -12,9 +11,6 @@ import numpy as np
 from paraxis._core import arrays, placing
 from paraxis._core.placing import Axis
 from paraxis.errors import DeviceError
-from paraxis.solve import prox
-from paraxis.solve._lbfgs import LBFGS
-from paraxis.solve._proximal import ProximalGradient
 from paraxis.solve._rows import lay
 from paraxis.solve._streaming import TableRows
 from paraxis.solve.estimators._quadratic import Hessian
@@ -69,13 +65,6 @@ def surroundings(dtype: Any, devices: int | None) -> Iterator[None]:
     own = placing.without_context() if devices is not None else contextlib.nullcontext()
     with jax.enable_x64(dtype == np.float64), own:
         yield
-
-
-@functools.lru_cache(maxsize=128)
-def solver(fun: LinearObjective, has_l1: bool, tol: float, maxiter: int) -> LBFGS | ProximalGradient:
-    """Return one object for the same options, so that what JAX compiled for it is found again. It holds no data."""
-    fun = dataclasses.replace(fun, l2=True)
-    return ProximalGradient(fun, prox.l1, tol=tol, maxiter=maxiter) if has_l1 else LBFGS(fun, tol=tol, maxiter=maxiter)
 
 
 def axis_of(size: int, devices: int | None) -> Axis:
