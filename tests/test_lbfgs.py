@@ -120,6 +120,7 @@ def test_lbfgs_forgets_a_step_of_negative_curvature() -> None:
         params, state = update(params, state)
         values.append(float(state.value))
     assert (np.diff(values) < 0).all()
+    assert int(state.status) == px.solve.Status.ITERATION_LIMIT
 
 
 ROWS, COLUMNS = 60, 12
