@@ -51,8 +51,8 @@ def agreed(tree: Any, other: jax.Array) -> Any:
         return jax_api.multihost_utils.broadcast_one_to_all(tree)
 
 
-def sent(x: Any, other: jax.Array) -> jax.Array:
-    """Return an array, or one of the host's, on each device that another is bound to, or on none in particular."""
+def sent(x: Any, other: jax.Array) -> Any:
+    """Return a tree of arrays, or of the host's, on each device that another is bound to, or on none in particular."""
     return arrays.device_put(x, arrays.whole_on(other)) if other.committed else jax.device_put(x)
 
 

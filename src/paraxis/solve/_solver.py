@@ -175,7 +175,7 @@ class Solver(abc.ABC):
         """Call a method, compiled, unless it is part of another program or its passes are Python's."""
         if self._on_host or _is_traced(operands) or _tables(operands):
             return getattr(self, name)(*operands)
-        limits = tuple(sent(x, jax.tree.leaves(operands)[0]) for x in (float(self.tol), int(self.maxiter)))
+        limits = sent((float(self.tol), int(self.maxiter)), jax.tree.leaves(operands)[0])
         return getattr(self._programs, name)(limits, *operands)
 
     def _begun(self, params: Any, arguments: Any) -> OptStep:
