@@ -53,8 +53,8 @@ def run_explain(
         if html is not None or as_json or on is not None:
             raise CommandError("--html, --json and --on are of one report; write --devices once")
         options = {"--shapes": shapes, "--arguments": arguments}
-        given = [word for option, value in options.items() if value for word in (option, value)]
-        rows = [_HEAD, *(_row(target, given, number) for number in devices)]
+        passed_on = [word for option, value in options.items() if value for word in (option, value)]
+        rows = [_HEAD, *(_row(target, passed_on, number) for number in devices)]
         print(*columns(rows, str.rjust), sep="\n")
         return 0
     if devices or on is not None:
@@ -63,12 +63,12 @@ def run_explain(
     if not place or not name:
         raise CommandError(f"{target} names no function; write: paraxis explain model.py:step, or package.model:step")
     fn = _function(module := _module(place), name)
-    made: Any = _structs(shapes or "") if arguments is None else _function(module, arguments)()
+    examples: Any = _structs(shapes or "") if arguments is None else _function(module, arguments)()
     try:
         explained = explain(fn, on=on)
     except (ModuleNotFoundError, ValueError) as error:
         raise CommandError(f"--on {on}: {error}") from None
-    report = explained(*(made if isinstance(made, (tuple, list)) else (made,)))
+    report = explained(*(examples if isinstance(examples, (tuple, list)) else (examples,)))
     totals = {"total_bytes": report.total_bytes, "is_certain": report.is_certain, "fits": report.fits}
     numbers = {**dataclasses.asdict(report), **totals, "summary": report.summary()}
     print(json.dumps(numbers) if as_json else report)
@@ -80,21 +80,21 @@ def run_explain(
     return 0
 
 
-def _row(target: str, given: Sequence[str], devices: int) -> list[str]:
+def _row(target: str, options: Sequence[str], devices: int) -> list[str]:
     """Return the cells of so many devices, from a process of its own, where JAX has not started yet."""
-    command = [sys.executable, "-P", "-m", "paraxis", "explain", target, *given, "--devices", str(devices), "--json"]
+    command = [sys.executable, "-P", "-m", "paraxis", "explain", target, *options, "--devices", str(devices), "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=False)
     if done.returncode:
         raise CommandError(f"on {devices} devices, the function could not be explained; see above")
-    found = json.loads(done.stdout.splitlines()[-1])
-    work, each = found["work"], " per iteration"
+    summary = json.loads(done.stdout.splitlines()[-1])
+    work, each = summary["work"], " per iteration"
     return [
         f"{devices:,}",
         units.amount(work["flops"]) + each * (not work["is_certain"]),
         "unknown" if work["share"] is None else units.amount(work["share"]),
-        units.size(found["total_bytes"]) + each * (not found["is_certain"]),
-        units.size(found["memory"]["peak"]),
-        str(len(found["findings"])),
+        units.size(summary["total_bytes"]) + each * (not summary["is_certain"]),
+        units.size(summary["memory"]["peak"]),
+        str(len(summary["findings"])),
     ]
 
 
@@ -104,16 +104,16 @@ def _structs(text: str) -> Sequence[jax.ShapeDtypeStruct]:
     Raises:
         CommandError: if a word is none.
     """
-    found = []
+    structs = []
     for match in _SHAPE.finditer(text):
         try:
             dtype = jnp.dtype(match["dtype"])
         except TypeError:
             raise CommandError(f"--shapes: {match['dtype']} is no dtype; write float32[64,10]") from None
-        found.append(jax.ShapeDtypeStruct([int(dim) for dim in match["dims"].split(",") if dim.strip()], dtype))
+        structs.append(jax.ShapeDtypeStruct([int(dim) for dim in match["dims"].split(",") if dim.strip()], dtype))
     if rest := _SHAPE.sub("", text).replace(",", " ").split():
         raise CommandError(f"--shapes: {rest[0]} is no array; write '--shapes float32[64,10] int32[]'")
-    return found
+    return structs
 
 
 def _module(place: str) -> ModuleType:

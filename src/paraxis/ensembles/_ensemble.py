@@ -253,8 +253,8 @@ class Ensemble:
         """Return which members are finite: booleans ``(size,)``, ``False`` for a member with any NaN or infinity."""
         floats = [x for x in self._members.values() if jnp.issubdtype(x.dtype, jnp.inexact)]
         with placing.without_context():
-            found = [arrays.on_host(jnp.isfinite(x).reshape(len(x), -1).all(1))[: len(self)] for x in floats]
-        return np.logical_and.reduce([np.ones(len(self), bool), *found])
+            are_finite = [arrays.on_host(jnp.isfinite(x).reshape(len(x), -1).all(1))[: len(self)] for x in floats]
+        return np.logical_and.reduce([np.ones(len(self), bool), *are_finite])
 
     def _here(self, args: Any) -> tuple["Ensemble", Any]:
         """Return an ensemble of shapes as it lies here and now, and the shapes of arguments; any other as they are."""
@@ -308,8 +308,8 @@ class Ensemble:
                 result = one(form, held(), state, args)
             return _averages.of_each(kind, result, args) if average else result
 
-        def run(members: State, given: tuple[Any, ...], where: Any = None) -> Any:
-            leaves, structure = jax.tree.flatten(given)
+        def run(members: State, operands: tuple[Any, ...], where: Any = None) -> Any:
+            leaves, structure = jax.tree.flatten(operands)
             leaves = [x if is_own else broadcast(x, placement.axis) for x, is_own in zip(leaves, own, strict=True)]
             args = arrays.unpadded(members, placement), jax.tree.unflatten(structure, leaves)
             rows = map_fn(element, args, placement.axis, lowering=lowering)

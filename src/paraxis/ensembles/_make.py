@@ -81,15 +81,15 @@ def ensemble(
     with placing.without_context():
         placement = placing.place(axis)
         make_all = lambda keys, args: padded(verbs.map_fn(one, (keys, *args), axis, lowering="vmap"), placement)  # noqa: E731
-        made = jax.jit(make_all, out_shardings=arrays.sharding(placement))
-        given = (keys, args) if is_abstract else arrays.device_put((keys, args), arrays.sharding(placement, ()))
-        traced = made.trace(*given)
+        make_members = jax.jit(make_all, out_shardings=arrays.sharding(placement))
+        operands = (keys, args) if is_abstract else arrays.device_put((keys, args), arrays.sharding(placement, ()))
+        traced = make_members.trace(*operands)
         read = [*traced.jaxpr.jaxpr.outvars, *(v for eqn in traced.jaxpr.jaxpr.eqns for v in eqn.invars)]
         if axis.size > 1 and not args and not any(v is traced.jaxpr.jaxpr.invars[0] for v in read):
             raise StateError(
                 "ensemble: make does not use its key, so all members would be the same; draw from it, or, if they are "
                 f"to begin alike, say so: px.ensemble(lambda key, number: …, {axis.size}, key, jnp.arange({axis.size}))"
             )
-        state = jax.eval_shape(made, *given) if is_abstract else made(*given)
+        state = jax.eval_shape(make_members, *operands) if is_abstract else make_members(*operands)
     donate = jax.default_backend() != "cpu" if donate is None else donate
     return Ensemble(forms[0], state, placement, apply, lowering, donate)

@@ -92,9 +92,9 @@ def called(model: Any, *inputs: Any) -> Any:
     raise StateError(f"ensemble: a {type(model).__name__} cannot be called; write apply=lambda model, x: …")
 
 
-def split(made: Any) -> tuple[Form, State]:
-    is_tuple = type(made) is tuple
-    parts = made if is_tuple else (made,)
+def split(member: Any) -> tuple[Form, State]:
+    is_tuple = type(member) is tuple
+    parts = member if is_tuple else (member,)
     modules = [pytrees.is_nnx(part) for part in parts]
     inside = [x for x in jax.tree.leaves(parts, is_leaf=pytrees.is_nnx) if pytrees.is_nnx(x)]
     if not all(modules) and (any(modules) or any(isinstance(x, _nnx().Pytree) for x in inside)):
@@ -102,7 +102,7 @@ def split(made: Any) -> tuple[Form, State]:
     graphdef, tree = _nnx().split(parts, graph=True) if any(modules) else (None, pytrees.partition(parts))
     found, structure = jax.tree_util.tree_flatten_with_path(tree)
     if not found:
-        raise StateError(f"ensemble: make returned no arrays, but a {type(made).__name__}; it must return a member")
+        raise StateError(f"ensemble: make returned no arrays, but a {type(member).__name__}; it must return a member")
     keystr = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
     names = tuple(keystr(path if is_tuple else path[1:]).removesuffix(".value") or "value" for path, _ in found)
     leaves = [leaf for _, leaf in found]

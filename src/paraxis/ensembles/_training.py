@@ -92,9 +92,9 @@ def _arguments(step: Any, batch: Any) -> tuple[Any, ...]:
     return batch if type(batch) is tuple and not isinstance(step, (TrainStep, EvalStep)) else (batch,)
 
 
-def _steps(form: Form, step: Callable[..., Any], state: State, given: Any) -> tuple[State, Any]:
+def _steps(form: Form, step: Callable[..., Any], state: State, inputs: Any) -> tuple[State, Any]:
     """Take some steps with a member, of these numbers of rows or of one batch; one that has stopped stays as it is."""
-    data, rows, active = given
+    data, rows, active = inputs
 
     def one(state: State, rows: Any) -> tuple[State, Any]:
         batch = data if rows is None else jax.tree.map(lambda x: x[rows], data)

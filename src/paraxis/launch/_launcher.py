@@ -94,14 +94,14 @@ def launch(
 
 
 def _variables(rank: int, num_processes: int, devices: int | None, gpus: int) -> dict[str, str]:
-    found = {processes.NUM_PROCESSES: f"{num_processes}", processes.PROCESS: f"{rank}"}
-    found |= {processes.LAUNCHER: f"{os.getpid()}", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    variables = {processes.NUM_PROCESSES: f"{num_processes}", processes.PROCESS: f"{rank}"}
+    variables |= {processes.LAUNCHER: f"{os.getpid()}", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     # The last bits of results depend on the number of XLA's threads: the same for any number of ranks.
-    found |= threads.variables(devices)
+    variables |= threads.variables(devices)
     if num_processes > 1 and (devices or gpus) and "JAX_LOCAL_DEVICE_IDS" not in os.environ:
         each = devices or max(1, gpus // num_processes)
-        found["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, range(rank * each, (rank + 1) * each)))
-    return found
+        variables["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, range(rank * each, (rank + 1) * each)))
+    return variables
 
 
 def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]], received: list[int], grace: float) -> int:

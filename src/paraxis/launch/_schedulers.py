@@ -15,8 +15,8 @@ def require_known() -> None:
     Raises:
         DeviceError: with the call that joins them.
     """
-    if (found := processes.other_launcher()) is not None:
-        rank, number = found
+    if (variables := processes.other_launcher()) is not None:
+        rank, number = variables
         raise DeviceError(
             f"px.initialize: {rank}={os.environ[rank]} and {number}={os.environ[number]} say that this is one of "
             f"several processes, but JAX does not know their launcher; before px.initialize(), write "

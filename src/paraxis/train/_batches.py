@@ -17,13 +17,13 @@ from paraxis.errors import AxisError, DataError, axis_advice
 
 def axis_of(what: str, axis: Any) -> placing.Axis:
     """Return the axis that the rows of batches lie on; its size is that of the batch at hand."""
-    found = placing.Axis(axis, 1) if isinstance(axis, str) and axis else axis
-    if not isinstance(found, placing.Axis) or found.at_once is not None:
+    resolved = placing.Axis(axis, 1) if isinstance(axis, str) and axis else axis
+    if not isinstance(resolved, placing.Axis) or resolved.at_once is not None:
         raise AxisError(
             f"{what}: axis must be a name, or a px.Axis without at_once, got {check.described(axis)}; to bound memory, "
             "write px.train_step(loss, microbatches=4)"
         )
-    return found
+    return resolved
 
 
 def num_rows(what: str, argument: str, batch: Any) -> int:

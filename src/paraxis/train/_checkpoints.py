@@ -220,16 +220,16 @@ class Checkpoints:
         chosen = int(processes.reports(str(chosen))[0])
         record, leaves = self._read(chosen), _leaves.by_path(target, _leaves.BEST if best else "")
         differences = _leaves.compare(record["kinds"], leaves, best=best)
-        taken = {path: leaf for path, leaf in leaves.items() if path not in differences}
+        restored = {path: leaf for path, leaf in leaves.items() if path not in differences}
         is_empty = any(isinstance(leaves.get(path), jax.ShapeDtypeStruct) for path in differences)
-        if differences and (not partial or is_empty or not taken):
+        if differences and (not partial or is_empty or not restored):
             lines = "\n  ".join([*differences.values()][:_MOST_LISTED])
             raise StateError(
                 f"Checkpoints.restore: step {chosen} in {self.path} and the target differ in {len(differences)} leaves:"
                 f"\n  {lines}\ngive a target like what was saved, or take the leaves that agree, and the target's own "
                 "arrays for the rest: restore(target, partial=True)"
             )
-        merged = leaves | _leaves.load(self.path / str(chosen), record, taken)
+        merged = leaves | _leaves.load(self.path / str(chosen), record, restored)
         tree = jax.tree.unflatten(jax.tree.structure(target), merged.values())
         return Restored(tree, record["notes"], chosen, tuple(differences.values()))
 
@@ -295,10 +295,10 @@ class Checkpoints:
 
     def _read(self, step: int) -> dict[str, Any]:
         """Return the record beside a checkpoint's arrays, as :func:`_leaves.split` makes it, and the notes."""
-        found = _leaves.orbax().metadata(self.path / str(step)).custom_metadata or {}
-        if _RECORD not in found:
+        metadata = _leaves.orbax().metadata(self.path / str(step)).custom_metadata or {}
+        if _RECORD not in metadata:
             raise CheckpointError(f"Checkpoints: {self.path / str(step)} was not saved by px.Checkpoints")
-        return found[_RECORD]
+        return metadata[_RECORD]
 
     def _value(self, notes: Mapping[str, Any]) -> float:
         """Return how good notes are; a missing number and NaN are worst."""

@@ -163,35 +163,35 @@ def fit(
     trained: Any = state if isinstance(state, Trained) else Trained(state, step)
     if batch_size is not None:
         data = loader(data, batch_size, axis=getattr(step, "axis", "batch"))
-    found = batches_of("px.fit: data", data)
-    if isinstance(found, Keys) and steps is None:
+    batches = batches_of("px.fit: data", data)
+    if isinstance(batches, Keys) and steps is None:
         raise DataError("px.fit: data is a random key, which has no epochs; write steps=1000")
-    arrays = {name: x for name, x in found.leaves.items() if isinstance(x, np.ndarray)}
+    arrays = {name: x for name, x in batches.leaves.items() if isinstance(x, np.ndarray)}
     processes.require_same("px.fit", arrays, "give each process the same data: px.fit divides them")
     heard: Any = callbacks if isinstance(callbacks, (list, tuple)) else (callbacks,)
     evaluations, is_first = evaluations_of(evaluate), processes.is_first()
     with contextlib.ExitStack() as stack:
         if checkpoint is not None:
             stack.enter_context(checkpoint).claim()
-        total = steps if steps is not None or found.length is None else found.length * (epochs or 0)
+        total = steps if steps is not None or batches.length is None else batches.length * (epochs or 0)
         display = RunDisplay(total, epochs)
         say = display.say if is_first else lambda text: None
-        loop = Loop(trained, found, epochs, steps, evaluations, stop_early, checkpoint, heard)
-        said, reporters, before = loop.begin(), loop.reporters, loop.num_steps
+        loop = Loop(trained, batches, epochs, steps, evaluations, stop_early, checkpoint, heard)
+        first_line, reporters, before = loop.begin(), loop.reporters, loop.num_steps
         with processes.together("px.fit"):
             if is_first and progress:
                 reporters.append(stack.enter_context(contextlib.closing(display)))
             if is_first and tensorboard is not None:
                 reporters.append(stack.enter_context(contextlib.closing(TensorBoard(tensorboard, before))))
             if is_first and log is not None:
-                facts = {**environment(), "epochs": epochs, "steps": steps, "data": found.describe()}
+                facts = {**environment(), "epochs": epochs, "steps": steps, "data": batches.describe()}
                 reporters.append(stack.enter_context(contextlib.closing(Log(log, before, facts))))
         is_idle = loop.is_over and not (loop.is_resumed and loop.due)
         if is_idle:
             reached = "it was ended before" if loop.verdict.reason else f"step {before} was reached before"
-            said.append(f"nothing left to do: {reached}; for more, raise epochs= or steps=")
-        if said and (progress or is_idle):
-            say(f"px.fit: {'; '.join(said)}")
+            first_line.append(f"nothing left to do: {reached}; for more, raise epochs= or steps=")
+        if first_line and (progress or is_idle):
+            say(f"px.fit: {'; '.join(first_line)}")
         stack.callback(processes.end_progress)
         with processes.StopSignal() as stop:
             signal = loop.until(stop)

@@ -76,11 +76,11 @@ class History:
             DataError: if no step and no evaluation has this metric.
         """
         records = (*self.steps, *self.evaluations)
-        found = [(r.step, r.metrics[metric]) for r in records if metric in r.metrics]
-        if not found:
+        points = [(r.step, r.metrics[metric]) for r in records if metric in r.metrics]
+        if not points:
             known = dict.fromkeys(name for r in records for name in r.metrics)
             raise DataError(f"History.curve: metric must be one of {', '.join(map(repr, known))}, got {metric!r}")
-        return np.array([step for step, _ in found], np.int64), np.array([value for _, value in found], np.float64)
+        return np.array([step for step, _ in points], np.int64), np.array([value for _, value in points], np.float64)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw the curves to an image, ``"curves.png"``, which is there whole or not at all; by matplotlib.
@@ -216,10 +216,10 @@ class Recorder:
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> Self:
         """Return the one whose attributes were saved as JSON, bit for bit; a list is an array of members' values."""
-        values = lambda found: {k: np.array(x) if isinstance(x, list) else x for k, x in found.items()}  # noqa: E731
-        sums = lambda found: {name: Mean(**values(mean)) for name, mean in found.items()}  # noqa: E731
-        record = lambda found: Record(**found | {"metrics": values(found["metrics"])})  # noqa: E731
-        points = [(step, epoch, sums(found)) for step, epoch, found in saved["points"]]
+        values = lambda tree: {k: np.array(x) if isinstance(x, list) else x for k, x in tree.items()}  # noqa: E731
+        sums = lambda tree: {name: Mean(**values(mean)) for name, mean in tree.items()}  # noqa: E731
+        record = lambda tree: Record(**tree | {"metrics": values(tree["metrics"])})  # noqa: E731
+        points = [(step, epoch, sums(tree)) for step, epoch, tree in saved["points"]]
         records = {name: [*map(record, saved[name])] for name in ("epochs", "evaluations")}
         return cls(**{**saved, **records, "sums": sums(saved["sums"]), "points": points})
 
@@ -245,6 +245,6 @@ class Recorder:
 
     def latest(self, step: int) -> dict[str, float]:
         """Return metrics after a step, means over members: of the epoch under way, or the last, and evaluations."""
-        found = [*self.epochs[-1:], Record(step, 0, means_of(self.sums))]
-        found += [record for record in self.evaluations if record.step == step]
-        return {name: float(np.mean(x)) for record in found for name, x in record.metrics.items()}
+        records = [*self.epochs[-1:], Record(step, 0, means_of(self.sums))]
+        records += [record for record in self.evaluations if record.step == step]
+        return {name: float(np.mean(x)) for record in records for name, x in record.metrics.items()}

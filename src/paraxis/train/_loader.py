@@ -83,13 +83,13 @@ def loader(
         >>> len(data), [len(batch["y"]) for batch in data.epoch(0)]
         (3, [4, 4, 2])
     """
-    found = source_of(source)
+    batches = source_of(source)
     check.count("px.loader", "seed", seed, least=0, most=2**64 - 1, write="seed=0", error=DataError)
     check.count("px.loader", "threads", threads, write="threads=8", error=DataError)
-    if isinstance(found, tuple):
+    if isinstance(batches, tuple):
         write = "px.loader(source, 32); a list of batches is data for px.fit as it is"
         size = check.count("px.loader", "batch_size", batch_size, write=write, error=DataError)
-        num_rows, read, leaves, tree = found
+        num_rows, read, leaves, tree = batches
         chosen = None if rows is None else np.asarray(rows)
         if chosen is not None:
             if chosen.dtype.kind not in "iu" or chosen.ndim not in (1, 2) or not np.isin(chosen, range(num_rows)).all():
@@ -104,23 +104,24 @@ def loader(
                     f"shuffle=False; got {check.described(weights)}"
                 )
             weights = np.cumsum(weights)
-        found = Rows(Order(num_rows, size, shuffle is not False, bool(drop_last), seed, weights), read, leaves, chosen)
-        if not found.length:
+        order = Order(num_rows, size, shuffle is not False, bool(drop_last), seed, weights)
+        batches = Rows(order, read, leaves, chosen)
+        if not batches.length:
             raise DataError(
                 f"px.loader: with drop_last and batch_size {size} there is no batch, as source has {num_rows} rows"
             )
         plain = [leaf for leaf in leaves.values() if type(leaf) is np.ndarray and transform is None]
         if plain and len(plain) == len(leaves):
             nbytes = sum(leaf.nbytes for leaf in plain)
-            found.arrays = tree if chosen is not None or nbytes <= 2**30 else None
-            found.is_kept = all(leaf.dtype in _KEPT for leaf in plain)
+            batches.arrays = tree if chosen is not None or nbytes <= 2**30 else None
+            batches.is_kept = all(leaf.dtype in _KEPT for leaf in plain)
             read_ahead = read_ahead if nbytes * size > _QUICK * len(plain[0]) else 0
     elif batch_size is not None or shuffle or drop_last or rows is not None or weights is not None or threads > 1:
         raise DataError(
             "px.loader: source gives batches, of its own size and in its own order; leave batch_size and what follows "
             "from it out, or pass what gives its rows by number: px.loader(data_loader.dataset, 32)"
         )
-    return Loader(found, _batches.axis_of("px.loader", axis), seed, read_ahead, transform, threads)
+    return Loader(batches, _batches.axis_of("px.loader", axis), seed, read_ahead, transform, threads)
 
 
 class Loader(Batches):
@@ -148,8 +149,8 @@ class Loader(Batches):
 
     def epoch(self, number: int) -> Generator[Any, None, None]:
         """Return the batches of one epoch; for a source of batches that has no epochs, those of its next pass."""
-        found = ((Position(k, number, k), batch) for k, batch in enumerate(self.source.epoch(number)))
-        return (batch for _, batch in self._laid_out(found))
+        numbered = ((Position(k, number, k), batch) for k, batch in enumerate(self.source.epoch(number)))
+        return (batch for _, batch in self._laid_out(numbered))
 
     def steps(self, start: Position) -> Generator[tuple[Position, Any], None, None]:
         """Yield batches without end with their positions, from one on."""
@@ -173,16 +174,16 @@ class Loader(Batches):
         """
         return {"order": "given", "seed": self._seed, **self.source.describe()}
 
-    def _laid_out(self, found: Iterator[tuple[Position, Any]]) -> Generator[tuple[Position, Any], None, None]:
+    def _laid_out(self, numbered: Iterator[tuple[Position, Any]]) -> Generator[tuple[Position, Any], None, None]:
         if isinstance(self.source, Rows) and self.source.chosen is not None and self.source.chosen.ndim == 2:
             raise DataError("px.loader: rows (size, m) are for ens.fit, of arrays in memory; else write rows=rows[0]")
         # A thread does not see the mesh, nor the width of numbers, that are in force where it is started.
         make = functools.partial(self._made, _batches.devices_of(self._axis), jax_api.is_wide())
         if self._threads > 1:
-            calls = (functools.partial(make, position, batch) for position, batch in found)
+            calls = (functools.partial(make, position, batch) for position, batch in numbered)
             return reading.ahead(calls, self._threads, max(self._threads, self._read_ahead))
-        made = itertools.starmap(make, found)
-        return reading.items_ahead(made, self._read_ahead) if self._read_ahead else (each for each in made)
+        laid = itertools.starmap(make, numbered)
+        return reading.items_ahead(laid, self._read_ahead) if self._read_ahead else (each for each in laid)
 
     def _made(self, devices: _batches.Devices, wide: bool, position: Position, batch: Any) -> tuple[Position, Any]:
         try:
@@ -208,8 +209,8 @@ class Loader(Batches):
             return self._transform(rows, **given[0])
         self._is_tried = True
         first = jax.tree.map(lambda x: to_host(x)[:1].copy(), rows)  # the transform may write into its rows
-        made, alone = self._transform(rows, **given[0]), self._transform(first, **given[1])
-        for x, one in zip(*(map(to_host, jax.tree.leaves(each)) for each in (made, alone)), strict=True):
+        transformed, alone = self._transform(rows, **given[0]), self._transform(first, **given[1])
+        for x, one in zip(*(map(to_host, jax.tree.leaves(each)) for each in (transformed, alone)), strict=True):
             x, is_inexact = x[:1], x.dtype.kind in "fc"
             if not (np.allclose(x, one, 1e-3, 1e-5, equal_nan=True) if is_inexact else np.all(x == one)):
                 raise DataError(
@@ -217,7 +218,7 @@ class Loader(Batches):
                     "processes, each of which reads other rows, it must treat each row by itself, and draw random "
                     "numbers from its generator: def transform(batch, random): … random[i].normal()"
                 )
-        return made
+        return transformed
 
 
 def batches_of(what: str, data: Any) -> Batches:

@@ -130,17 +130,17 @@ class Loop:
         ):
             target = trained.tree
             restored = checkpoints.restore(target)
-        said, note = [f"resumes from {checkpoints.path / str(restored.step)}"], restored.notes.get(_NAME)
+        lines, note = [f"resumes from {checkpoints.path / str(restored.step)}"], restored.notes.get(_NAME)
         if note is None:  # saved by hand
             trained.tree = restored.tree
             self.next = _start_of(data, trained.state, restored.step)
-            return said
-        saved, given = note["data"], json.loads(json.dumps(data.describe()))
-        rows = given.pop("digests", None)
+            return lines
+        saved, current = note["data"], json.loads(json.dumps(data.describe()))
+        rows = current.pop("digests", None)
         if saved.pop("digests", rows) != rows:
-            said.append("the data have other rows than when it was saved")
-        if changed := [name for name in {**saved, **given} if saved.get(name) != given.get(name)]:
-            differences = "; ".join(f"{name} was {saved.get(name)!r} and is {given.get(name)!r}" for name in changed)
+            lines.append("the data have other rows than when it was saved")
+        if changed := [name for name in {**saved, **current} if saved.get(name) != current.get(name)]:
+            differences = "; ".join(f"{name} was {saved.get(name)!r} and is {current.get(name)!r}" for name in changed)
             raise DataError(
                 f"px.fit: data is not what the checkpoint of step {restored.step} in {checkpoints.path} was "
                 f"trained on: {differences}. Give the same data to resume the run, or another checkpoint= for a new one"
@@ -152,7 +152,7 @@ class Loop:
             for record in (*self.recorder.epochs, *self.recorder.evaluations):
                 self.verdict.add(record)
         changes = {name: was for name, was in note["on"].items() if was != now[name]}
-        return said + [f"{name}: {was} when it was saved, {now[name]} now" for name, was in changes.items()]
+        return lines + [f"{name}: {was} when it was saved, {now[name]} now" for name, was in changes.items()]
 
     @property
     def num_steps(self) -> int:
@@ -290,12 +290,12 @@ class Loop:
     def _take(self) -> None:
         stretch, waiting = self._pending.popleft()
         position, count, shape = stretch.position, stretch.num_steps, self.trained.shape
-        found = fetch(waiting, stretch.rows, (*shape, count) if shape else ())
+        metrics = fetch(waiting, stretch.rows, (*shape, count) if shape else ())
         processes.note_progress()  # not when the step is only under way: others may still be compiling theirs
         for k in range(count):
-            step, sums = position.number + 2 - count + k, found
+            step, sums = position.number + 2 - count + k, metrics
             if shape:
-                sums = {name: Mean(mean.total[:, k], mean.weight[:, k]) for name, mean in found.items()}
+                sums = {name: Mean(mean.total[:, k], mean.weight[:, k]) for name, mean in metrics.items()}
             for name in sums.keys() & {"loss", "grad_norm"} if not shape else ():
                 if not math.isfinite(sums[name].compute()):
                     raise self._failed(stretch, sums)
@@ -424,12 +424,12 @@ def _listed(rows: np.ndarray) -> str:
 
 def _nonfinite(batch: Any, rows: np.ndarray | None) -> list[str]:
     """Return which leaves have values that are not finite, and in which rows, as far as this process has them."""
-    found = []
+    leaves = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         shards = leaf.addressable_shards if isinstance(leaf, jax.Array) and leaf.ndim else ()
         blocks = [(np.asarray(shard.data), shard.index[0].start or 0) for shard in shards] or [(np.asarray(leaf), 0)]
         inexact = [(np.atleast_1d(x), start) for x, start in blocks if jnp.issubdtype(x.dtype, jnp.inexact)]
         bad = np.array(sorted({row + start for x, start in inexact for row, *_ in np.argwhere(~np.isfinite(x))}), int)
         which = f" in rows {_listed(bad)} of the batch" if rows is None else f" in rows {_listed(rows[bad])}"
-        found += [pytrees.name("batch", path) + (which if np.ndim(leaf) else "")] if bad.size else []
-    return found
+        leaves += [pytrees.name("batch", path) + (which if np.ndim(leaf) else "")] if bad.size else []
+    return leaves

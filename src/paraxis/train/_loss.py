@@ -92,11 +92,11 @@ class LossFunction:
     def __call__(self, model: Any, rows: Any, size: int, key: Any, mutable: Any, *, trains: bool) -> Outcome:
         """Call it with some rows of a batch, so many of them. If it ``trains``, it must give a loss."""
         key = key if trains or self.needs_key else None
-        given = {name: x for name, x in {"key": key, "mutable": mutable}.items() if name in self.wants}
+        optional = {name: x for name, x in {"key": key, "mutable": mutable}.items() if name in self.wants}
         # What is left of jax.pmap.
         advice = "is a function of the whole batch, which the compiler divides; leave lax.pmean out, and axis_name= too"
         with axis_advice(f"{self._what}: {self._name!r} {advice}"):
-            returned = self._fn(model, rows, **given)
+            returned = self._fn(model, rows, **optional)
         loss, metrics = None, returned
         if trains or not isinstance(returned, Mapping):
             parts = list(returned) if type(returned) is tuple else [returned]

@@ -62,17 +62,17 @@ def damage(directory: Path) -> str | None:
         return None
     except ValueError as error:
         return f"{NAME} cannot be read: {error}"
-    found = _sums(directory)
-    wrong = next((name for name, expected in written.items() if found.get(name) != expected), None)
-    return wrong and f"{wrong} has size and CRC-32 {found.get(wrong)}, not {written[wrong]}"
+    sums = _sums(directory)
+    wrong = next((name for name, expected in written.items() if sums.get(name) != expected), None)
+    return wrong and f"{wrong} has size and CRC-32 {sums.get(wrong)}, not {written[wrong]}"
 
 
 def _sums(directory: Path) -> dict[str, list[int]]:
-    found = {}
+    sums = {}
     for path in sorted(path for path in directory.rglob("*") if path.is_file() and path.name != NAME):
         crc = 0
         with path.open("rb") as file:
             while block := file.read(_BLOCK):
                 crc = zlib.crc32(block, crc)
-            found[path.relative_to(directory).as_posix()] = [file.tell(), crc]
-    return found
+            sums[path.relative_to(directory).as_posix()] = [file.tell(), crc]
+    return sums

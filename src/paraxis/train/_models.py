@@ -64,9 +64,9 @@ def partition(form: Form, params: Any, train: Any) -> tuple[Any, Any]:
 def _mask(params: Any, train: Any) -> list[Any]:
     if not callable(train) or pytrees.is_model(train):
         return pytrees.broadcast_prefix(train, params)
-    found = jax.tree_util.tree_leaves_with_path(params, is_leaf=pytrees.is_nnx)
+    paths_and_leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=pytrees.is_nnx)
     name = lambda key: getattr(key, "key", jax.tree_util.keystr((key,), simple=True))  # noqa: E731
-    return [train(tuple(map(name, path)), x) for path, x in found]
+    return [train(tuple(map(name, path)), x) for path, x in paths_and_leaves]
 
 
 def combine(params: Any, frozen: Any) -> Any:

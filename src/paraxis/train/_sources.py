@@ -124,10 +124,10 @@ class Batches(Protocol):
         """Yield batches without end from a position on; those before are read where there is no other way."""
         number, skip = start.number, start.within
         for epoch in itertools.count(start.epoch if self.by_epoch else 0):
-            found, count = self.epoch(epoch), 0
-            following = next(found, _END)
+            batches, count = self.epoch(epoch), 0
+            following = next(batches, _END)
             while following is not _END:  # whether a batch is the last takes reading the next
-                batch, following = following, next(found, _END)
+                batch, following = following, next(batches, _END)
                 if epoch >= start.epoch and count >= skip:
                     yield Position(number, epoch, count, following is _END), batch
                     number += 1
@@ -165,8 +165,8 @@ class Rows(Batches):
             rows = self.order.rows(number * size + batch)
             # A row that is drawn twice in an epoch draws twice: it is keyed by its place there.
             ids = rows if self.order.weights is None else batch * self.order.batch_size + np.arange(len(rows))
-            taken = rows if self.chosen is None else self.chosen[rows]
-            yield ids, lambda at, taken=taken: self._read(taken[at], number)
+            chosen = rows if self.chosen is None else self.chosen[rows]
+            yield ids, lambda at, chosen=chosen: self._read(chosen[at], number)
 
 
 class GivenBatches(Batches):
@@ -182,11 +182,11 @@ class GivenBatches(Batches):
                 "them: lambda epoch: read_batches(epoch)"
             )
         self._is_listed, takes_epoch = isinstance(data, list), not is_iterable and _takes_epoch(data)
-        found: Any = data
+        batches: Any = data
         self.what = what
-        self._pass: Callable[[int], Any] = found if takes_epoch else lambda _: found if is_iterable else found()
+        self._pass: Callable[[int], Any] = batches if takes_epoch else lambda _: batches if is_iterable else batches()
         self.by_epoch = takes_epoch or self._is_listed
-        self.length = _length(found(0) if takes_epoch else data)
+        self.length = _length(batches(0) if takes_epoch else data)
         self.leaves = _by_name("batches", data) if self._is_listed else {}
 
     def describe(self) -> dict[str, Any]:
@@ -194,10 +194,10 @@ class GivenBatches(Batches):
 
     def epoch(self, number: int) -> Generator[Any, None, None]:
         with noted(f"{self.what}: raised in epoch {number + 1}"):
-            found = iter(self._pass(number))
+            batches = iter(self._pass(number))
         for within in itertools.count():
             with noted(f"{self.what}: raised when batch {Position(0, number, within)} was made"):
-                batch = next(found, _END)
+                batch = next(batches, _END)
             if batch is _END:
                 return
             if not self._is_listed:  # a generator may fill its arrays again for the next batch

@@ -243,14 +243,14 @@ def shardings(state: TrainState, placement: Placement, shard: Any) -> Any:
 
 
 def updated(
-    state: TrainState, gradient: Any, found: Outcome, clip: float | None, *, guard: bool
+    state: TrainState, gradient: Any, outcome: Outcome, clip: float | None, *, guard: bool
 ) -> tuple[TrainState, Metrics]:
     with check.needed("px.train_step", "train"):
         import optax
-    if taken := sorted({"loss", "grad_norm"} & set(found.metrics)):
+    if taken := sorted({"loss", "grad_norm"} & set(outcome.metrics)):
         raise StateError(f"px.train_step: metric {taken[0]!r} has a name that the step uses; give yours another")
-    loss, norm = found.loss, optax.tree.norm(jax.tree.map(wide, gradient))
-    metrics = {"loss": loss, **found.metrics}
+    loss, norm = outcome.loss, optax.tree.norm(jax.tree.map(wide, gradient))
+    metrics = {"loss": loss, **outcome.metrics}
     if clip is not None or guard:
         metrics["grad_norm"] = Mean(norm, jnp.ones_like(norm))
     if clip is not None:
@@ -264,7 +264,7 @@ def updated(
         params = optax.apply_updates(state.params, updates)
         wider = jax.tree.map(wide, params)
         ema = state.ema if decay is None else optax.incremental_update(wider, state.ema, 1 - decay)
-        return state.replace(step=state.step + 1, params=params, opt_state=opt_state, mutable=found.mutable, ema=ema)
+        return state.replace(step=state.step + 1, params=params, opt_state=opt_state, mutable=outcome.mutable, ema=ema)
 
     if not guard:
         return optimized(state), metrics

@@ -103,8 +103,8 @@ class _Step(abc.ABC):
             params = jax.tree.map(lambda x: x.astype(self._dtype) if is_wide(x) else x, params)
         trains = isinstance(self, TrainStep)
         model, after = state.form.make(params, mutable, key, "train" if trains else "eval")
-        found = self._fn(model, rows, size, key, mutable, trains=trains)
-        return found if "mutable" in self._fn.wants else found._replace(mutable=after())
+        outcome = self._fn(model, rows, size, key, mutable, trains=trains)
+        return outcome if "mutable" in self._fn.wants else outcome._replace(mutable=after())
 
     def _key(self, state: TrainState) -> Any:
         if self._fn.needs_key and state.key is None:
@@ -127,9 +127,9 @@ class _Step(abc.ABC):
         least, longer = divmod(size, number)  # the first ones have one row more
 
         def one(rows: int, index: Any, carried: Any) -> tuple[Any, Any]:
-            own = None if key is None else jax.random.fold_in(key, index)
-            carried, found = part(_batches.microbatch(padded, index, number, rows), rows, own, carried)
-            return carried, _sums(found)
+            key_of_one = None if key is None else jax.random.fold_in(key, index)
+            carried, outcome = part(_batches.microbatch(padded, index, number, rows), rows, key_of_one, carried)
+            return carried, _sums(outcome)
 
         def add(rows: int, both: Any, index: Any) -> tuple[Any, None]:
             carried, more = one(rows, index, both[0])
@@ -170,13 +170,13 @@ class TrainStep(_Step):
 
         def part(rows: Any, size: int, key: Any, mutable: Any) -> tuple[Any, Any]:
             def loss(params: Any) -> tuple[jax.Array, Outcome]:
-                found = self._call(state, params, mutable, rows, size, key)
-                objective = value_of(found.loss) if is_whole else found.loss.total
-                return objective, found._replace(mutable=_kept(found.mutable, mutable))
+                outcome = self._call(state, params, mutable, rows, size, key)
+                objective = value_of(outcome.loss) if is_whole else outcome.loss.total
+                return objective, outcome._replace(mutable=_kept(outcome.mutable, mutable))
 
-            gradient, found = jax.grad(loss, has_aux=True)(state.params)
+            gradient, outcome = jax.grad(loss, has_aux=True)(state.params)
             gradient = jax.tree.map(jnp.conj, gradient)  # JAX's of a complex number is the conjugate of uphill
-            return found.mutable, (gradient, found.loss, found.metrics)
+            return outcome.mutable, (gradient, outcome.loss, outcome.metrics)
 
         mutable, (gradient, loss, metrics) = self._scan(part, state.mutable, padded, size, self._key(state))
         if not is_whole:  # the sums are divided once, so that the mean is that of the whole batch
@@ -198,8 +198,8 @@ class EvalStep(_Step):
 
     def _body(self, state: TrainState, padded: Any, size: int, devices: _batches.Devices) -> Metrics:
         def part(rows: Any, size: int, key: Any, _: Any) -> tuple[None, Any]:
-            found = self._call(state, state.params, state.mutable, rows, size, key)
-            return None, found.metrics if found.loss is None else {"loss": found.loss, **found.metrics}
+            outcome = self._call(state, state.params, state.mutable, rows, size, key)
+            return None, outcome.metrics if outcome.loss is None else {"loss": outcome.loss, **outcome.metrics}
 
         return self._scan(part, None, padded, size, self._key(state))[1]
 
@@ -308,10 +308,10 @@ def eval_step(
     return EvalStep("px.eval_step", fn, axis=axis, microbatches=microbatches, precision=precision)
 
 
-def _sums(found: Any) -> Any:
+def _sums(outcome: Any) -> Any:
     """Return the means in a tree as sums, which can be added."""
     is_mean = lambda x: isinstance(x, Mean)  # noqa: E731
-    return jax.tree.map(lambda x: Mean(x.total, x.weight) if is_mean(x) else x, found, is_leaf=is_mean)
+    return jax.tree.map(lambda x: Mean(x.total, x.weight) if is_mean(x) else x, outcome, is_leaf=is_mean)
 
 
 def _kept(new: Any, old: Any) -> Any:
