@@ -1,7 +1,4 @@
-"""Independent computations of other libraries on all devices: ODE solves, chains of NUTS, loops; ms of a call.
-
-An error is what a rival raises. A collective that a loop holds is sent in each of its turns.
-"""
+"""Independent computations of other libraries on all devices: ODE solves, chains of NUTS, loops; ms of a call, or what a rival raises."""
 
 import functools
 import importlib
@@ -94,7 +91,8 @@ def row(fn: Any, x: jax.Array, repeats: int) -> dict[str, Any]:
         found[name], calls[name] = "", functools.partial(compiled, placed)
         if name in ("ours", "jit(vmap), sharded"):
             found[f"sent a turn, {name}"] = len(IN_LOOP.findall(compiled.as_text()))
-    return found | {name: seconds * 1e3 for name, seconds in harness.in_turn(calls, repeats).items()}
+    times = {name: seconds * 1e3 for name, seconds in harness.in_turn(calls, repeats).items()}
+    return found | times | {"sharded / ours": times["jit(vmap), sharded"] / times["ours"]}
 
 
 def numpyro(n):
@@ -109,11 +107,12 @@ def numpyro(n):
         jax.block_until_ready(mcmc.get_samples())
         return time.perf_counter() - start
 
-    ours = lambda fn: lambda starts: px.map_fn(fn, (starts,), px.Axis("chains", n, at_once=1))  # noqa: E731
+    in_px = lambda fn: lambda starts: px.map_fn(fn, (starts,), px.Axis("chains", n, at_once=1))  # noqa: E731
     x = jax.random.normal(jax.random.key(0), (200, 5))
     y = (x @ jnp.arange(5.0) > 0).astype(int)
     warnings.simplefilter("ignore")  # NumPyro's: there are fewer devices than chains
-    return {"ours": seconds(ours), **{name: seconds(name) for name in ("parallel", "vectorized")}}
+    ours, parallel, vectorized = map(seconds, (in_px, "parallel", "vectorized"))
+    return {"ours": ours, "parallel": parallel, "vectorized": vectorized, "parallel / ours": parallel / ours}
 
 
 if __name__ == "__main__":
