@@ -110,11 +110,7 @@ def test_optimizer_takes_the_steps_of_optax_with_the_rate_of_the_call(factory: A
 
 @pytest.mark.parametrize(
     ("lr", "gradients"),
-    [
-        (0.1, [jnp.ones(4)]),
-        (0.1, [jnp.ones(4), jnp.ones((1, 4))]),
-        (jnp.ones(4), [jnp.ones(4), jnp.ones((3, 4))]),
-    ],
+    [(0.1, [jnp.ones(4)]), (0.1, [jnp.ones(4), jnp.ones((1, 4))]), (jnp.ones(4), [jnp.ones(4), jnp.ones((3, 4))])],
     ids=["too few", "one of another shape", "several rates"],
 )
 def test_optimizer_refuses_gradients_that_do_not_fit_and_changes_nothing(lr: Any, gradients: Any) -> None:

@@ -23,11 +23,9 @@ LOSSES: tuple[LossName, ...] = ("softmax", "logistic", "squared", "poisson", "hu
 def _data(loss: str, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows, targets that suit the loss, and weights."""
     rng = np.random.default_rng(seed)
-    y: Any = {
-        "softmax": rng.integers(0, K, N),
-        "logistic": rng.integers(0, 2, N),
-        "poisson": rng.poisson(2, N),
-    }.get(loss, 2 * rng.normal(size=N))
+    y: Any = {"softmax": rng.integers(0, K, N), "logistic": rng.integers(0, 2, N), "poisson": rng.poisson(2, N)}.get(
+        loss, 2 * rng.normal(size=N)
+    )
     return rng.normal(size=(N, D)), y, rng.uniform(0.2, 3, N)
 
 

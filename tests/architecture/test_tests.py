@@ -15,7 +15,6 @@ TESTS = Path(__file__).resolve().parents[1]
 # In an import, in a text that is run, or as the name of what is replaced.
 PRIVATE = re.compile(r"\bparaxis(\.[a-z]+)*(\.| import )_[a-z]")
 REASON = "No public face:"
-GENERATORS = {"np.random.default_rng", "np.random.RandomState", "random.Random"}
 FILES = sorted(TESTS.rglob("*.py"))
 
 
@@ -37,37 +36,6 @@ def test_private_modules_are_seen_wherever_they_are_named() -> None:
         assert names_a_private_module(code)
         assert not names_a_private_module(f'"""No public face: what this tests is never shown."""\n{code}')
     assert not names_a_private_module(f"from {room} import fit\nimport paraxis")
-
-
-def generators_shared_by_tests(source: str) -> list[str]:
-    """Tests that draw from a generator of their module: what they get depends on which others ran before."""
-    module = ast.parse(source)
-    generators = {
-        ast.unparse(node.targets[0])
-        for node in module.body
-        if isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Call)
-        and ast.unparse(node.value.func) in GENERATORS
-    }
-    tests = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
-    found = []
-    for test in tests:
-        names = [node for line in test.body for node in ast.walk(line) if isinstance(node, ast.Name)]
-        own = {node.id for node in names if isinstance(node.ctx, ast.Store)}
-        if generators & {node.id for node in names} - own:
-            found.append(test.name)
-    return found
-
-
-def test_each_test_draws_from_a_generator_of_its_own() -> None:
-    found = {str(path.relative_to(TESTS)): generators_shared_by_tests(path.read_text("utf-8")) for path in FILES}
-    assert {path: tests for path, tests in found.items() if tests} == {}
-
-
-def test_a_shared_generator_is_seen() -> None:
-    module = "rng = np.random.default_rng(0)\nX = rng.normal(size=3)\n"
-    assert generators_shared_by_tests(f"{module}def test_a():\n    return rng.normal()") == ["test_a"]
-    assert not generators_shared_by_tests(f"{module}def test_b():\n    rng = np.random.default_rng(1); return rng, X")
 
 
 def test_a_test_of_every_day_that_takes_too_long_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,8 +108,7 @@ PROGRAMS: dict[str, tuple[int, int, Callable[[Fn], Fn]]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "order"),
-    table([("jit in checkpoint in scan", 1)], itertools.product(REMEMBERING, (1, -1))),
+    ("name", "order"), table([("jit in checkpoint in scan", 1)], itertools.product(REMEMBERING, (1, -1)))
 )
 def test_a_trace_belongs_to_its_program(name: str, order: int) -> None:
     """Compiled and eager programs in turn; in the other order, each the other way."""
@@ -223,8 +222,7 @@ DERIVATIVES: dict[str, Callable[[Fn], Fn]] = {
 
 
 @pytest.mark.parametrize(
-    ("form", "derivative"),
-    table([("program", "grad"), ("pmap", "grad")], itertools.product(FORMS, DERIVATIVES)),
+    ("form", "derivative"), table([("program", "grad"), ("pmap", "grad")], itertools.product(FORMS, DERIVATIVES))
 )
 def test_arguments_may_lie_anywhere_and_gradients_come_back_to_them(form: str, derivative: str) -> None:
     change, w, x = DERIVATIVES[derivative], values(2, 2, seed=1), values(8, 2)
@@ -270,8 +268,7 @@ SITES: dict[str, Callable[[Fn], Fn]] = {
 
 
 @pytest.mark.parametrize(
-    ("site", "devices"),
-    table([("eager", 8), ("jit(grad)", 8)], itertools.product(SITES, (1, 2, 8))),
+    ("site", "devices"), table([("eager", 8), ("jit(grad)", 8)], itertools.product(SITES, (1, 2, 8)))
 )
 def test_maps_of_any_sizes_meet(site: str, devices: int) -> None:
     for make in SUMS.values():

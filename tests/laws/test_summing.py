@@ -81,8 +81,7 @@ def _rows(body, w, x):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", BODIES)
 @pytest.mark.parametrize(
-    ("devices", "at_once"),
-    [(3, None), (2, 2), *(pytest.param(d, None, marks=pytest.mark.slow) for d in (1, 8))],
+    ("devices", "at_once"), [(3, None), (2, 2), *(pytest.param(d, None, marks=pytest.mark.slow) for d in (1, 8))]
 )
 def test_reductions_of_a_map_equal_reductions_of_plain_vmap(name, devices, at_once):
     body, axis = BODIES[name], axis_on(devices, SIZE, at_once=at_once)
