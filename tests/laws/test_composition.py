@@ -404,7 +404,8 @@ WHERE: dict[str, Mesh | None] = {
     table([("outer psum", (6, 4), "declared"), ("in turn", (16, 4), "apart")],
           [*itertools.product(exchanges(px, (), ()), SIZES, [*WHERE][:2]),
            *(case for case in itertools.product(exchanges(px, (), ()), [(4, 8), (3, 5)], [*WHERE][2:])
-             if case[::2] != ("inner", "Explicit"))]), ids=str,  # a ring of both, of which JAX cannot tell the types
+             if case[::2] != ("inner", "Explicit")  # a ring of both, of which JAX cannot tell the types
+             and case != ("swap", (3, 5), "a third axis"))]), ids=str,  # docs/placement.md: XLA ends the process
 )  # fmt: skip
 def test_inner_maps_exchange_values_along_outer_axes(name: str, sizes: tuple[int, int], where: str) -> None:
     given, is_set = WHERE[where], where == "Explicit"
