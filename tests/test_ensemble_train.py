@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import paraxis as px
@@ -166,6 +167,13 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[px.Ensemble], Any]]] = 
         px.StateError,
         r"step changed value from float32\[2\] to bfloat16\[2\].*x\.astype\('float32'\)",
         lambda ens: ens.train(lambda w: w.astype("bfloat16")),
+    ),
+    "a rate in a function": (
+        jax.errors.UnexpectedTracerError,
+        r"a rate given to make: write optax\.inject_hyperparams",
+        lambda _: px.ensemble(
+            lambda key, rate: px.TrainState.create(jax.random.normal(key, (2,)), optax.sgd(rate)), 3, 0, X[:3, 0]
+        ).fit(px.train_step(lambda w, x: x @ w), X, batch_size=6, epochs=1, progress=False),
     ),
     "another structure": (px.StateError, "step must return the new member", lambda ens: ens.train(lambda w: [w, w])),
     "rows of three": (px.DataError, r"has shape \(3,\)", lambda ens: ens.train(step, X[:3, 0], in_axes=0)),

@@ -322,7 +322,11 @@ class Ensemble:
         """Run a program that returns ``(members, out)``; keep the one, return the other."""
         # No interrupt between giving the memory away and having the new members.
         with processes.deferred_interrupt() if self._donate else contextlib.nullcontext():
-            members, out = program(self._members, args)
+            try:
+                members, out = program(self._members, args)
+            except jax.errors.UnexpectedTracerError as error:
+                error.add_note("a rate given to make: write optax.inject_hyperparams(optax.adam)(learning_rate=rate)")
+                raise
             if isinstance(next(iter(members.values())), jax_api.Tracer):
                 raise StateError(
                     "ensemble.train changes the members, so JAX cannot trace it; there, map the step: "
