@@ -161,6 +161,8 @@ def test_checkpoints_lists_all_that_differs_and_restores_what_agrees_if_asked(tm
     with pytest.raises(px.StateError, match=rf"(?s)step 5 in {tmp_path}.*restore\(target, partial=True\)") as caught:
         checkpoints.restore(TARGET)
     assert [line.strip() for line in str(caught.value).splitlines()[1:-1]] == LINES
+    with pytest.raises(px.StateError, match=r"best=True is of .*restore\(target, checkpoints\.best\)"):
+        checkpoints.restore(SAVED, best=True)
     head = TARGET["head"] | {"b": np.zeros(3, "float32")}
     restored = checkpoints.restore(TARGET | {"n": 0, "head": head}, partial=True)
     assert list(restored.differences) == LINES[:3]
