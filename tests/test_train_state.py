@@ -111,6 +111,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (stepped(lambda p, b: (plain_loss(p, b), {"loss": 1.0})), px.StateError, "'loss' has a name that the step uses"),
     (stepped(lambda p, b: px.Mean(plain_loss(p, b).sum(), p["v"].sum())), px.DataError, "depends on the parameters"),
     (stepped(lambda p, b: (plain_loss(p, b), {"a": {"b": 1.0}})), px.DataError, "metric 'a' is a dict, not a number"),
+    (lambda: px.train_step(plain_loss, shard="param"), px.StateError, "must be one of None, 'params', got"),
     (stepped(writes, state=NET), px.StateError, "the loss function wrote a parameter"),
     (stepped(batch=UNEVEN), px.DataError, r"as many rows each, .*'x': \(3, 2\), 'y': \(4,\)"),
     (stepped(batch=np.ma.masked_equal(np.ones(4), 1)), px.DataError, "batch is a MaskedArray"),

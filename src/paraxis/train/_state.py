@@ -205,11 +205,7 @@ _SMALL = 1024  # elements: what has fewer is left whole, as to bring it together
 
 
 def shardings(state: TrainState, placement: Placement, shard: Any) -> Any:
-    """Return each leaf's sharding: parameters, their average, and what the optimiser keeps of them by the rule.
-
-    The rule is ``None``, ``"params"``, or ``rule(name, array)``, which returns ``None`` (whole on each device), a
-    dimension to split along, or a PartitionSpec.
-    """
+    """Return each leaf's sharding: ``shard``, as of a step, is for parameters, averages, and what is kept of them."""
     whole = arrays.sharding(placement, ())
     if shard is None or whole is None:
         return jax.tree.map(lambda _: whole, state)
