@@ -11,14 +11,14 @@ Typical output of ``--devices 8``, which makes a file of synthetic patients::
     on rows held out  accuracy
            the model    0.7125
            no column      0.45
-              column  coefficient
-         number__age       0.7591
-      number__visits       0.5655
-     text__smoker_no      -0.3958
-    text__smoker_yes       0.3958
-      number__income     -0.03172
-     text__city_Bern     -0.02487
-    text__city_Basel      0.02487
+              column  coefficient of yes
+         number__age              0.7591
+      number__visits              0.5655
+    text__smoker_yes              0.3958
+     text__smoker_no             -0.3958
+      number__income            -0.03172
+    text__city_Basel             0.02487
+     text__city_Bern            -0.02487
 """
 
 import tempfile
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     table = (parquet.read_table if path.suffix == ".parquet" else csv.read_csv)(path)
     target, table = table[chosen.target], table.drop_columns([chosen.target])
     X = np.column_stack([column.to_numpy().astype(object) for column in table.columns])
-    is_text = np.array([pa.types.is_string(column.type) for column in table.columns])
+    is_text = np.array([not pa.types.is_primitive(column.type) for column in table.columns])
     numbers, text = make_pipeline(SimpleImputer(), StandardScaler()), OneHotEncoder(handle_unknown="ignore")
     transformer = ColumnTransformer([("number", numbers, ~is_text), ("text", text, is_text)], sparse_threshold=0)
     X, held_out, y, truth = train_test_split(X, target.to_numpy(), test_size=0.2, random_state=0)
@@ -79,19 +79,21 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     found = px.solve.cross_validate_path(estimator, X, y, strengths[:: 3 if chosen.quick else 1], folds=5)
     model = found.estimator
     names, values = transformer.get_feature_names_out(table.column_names), np.atleast_2d(model.coef_)[-1]
+    classes = getattr(model, "classes_", None)
+    of = "" if classes is None else f" of {classes[-1]}"
     size = f"{len(y):,} rows and {len(names)} columns on {jax.device_count()} devices"
     print(f"{size}, {len(truth):,} rows held out; {strength} = {found.best:g}")
     scores = {"the model": model.score(held_out, truth), "no column": without.fit(X, y).score(held_out, truth)}
     _setting.table(["on rows held out", score], [*scores.items()])
     largest = sorted(zip(names, map(float, values), strict=True), key=lambda row: -abs(row[1]))[:20]
-    _setting.table(["column", "coefficient"], largest)
+    _setting.table(["column", f"coefficient{of}"], largest)
 
     if chosen.plot is not None:
         figure = Figure(figsize=(6, 1 + 0.3 * len(largest)), layout="constrained")
         axes = figure.subplots()
         axes.barh(*zip(*largest, strict=True))
         axes.invert_yaxis()
-        axes.set(xlabel="coefficient, of a number per standard deviation")
+        axes.set(xlabel=f"coefficient{of}, of a number per standard deviation")
         figure.savefig(chosen.plot, dpi=120)
     return {"model": model, "transformer": transformer, "coefficients": dict(largest), "scores": scores}
 
