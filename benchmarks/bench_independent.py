@@ -1,4 +1,4 @@
-"""Independent computations of other libraries on all devices: ODE solves, chains of NUTS, loops; ms of a call, or what a rival raises."""
+"""Independent computations of other libraries on all devices: ms of a call, or what a rival raises."""
 
 import functools
 import importlib
