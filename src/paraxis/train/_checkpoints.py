@@ -224,11 +224,11 @@ class Checkpoints:
         is_empty = any(isinstance(leaves.get(path), jax.ShapeDtypeStruct) for path in differences)
         if differences and (not partial or is_empty or not restored):
             lines = "\n  ".join([*differences.values()][:_MOST_LISTED])
-            lines += "\nbest=True is of runs with stop_early=; else: restore(target, checkpoints.best)" if best else ""
             raise StateError(
                 f"Checkpoints.restore: step {chosen} in {self.path} and the target differ in {len(differences)} leaves:"
                 f"\n  {lines}\ngive a target like what was saved, or take the leaves that agree, and the target's own "
                 "arrays for the rest: restore(target, partial=True)"
+                f"{'; best=True is of runs with stop_early=, else restore(target, checkpoints.best)' if best else ''}"
             )
         merged = leaves | _leaves.load(self.path / str(chosen), record, restored)
         tree = jax.tree.unflatten(jax.tree.structure(target), merged.values())
