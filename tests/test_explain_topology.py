@@ -107,10 +107,11 @@ def test_explain_refuses_what_no_chip_holds_and_no_topology_has(monkeypatch: pyt
 
 @pytest.mark.parametrize("shard", [None, "params"])
 def test_explain_lays_a_training_step_over_all_chips_without_a_state(shard) -> None:
-    make = lambda: px.TrainState.create({"w": jnp.zeros((2048, 64))}, optax.adam(0.1))  # noqa: E731
+    make = lambda: px.TrainState.create({"w": jnp.zeros((2000, 1024))}, optax.adam(0.1))  # noqa: E731
     step = px.train_step(lambda params, batch: ((batch["x"] @ params["w"]) ** 2).mean(1), shard=shard)
-    report = px.explain(step, on="v5e:4x4")(jax.eval_shape(make), {"x": struct(32, 2048)})
+    report = px.explain(step, on="v5e:4x4")(jax.eval_shape(make), {"x": struct(4096, 2000)})
     assert (report.num_devices, report.work.factor) == (16, 1)  # and eight are simulated here
+    assert not report.found("gather")  # of 125 rows a chip, by blocks
     assert [x.split for x in report.arguments if x.name == "state.params['w']"] == [(16, 1) if shard else (1, 1)]
 
 
