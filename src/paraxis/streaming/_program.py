@@ -225,9 +225,9 @@ class Program:
     def local(self, x: Any, dim: int) -> np.ndarray:
         """Return the rows, in this dimension, that lie on this process's devices, in the host's memory."""
         if not isinstance(x, jax.Array) or x.is_fully_addressable:
-            return np.asarray(x)
+            return np.asarray(jax.device_get(x))
         parts = {shard.index[dim].start or 0: shard.data for shard in x.addressable_shards}
-        return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)], dim)
+        return np.concatenate(jax.device_get([parts[start] for start in sorted(parts)]), dim)
 
     def _export(self, one: Pass, count: int, lengths: Lengths, masked: bool) -> bytes:
         """Return it for one device, as any process with CPU devices can run it."""

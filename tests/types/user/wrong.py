@@ -37,6 +37,6 @@ px.train.Fited  # wrong
 px.errors.ShapedError  # wrong
 px.explain(3)  # wrong
 px.show(x, 3)  # wrong
-px.compare(jnp.sin, x)  # wrong
+px.compare("sin", x)  # wrong
 px.compare({"sin": jnp.sin}, x, second=3)  # wrong
 px.tabulate(3, x)  # wrong
