@@ -175,8 +175,8 @@ class Solver(abc.ABC):
         """Call a method, compiled, unless it is part of another program or its passes are Python's."""
         if self._on_host or _is_traced(operands) or _tables(operands):
             return getattr(self, name)(*operands)
-        arrays = (x for x in jax.tree.leaves(operands) if isinstance(x, jax.Array))  # and no functions
-        return getattr(self._programs, name)(sent((float(self.tol), int(self.maxiter)), next(arrays)), *operands)
+        leaves = (x for x in jax.tree.leaves(operands) if isinstance(x, jax.Array))  # and no functions
+        return getattr(self._programs, name)(sent((float(self.tol), int(self.maxiter)), next(leaves)), *operands)
 
     def _begun(self, params: Any, arguments: Any) -> OptStep:
         """Return where a run begins."""
