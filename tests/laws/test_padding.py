@@ -58,7 +58,7 @@ def test_bodies_that_zeros_would_break_are_padded_with_rows(placement: tuple[int
     assert_close(got, in_double(there, index, x), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", set(REDUCTIONS) - {"any", "all"})
+@pytest.mark.parametrize("name", [name for name in REDUCTIONS if name not in ("any", "all")])
 def test_masked_elements_may_be_anything(name: str) -> None:
     """A NaN or an infinity in an element that is left out reaches neither the value nor the gradient."""
     axis = axis_on(2, 5)
