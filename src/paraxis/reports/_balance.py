@@ -81,8 +81,8 @@ def balance(fn: Callable[..., Any], args: Any, axis: Axis, *, widths: Sequence[i
     Example:
         >>> import jax, jax.numpy as jnp, paraxis as px
         >>> count = lambda n: jax.lax.while_loop(lambda i: i < n, lambda i: i + 1, 0)
-        >>> found = px.balance(count, jnp.array([1, 2, 9, 4]), px.Axis("runs", 4, mesh=jax.make_mesh((1,), ("runs",))))
-        >>> found.turns, found.waste["vmap"]
+        >>> report = px.balance(count, jnp.array([1, 2, 9, 4]), px.Axis("runs", 4, mesh=jax.make_mesh((1,), ("runs",))))
+        >>> report.turns, report.waste["vmap"]
         (array([1, 2, 9, 4]), 2.25)
     """
     placement = placing.place(dataclasses.replace(axis, at_once=None))
@@ -106,14 +106,13 @@ def balance(fn: Callable[..., Any], args: Any, axis: Axis, *, widths: Sequence[i
     turns, (by_element, by_vmap) = np.zeros(placement.num_padded, np.int64), counted(local, in_step=True)
     turns[group] = by_element * real
     needed = {name: turns[numbers].sum(1) for name, numbers in groups.items()}
-    found = {"at_once=1": (1, needed[axis.layout]), "vmap": (local, by_vmap)}
+    lowerings = {"at_once=1": (1, needed[axis.layout]), "vmap": (local, by_vmap)}
     chosen = {min(check.count("balance", "widths", width), local) for width in widths or ()}
     for width in sorted(chosen or {local, -(-local // 4), -(-local // 16)}, reverse=True):
-        found["lanes" if width == local else f"lanes, at_once={width}"] = width, counted(width)[1]
-    waste = {
-        name: float(width * count.sum(dtype=np.int64) / max(turns.sum(), 1)) for name, (width, count) in found.items()
-    }
-    most = {name: int(count.max()) for name, (_, count) in found.items()}
+        lowerings["lanes" if width == local else f"lanes, at_once={width}"] = width, counted(width)[1]
+    total = max(turns.sum(), 1)
+    waste = {name: float(width * count.sum(dtype=np.int64) / total) for name, (width, count) in lowerings.items()}
+    most = {name: int(count.max()) for name, (_, count) in lowerings.items()}
     devices = {name: float(count.max() / max(count.mean(), 1e-9)) for name, count in needed.items()}
     at_best = turns.sum() / len(group) * min(devices.values())  # of the busiest device
     advice = _advice(axis, waste, devices, local * most["vmap"] / max(at_best, 1))

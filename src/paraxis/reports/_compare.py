@@ -166,11 +166,11 @@ class _Entrant:
     def __init__(self, fn: Callable[..., Any], *args: Any) -> None:
         self._fn, self._args = fn, args
         self.seconds: list[float] = []
-        given = _copied(args)
+        inputs = _copied(args)
         begin = time.perf_counter()
-        self.result = jax.block_until_ready(fn(*given))
+        self.result = jax.block_until_ready(fn(*inputs))
         first = time.perf_counter() - begin
-        self._donates = any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(given))
+        self._donates = any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(inputs))
         second = self.sample(1)
         self.compile_seconds = max(first - second, 0.0)
         self.calls = 1 if self._donates else min(max(int(_LEAST_SAMPLE / max(second, 1e-9)), 1), _MOST_CALLS)

@@ -79,11 +79,11 @@ def _report(
     program = _hlo.Program(compiled.as_text() or "")
     jaxpr, names, path = jax_api.dce(closed)[0].jaxpr, closed.jaxpr.debug_info.arg_names, jax.tree_util.keystr
     of_call = lambda at: f"{'kwargs' if at[0].idx else 'args'}{path(at[1:])}"  # noqa: E731
-    read = _layouts(lowered.args_info, compiled.input_shardings, of_call, names)
+    arguments = _layouts(lowered.args_info, compiled.input_shardings, of_call, names)
     places = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     meshes = tuple(_meshes.used(jaxpr, places, program.num_devices))
     moved, elementwise = _traffic.of_program(program)
-    sent = (_collective(program, operation, meshes, read) for operation in program.collectives)
+    sent = (_collective(program, operation, meshes, arguments) for operation in program.collectives)
     report = Report(
         name=name_of(fn),
         num_devices=program.num_devices,
@@ -91,13 +91,13 @@ def _report(
         work=_work(program, jaxpr, elementwise),
         traffic=Traffic(sum(moved.values()), tuple(moved.most_common())),
         memory=_memory(compiled, places, is_of_a_call),
-        arguments=read,
+        arguments=arguments,
         results=_layouts(lowered.out_info, compiled.output_shardings, lambda at: f"result{path(at)}"),
         callbacks=tuple(_flops.calls_python(jaxpr)),
         seconds=seconds,
     )
-    found = _findings.findings(fn, report, jaxpr, closed.consts)
-    return dataclasses.replace(report, findings=found, unchecked=tuple(_findings.unchecked(report)))
+    findings = _findings.findings(fn, report, jaxpr, closed.consts)
+    return dataclasses.replace(report, findings=findings, unchecked=tuple(_findings.unchecked(report)))
 
 
 # --- lowered and compiled --------------------------------------------------------------------------------------------
@@ -106,13 +106,10 @@ def _report(
 def _staged(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Callable[[], Any]]:
     """Return the trace of a function, and a function that lowers it."""
     fn, args, kwargs = _unbound(fn, args, kwargs)
-    if hasattr(fn, "trace"):
-        traced = fn.trace(*args, **kwargs)
-        traced = getattr(traced, "traced", traced)  # as NNX has it
-    elif hasattr(fn, "lower") and hasattr(lowered := fn.lower(*args, **kwargs), "lowered"):  # as Equinox has it
-        return _traced(fn.__wrapped__, args, kwargs), lambda: lowered.lowered
-    else:
-        traced = _traced(fn, args, kwargs)
+    if not hasattr(fn, "trace") and hasattr(fn, "lower") and hasattr(lowered := fn.lower(*args, **kwargs), "lowered"):
+        return _traced(fn.__wrapped__, args, kwargs), lambda: lowered.lowered  # as Equinox has it
+    traced = fn.trace(*args, **kwargs) if hasattr(fn, "trace") else _traced(fn, args, kwargs)
+    traced = getattr(traced, "traced", traced)  # as NNX has it
     return traced, traced.lower
 
 
@@ -154,14 +151,14 @@ def _is_dynamic(leaf: Any) -> bool:
 def _memory(compiled: Any, places: Sequence[Any], is_of_a_call: bool) -> Memory:
     """Return what a compiled program needs on one device; ``places``: shardings of its arrays."""
     used = compiled.memory_analysis()
-    given, results = used.argument_size_in_bytes, used.output_size_in_bytes
+    arguments, results = used.argument_size_in_bytes, used.output_size_in_bytes
     temporaries, donated = used.temp_size_in_bytes, used.alias_size_in_bytes
-    peak = given + results - donated + temporaries  # XLA's own peak has a TPU's other memories in it
+    peak = arguments + results - donated + temporaries  # XLA's own peak has a TPU's other memories in it
     stats: Any = None
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # of a topology's chips, nobody can be asked
         here = [device for place in places[:1] for device in place.addressable_devices]
         stats = here[0].memory_stats() if here else None
-    return Memory(given, results, temporaries, donated, peak, (stats or {}).get("bytes_limit"), is_of_a_call)
+    return Memory(arguments, results, temporaries, donated, peak, (stats or {}).get("bytes_limit"), is_of_a_call)
 
 
 def name_of(fn: Any) -> str:
@@ -189,18 +186,18 @@ def _layouts(tree: Any, shardings: Any, name: Callable[[Any], str], names: Seque
 
 
 def _collective(
-    program: _hlo.Program, operation: _hlo.Operation, meshes: tuple[_meshes.Shape, ...], given: Sequence[Layout]
+    program: _hlo.Program, operation: _hlo.Operation, meshes: tuple[_meshes.Shape, ...], arguments: Sequence[Layout]
 ) -> Collective:
-    is_permutation = operation.kind == "collective_permute"
+    within, dims, is_permutation = operation.within, _hlo.dims(operation.shape), operation.kind == "collective_permute"
     line, verb = _lines.behind(program.frames(operation))
     number, name = program.argument(operation), operation.path.rpartition("/")[2]
     return Collective(
         kind=str(operation.kind),
         shape=_hlo.plain(operation.shape),
         bytes=program.sent_bytes(operation),
-        times=operation.within.times,
-        is_certain=operation.within.is_certain,
-        is_branch=operation.within.is_branch,
+        times=within.times,
+        is_certain=within.is_certain,
+        is_branch=within.is_branch,
         axes=_meshes.axes(program.groups(operation), meshes),
         group_size=program.num_devices if is_permutation else program.group_size(operation),
         line=line,
@@ -208,10 +205,8 @@ def _collective(
         is_backward="transpose(" in operation.path,
         is_written=name.removeprefix("unreduced_").removeprefix("ragged_").startswith(_WRITTEN),
         is_ring=is_permutation and operation.is_product,
-        is_condition=operation.within.is_in_loop
-        and not _hlo.dims(operation.shape)
-        and name in ("while", "reduce_or", "reduce_and"),
-        operand=given[number].name if number is not None and number < len(given) else None,
+        is_condition=within.is_in_loop and not dims and name in ("while", "reduce_or", "reduce_and"),
+        operand=arguments[number].name if number is not None and number < len(arguments) else None,
     )
 
 

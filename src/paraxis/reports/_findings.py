@@ -29,10 +29,10 @@ _TWICE, _PADDED = 1.25, 1.1
 
 def findings(fn: Any, report: Report, jaxpr: jax_api.Jaxpr, consts: Sequence[Any]) -> tuple[Finding, ...]:
     """Return all findings, worst first; of a program without dead code."""
-    found = [*_too_large(report), *_conditions(report), *_replicated(fn, report), *_undonated(report)]
-    found += [*_gathers(fn, report, jaxpr), *_redundant(report, jaxpr), *_padding(jaxpr), *_waiting(jaxpr)]
-    found += _constants(report, jaxpr, consts)
-    return tuple(sorted(found, key=lambda finding: -finding.weight))
+    unsorted = [*_too_large(report), *_conditions(report), *_replicated(fn, report), *_undonated(report)]
+    unsorted += [*_gathers(fn, report, jaxpr), *_redundant(report, jaxpr), *_padding(jaxpr), *_waiting(jaxpr)]
+    unsorted += _constants(report, jaxpr, consts)
+    return tuple(sorted(unsorted, key=lambda finding: -finding.weight))
 
 
 def unchecked(report: Report) -> Iterator[str]:
@@ -47,17 +47,17 @@ def unchecked(report: Report) -> Iterator[str]:
 
 
 def _gathers(fn: Any, report: Report, jaxpr: jax_api.Jaxpr) -> Iterator[Finding]:
-    asked = set[str]()  # the axes along which elements of a map are gathered
+    map_axes = set[str]()  # the axes along which elements of a map are gathered
     for eqn, *_ in _flops.walk(jaxpr):
-        asked.update(jax_api.named_axes(eqn) if eqn.primitive.name == "all_gather" else ())
+        map_axes.update(jax_api.named_axes(eqn) if eqn.primitive.name == "all_gather" else ())
     # What a training step was told to split; of 32,000 rows, a TPU's compiler may gather bf16[256,125,2048], by blocks.
-    told = [x for x in report.arguments if getattr(fn, "shard", None) and x.name.startswith("state.") and x.cut]
+    sharded = [x for x in report.arguments if getattr(fn, "shard", None) and x.name.startswith("state.") and x.cut]
     blocks = lambda x: [n for dim, k in zip(x.shape, x.split, strict=True) for n in (k, dim // k) if n > 1]  # noqa: E731
-    split = [sorted(dims) for x in told for dims in (x.shape, blocks(x))]
+    split = [sorted(dims) for x in sharded for dims in (x.shape, blocks(x))]
     by_line: dict[Any, list[Collective]] = collections.defaultdict(list)
     for c in report.collectives:
-        is_asked = c.is_written or not asked.isdisjoint(c.axes) or sorted(_hlo.dims(c.shape)) in split
-        if c.kind == "all_gather" and not is_asked:
+        is_wanted = c.is_written or not map_axes.isdisjoint(c.axes) or sorted(_hlo.dims(c.shape)) in split
+        if c.kind == "all_gather" and not is_wanted:
             by_line[c.line, c.axes].append(c)
     for (line, axes), group in by_line.items():
         first, sent = group[0], sum(c.total_bytes for c in group)
@@ -133,17 +133,15 @@ def _padding(jaxpr: jax_api.Jaxpr) -> Iterator[Finding]:
 def _waiting(jaxpr: jax_api.Jaxpr) -> Iterator[Finding]:
     for eqn, *_ in _flops.walk(jaxpr):
         m = Map.of(eqn.params) if _meshes.placement(eqn) is not None else None
-        if m is None or m.lowering == "lanes" or min(m.placement.axis.at_once or 2, m.placement.num_local) < 2:
+        if m is None or m.lowering == "lanes" or not jax_api.holds(m.body.jaxpr, "while"):
             continue
-        if not jax_api.holds(m.body.jaxpr, "while"):
-            continue
+        axis, number = m.placement.axis, m.placement.num_local
         with contextlib.suppress(AxisError, NotImplementedError):  # elements that exchange values have to be in step
-            if lanes.prepare(m, dict(m.axis_env))[1] is not None:
-                name, number = m.placement.axis.name, m.placement.num_local
+            if min(axis.at_once or 2, number) > 1 and lanes.prepare(m, dict(m.axis_env))[1] is not None:
                 yield Finding(
                     kind="waiting",
-                    text=f"a loop ends at different times for the {number} elements of {name!r} that a device has, and "
-                    f"each turns as often as the last",
+                    text=f"a loop ends at different times for the {number} elements of {axis.name!r} that a device "
+                    "has, and each turns as often as the last",
                     line=_lines.behind(jax_api.frames_of(eqn))[0],
                     write="px.balance(fn, args, axis) tells how much they wait; px.map_fn(…, lowering='lanes'), or "
                     "at_once=1, lets each go on by itself",
@@ -182,17 +180,17 @@ def _replicated(fn: Any, report: Report) -> Iterator[Finding]:
     kinds = collections.Counter((x.shape, x.dtype) for x in report.arguments if x.copies == devices)
     for arrays, which in ((report.arguments, "in_shardings"), (report.results, "out_shardings")):
         for name, group in _groups([x for x in arrays if x.copies == devices > 1]).items():
-            held = sum(array.bytes for array in group)
-            is_given = which == "out_shardings" and not collections.Counter((x.shape, x.dtype) for x in group) - kinds
-            if held >= _HELD and not is_given:
+            size = sum(array.bytes for array in group)
+            is_input = which == "out_shardings" and not collections.Counter((x.shape, x.dtype) for x in group) - kinds
+            if size >= _HELD and not is_input:
                 what, verb = (f"{len(group):,} arrays of {name}", "are") if len(group) > 1 else (group[0].name, "is")
                 yield Finding(
                     kind="replicated",
-                    text=f"{what} ({units.size(held)}) {verb} whole on each of {devices} devices",
+                    text=f"{what} ({units.size(size)}) {verb} whole on each of {devices} devices",
                     write='split it: px.train_step(…, shard="params")'
                     if hasattr(fn, "shard") and name == "state"
                     else f"split it: give it, or jit's {which}, a NamedSharding over a mesh axis",
-                    weight=_of_memory(report, held * (1 - 1 / devices)),
+                    weight=_of_memory(report, size * (1 - 1 / devices)),
                 )
 
 
@@ -216,33 +214,33 @@ def _constants(report: Report, jaxpr: jax_api.Jaxpr, consts: Sequence[Any]) -> I
 
 def _undonated(report: Report) -> Iterator[Finding]:
     """Yield arguments that are trees, and that come back with the same paths, shapes, dtypes and layouts."""
-    made: dict[str, set[Any]] = collections.defaultdict(set)
+    subtrees: dict[str, set[Any]] = collections.defaultdict(set)
     for array in report.results:
         for end in (match.start() for match in re.finditer(r"[.\[]|$", array.name)):
-            made[array.name[:end]].add((array.name[end:], array.shape, array.dtype, array.blocks))
-    alike: dict[Any, dict[str, list[Layout]]] = collections.defaultdict(dict)
+            subtrees[array.name[:end]].add((array.name[end:], array.shape, array.dtype, array.blocks))
+    arguments: dict[Any, dict[str, list[Layout]]] = collections.defaultdict(dict)
     for name, group in _groups(report.arguments).items():
         tree = frozenset((x.name.removeprefix(name), x.shape, x.dtype, x.blocks) for x in group)
         if all(path for path, *_ in tree):
-            alike[tree][name] = group
-    for tree, groups in alike.items():
-        kept = {name: group for name, group in groups.items() if not any(array.is_donated for array in group)}
-        held = sum(array.bytes_per_device for array in next(iter(groups.values())))
-        returned = sum(found == tree for found in made.values())
-        if held >= _STATE and kept and returned > len(groups) - len(kept):
+            arguments[tree][name] = group
+    for tree, groups in arguments.items():
+        undonated = {name: group for name, group in groups.items() if not any(array.is_donated for array in group)}
+        size = sum(array.bytes_per_device for array in next(iter(groups.values())))
+        returned = sum(subtree == tree for subtree in subtrees.values())
+        if size >= _STATE and undonated and returned > len(groups) - len(undonated):
             yield Finding(
                 kind="undonated",
-                text=f"{' or '.join(kept)} ({units.size(held)} on each device) is returned changed, and the old one "
-                "kept beside it",
-                write=f"if nobody needs the old one, donate it: jax.jit(…, donate_argnames={next(iter(kept))!r})",
-                weight=_of_memory(report, held),
+                text=f"{' or '.join(undonated)} ({units.size(size)} on each device) is returned changed, and the "
+                "old one kept beside it",
+                write=f"if nobody needs the old one, donate it: jax.jit(…, donate_argnames={next(iter(undonated))!r})",
+                weight=_of_memory(report, size),
             )
 
 
 def _groups(arrays: Sequence[Layout]) -> dict[str, list[Layout]]:
     """Return the arrays of each argument, or of each part of the result."""
-    found: dict[str, list[Layout]] = collections.defaultdict(list)
+    groups: dict[str, list[Layout]] = collections.defaultdict(list)
     for array in arrays:
         owner = re.match(r"(?:args|result)\[[^\]]*\]|[^\[.]*", array.name)
-        found[owner[0] if owner else array.name].append(array)
-    return found
+        groups[owner[0] if owner else array.name].append(array)
+    return groups

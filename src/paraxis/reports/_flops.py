@@ -35,16 +35,16 @@ _FREE = (
 
 def of_program(program: _hlo.Program) -> tuple[Lines, bool, tuple[str, ...]]:
     """Return what one device computes, by line, whether each loop's end is known, and the names of what is unknown."""
-    found, is_certain, unknown = Lines(), True, set[str]()
+    counts, is_certain, unknown = Lines(), True, set[str]()
     for operation in program.operations:
         if amount := flops(program, operation) * operation.within.times:
-            found[_lines.behind(program.frames(operation))[0]] += amount
+            counts[_lines.behind(program.frames(operation))[0]] += amount
             is_certain &= operation.within.is_certain
         elif operation.within.times and operation.opcode in (*_OPAQUE, "custom-call"):
             target = re.search(r'custom_call_target="([^"]+)"', operation.text)  # of a custom call alone
             name = target[1] if target else operation.opcode
             unknown |= set() if any(word in name for word in _FREE) else {name}
-    return found, is_certain, tuple(sorted(unknown))
+    return counts, is_certain, tuple(sorted(unknown))
 
 
 def flops(program: _hlo.Program, operation: _hlo.Operation) -> int:
@@ -52,19 +52,17 @@ def flops(program: _hlo.Program, operation: _hlo.Operation) -> int:
     if operation.opcode == "multiply":
         size = math.prod(_hlo.dims(operation.shape))  # what is left of a product; one number is where a block begins
         return _each(operation) * size if size > 1 and operation.is_product else 0
-    if operation.opcode == "reduce" and operation.is_product:  # and the multiplication has another name, or none
-        factors = program.factors(operation)
-        is_left = factors is not None and not factors.is_product
-        return _each(factors) * math.prod(_hlo.dims(factors.shape)) if factors is not None and is_left else 0
+    if operation.opcode == "reduce" and operation.is_product and (factors := program.factors(operation)) is not None:
+        # The multiplication has another name, or none.
+        return 0 if factors.is_product else _each(factors) * math.prod(_hlo.dims(factors.shape))
     if operation.opcode not in ("dot", "convolution", "custom-call"):
         return 0
-    operands = [program.by_name.get(name) for name in operation.operands[:2]]
-    shapes = [_hlo.dims(x.shape) if x is not None else () for x in operands]
+    shapes = [_hlo.dims(x.shape) if (x := program.by_name.get(name)) else () for name in operation.operands[:2]]
     if (labels := re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", operation.text)) and len(shapes) == 2:
-        given, kernel, results = *shapes, _hlo.dims(operation.shape)
+        lhs, rhs, out = *shapes, _hlo.dims(operation.shape)
         if by_cudnn := _BY_CUDNN.search(operation.text):
-            given, kernel, results = (given, results, kernel) if by_cudnn[1] == "Filter" else (results, kernel, given)
-        return 2 * _written(operation, [given, kernel, results], labels.groups())
+            lhs, rhs, out = (lhs, out, rhs) if by_cudnn[1] == "Filter" else (out, rhs, lhs)
+        return 2 * _written(operation, [lhs, rhs, out], labels.groups())
     if contracted := _CONTRACTED.search(operation.text):
         numbers = [int(n) for n in (contracted[1] or contracted[2] or "").replace('"', "").split(",") if n]
         size = math.prod(_hlo.dims(operation.shape)) * math.prod(shapes[0][n] for n in numbers if n < len(shapes[0]))
@@ -91,12 +89,12 @@ def of_jaxpr(jaxpr: jax_api.Jaxpr, *, padded: bool = False) -> tuple[Lines, bool
 
     ``padded``: maps count with the elements that fill up the last device's block.
     """
-    found, is_certain = Lines(), True
+    counts, is_certain = Lines(), True
     for eqn, times, is_bounded, _ in walk(jaxpr, padded=padded):
         if amount := of_product(eqn) * groups(eqn):
-            found[_lines.behind(jax_api.frames_of(eqn))[0]] += amount * times
+            counts[_lines.behind(jax_api.frames_of(eqn))[0]] += amount * times
             is_certain &= is_bounded
-    return found, is_certain
+    return counts, is_certain
 
 
 def calls_python(jaxpr: jax_api.Jaxpr) -> Iterator[_lines.Line | None]:
@@ -170,15 +168,15 @@ def _convolution(shapes: Sequence[tuple[int, ...]], specs: Sequence[Sequence[int
 
 
 @functools.lru_cache(maxsize=1024)
-def _met(given: int, kernel: int, results: int, stride: int, before: int, apart: int, spread: int) -> int:
+def _met(size: int, kernel: int, results: int, stride: int, before: int, apart: int, spread: int) -> int:
     """Return how often numbers of the input and the kernel meet along a dimension, zeros put in between left out.
 
     ``before`` zeros stand before the input, its numbers are ``apart``, and those of the kernel are ``spread``.
     """
     (few, step), (many, stretch) = sorted([(kernel, spread), (results, stride)])
     places = (np.arange(many) * stretch - before + step * number for number in range(few))
-    held = ((at >= 0) & (at <= (given - 1) * apart) & (at % apart == 0) for at in places)
-    return sum(map(int, map(np.count_nonzero, held)))
+    inside = ((at >= 0) & (at <= (size - 1) * apart) & (at % apart == 0) for at in places)
+    return sum(map(int, map(np.count_nonzero, inside)))
 
 
 def _shape(variable: Any) -> tuple[int, ...]:

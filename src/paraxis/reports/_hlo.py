@@ -49,8 +49,8 @@ class Operation:
     @property
     def path(self) -> str:
         """JAX's name of it, such as ``jit(f)/transpose(jvp())/reduce_sum``."""
-        found = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.text)
-        return found[1] if found else ""
+        match = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.text)
+        return match[1] if match else ""
 
     @property
     def is_product(self) -> bool:
@@ -77,12 +77,12 @@ class Program:
     @property
     def collectives(self) -> list[Operation]:
         """Return the collectives, each once: a TPU splits one over several fusions, and the first counts."""
-        found: dict[str, Operation] = {}
+        collectives: dict[str, Operation] = {}
         for operation in self.operations:
             if operation.kind is not None and operation.within.times and self.group_size(operation) > 1:
                 channel = re.search(r"channel_id=(\d+)", operation.text) if operation.within.is_fused else None
-                found.setdefault(channel[1] if channel else operation.name, operation)
-        return [*found.values()]
+                collectives.setdefault(channel[1] if channel else operation.name, operation)
+        return [*collectives.values()]
 
     def group_size(self, operation: Operation) -> int:
         return max(map(len, self.groups(operation)))
@@ -97,18 +97,17 @@ class Program:
 
     def frames(self, operation: Operation) -> list[Frame]:
         """Return the calls that an operation comes from, the innermost first; none if a pass has not kept them."""
-        found: list[Frame] = []
-        if numbered := re.search(r"stack_frame_id=(\d+)", operation.text):
-            number = numbered[1]
-            while number in self._places:
-                found.append(self._places[number])
-                number = self._callers[number]
-        return found
+        frames, match = list[Frame](), re.search(r"stack_frame_id=(\d+)", operation.text)
+        number = match[1] if match else ""
+        while number in self._places:
+            frames.append(self._places[number])
+            number = self._callers[number]
+        return frames
 
     def argument(self, operation: Operation) -> int | None:
         """Return the number of the program's argument that an operation takes first, perhaps only moved before."""
-        found = self._source(operation.operands[0]) if operation.operands else operation
-        return self._number_of(found) if found.within.is_entry and found.opcode == "parameter" else None
+        source = self._source(operation.operands[0]) if operation.operands else operation
+        return self._number_of(source) if source.within.is_entry and source.opcode == "parameter" else None
 
     def fused(self, fusion: Operation) -> list[Operation]:
         """Return the operations that a fusion stands for."""
@@ -119,23 +118,23 @@ class Program:
 
     def factors(self, total: Operation) -> Operation | None:
         """Return the multiplication whose numbers a sum adds, perhaps in steps that are fusions of their own."""
-        found: Operation | None = self.by_name.get(total.operands[0])
-        while found is not None and found.opcode in ("parameter", "fusion", "reduce", "reduce-window", *_MOVES):
-            caller = self._called_by.get(found.within.name)
-            if found.opcode == "fusion":
-                found = self._root(found, "calls")
-            elif found.opcode != "parameter":
-                found = self.by_name.get(found.operands[0])
+        source: Operation | None = self.by_name.get(total.operands[0])
+        while source is not None and source.opcode in ("parameter", "fusion", "reduce", "reduce-window", *_MOVES):
+            caller = self._called_by.get(source.within.name)
+            if source.opcode == "fusion":
+                source = self._root(source, "calls")
+            elif source.opcode != "parameter":
+                source = self.by_name.get(source.operands[0])
             else:
-                found = self.by_name.get(caller.operands[self._number_of(found)]) if caller is not None else None
-        return found if found is not None and found.opcode == "multiply" else None
+                source = self.by_name.get(caller.operands[self._number_of(source)]) if caller is not None else None
+        return source if source is not None and source.opcode == "multiply" else None
 
     def _source(self, name: str) -> Operation:
         """Return the operation of a name, or the one whose numbers it only moves, or gives in another dtype."""
-        found = self.by_name[name]
-        while self._moves(found):
-            found = self.by_name[found.operands[0]]
-        return found
+        source = self.by_name[name]
+        while self._moves(source):
+            source = self.by_name[source.operands[0]]
+        return source
 
     def _moves(self, operation: Operation) -> bool:
         if operation.opcode == "fusion" and len(operation.operands) == 1:
@@ -160,9 +159,9 @@ class Program:
     # loop's tuple that begins with a number, has another added in each iteration, and is compared with a third.
 
     def _trips(self, loop: Operation) -> int | None:
-        said = re.search(r'known_trip_count"?:\{"n":"(\d+)"', loop.text)
+        known = re.search(r'known_trip_count"?:\{"n":"(\d+)"', loop.text)
         with contextlib.suppress(LookupError, ValueError):
-            return int(said[1]) if said else self._counted(loop)
+            return int(known[1]) if known else self._counted(loop)
         return None
 
     def _counted(self, loop: Operation) -> int:
@@ -173,7 +172,7 @@ class Program:
         added = self._source(self._root(loop, "body").operands[place])
         parts = map(self._source, added.operands)
         (by,) = (x for x in parts if not (_INDEX.search(x.text) and self._place(x) == place))
-        begin, last, step = map(self._number, (self._given(loop, place), end, by))
+        begin, last, step = map(self._number, (self._initial(loop, place), end, by))
         if test.opcode != "compare" or "direction=LT" not in test.text or added.opcode != "add" or step < 1:
             raise LookupError
         return max(-(-(last - begin) // step), 0)
@@ -185,16 +184,16 @@ class Program:
         place, loop = self._place(operation), self._called_by[operation.within.name]
         if self._place(self._source(self._root(loop, "body").operands[place])) != place:
             raise LookupError  # another in each iteration
-        return self._number(self._given(loop, place))
+        return self._number(self._initial(loop, place))
 
     def _place(self, operation: Operation) -> int:
         """Return which element of its loop's tuple an operation gives."""
-        found = _INDEX.search(operation.text)
-        if found is None or self.by_name[operation.operands[0]].opcode != "parameter":
+        match = _INDEX.search(operation.text)
+        if match is None or self.by_name[operation.operands[0]].opcode != "parameter":
             raise LookupError
-        return int(found[1])
+        return int(match[1])
 
-    def _given(self, loop: Operation, place: int) -> Operation:
+    def _initial(self, loop: Operation, place: int) -> Operation:
         """Return what an element of a loop's tuple begins with."""
         whole = self._source(loop.operands[0])
         if whole.opcode != "tuple":
@@ -203,8 +202,8 @@ class Program:
 
     def _root(self, loop: Operation, part: str) -> Operation:
         """Return what a loop's condition or body gives."""
-        found = re.search(rf"\b{part}=%?([\w.\-]+)", loop.text)
-        operations = self._computations[found[1] if found else ""].operations
+        match = re.search(rf"\b{part}=%?([\w.\-]+)", loop.text)
+        operations = self._computations[match[1] if match else ""].operations
         return [op for op in operations if op.text.lstrip().startswith("ROOT ")][0]  # noqa: RUF015  # a LookupError
 
 
@@ -227,20 +226,20 @@ _MOVES = ("bitcast", "convert", "copy", "copy-done", "reshape", "transpose")
 
 
 def _computations(text: str) -> list[Computation]:
-    found = [Computation("")]
+    computations = [Computation("")]
     starts: dict[str, Operation] = {}
     for line in text.splitlines():
         if not line.startswith(" ") and (heading := _COMPUTATION.match(line)):
-            found.append(Computation(heading["name"], heading["entry"] is not None))
+            computations.append(Computation(heading["name"], heading["entry"] is not None))
         elif match := _OPERATION.match(line):
-            made = Operation(match["name"], match["shape"], match["opcode"], line, match.end(), found[-1])
-            found[-1].operations.append(made)
+            operation = Operation(match["name"], match["shape"], match["opcode"], line, match.end(), computations[-1])
+            computations[-1].operations.append(operation)
             if match["start"]:
-                starts[made.name] = made
-            elif made.opcode.endswith("-done") and (begin := _NAME.search(line, made.begin)) and begin[1] in starts:
+                starts[operation.name] = operation
+            elif operation.opcode.endswith("-done") and (name := _NAME.search(line, match.end())) and name[1] in starts:
                 # Where a pair starts, its shape has the operands as well, nested in one of several ways.
-                starts[begin[1]].shape = made.shape
-    return found
+                starts[name[1]].shape = operation.shape
+    return computations
 
 
 def _callees(text: str) -> Iterator[str]:
@@ -261,8 +260,8 @@ def num_bytes(shape: str) -> int:
 
 def dims(shape: str) -> tuple[int, ...]:
     """Return the dimensions of an array, of a tuple's first one."""
-    found = _ARRAY.search(shape)
-    return tuple(int(dim) for dim in found["dims"].split(",") if dim) if found else ()
+    match = _ARRAY.search(shape)
+    return tuple(int(dim) for dim in match["dims"].split(",") if dim) if match else ()
 
 
 def plain(shape: str) -> str:
@@ -290,13 +289,13 @@ def _stacks(text: str) -> tuple[dict[str, Frame], dict[str, str]]:
         {n: x.strip('"') for n, x in sections.get(name, {}).items()} for name in ("FileNames", "FunctionNames")
     )
     locations: dict[str, Frame] = {
-        number: (files.get(found[1], ""), int(found[3]), functions.get(found[2], ""))
+        number: (files.get(ids[1], ""), int(ids[3]), functions.get(ids[2], ""))
         for number, location in sections.get("FileLocations", {}).items()
-        if (found := re.search(r"file_name_id=(\d+) function_name_id=(\d+) line=(\d+)", location))
+        if (ids := re.search(r"file_name_id=(\d+) function_name_id=(\d+) line=(\d+)", location))
     }
     frames = sections.get("StackFrames", {}).items()
-    pairs = {number: found for number, frame in frames if (found := _PARENT.search(frame))}
+    pairs = {number: ids for number, frame in frames if (ids := _PARENT.search(frame))}
     # A frame's caller stands before it. Where a number is a frame's own, all are one too high.
-    shift = any(found[2] == number for number, found in pairs.items())
-    callers = {number: str(int(found[2] or 0) - shift) for number, found in pairs.items()}
-    return {n: locations[found[1]] for n, found in pairs.items() if found[1] in locations}, callers
+    shift = any(ids[2] == number for number, ids in pairs.items())
+    callers = {number: str(int(ids[2] or 0) - shift) for number, ids in pairs.items()}
+    return {n: locations[ids[1]] for n, ids in pairs.items() if ids[1] in locations}, callers

@@ -51,9 +51,7 @@ class Layout:
         return [axis for axis, parts in enumerate(self.split) if parts > 1]
 
     def __str__(self) -> str:
-        cut = " × ".join(
-            f"{size}/{parts}" if parts > 1 else f"{size}" for size, parts in zip(self.shape, self.split, strict=True)
-        )
+        cut = " × ".join(f"{n}/{k}" if k > 1 else f"{n}" for n, k in zip(self.shape, self.split, strict=True))
         also = f", on {self.copies} devices each" if self.copies > 1 else ""
         return f"{cut or 'scalar'}{also}"
 
@@ -83,11 +81,11 @@ def _blocks(sharding: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tup
     """Return the number of blocks along each dimension, and the devices that hold each."""
     if len(sharding.device_set) == 1:
         return (1,) * len(shape), (tuple(device.id for device in sharding.device_set),)
-    held: dict[tuple[int, ...], list[int]] = {}
+    holders: dict[tuple[int, ...], list[int]] = {}
     for device, index in sharding.devices_indices_map(shape).items():
-        held.setdefault(tuple(cut.start or 0 for cut in index), []).append(device.id)
-    split = tuple(len({start[axis] for start in held}) for axis in range(len(shape)))
-    return split, tuple(tuple(sorted(held[start])) for start in sorted(held))
+        holders.setdefault(tuple(cut.start or 0 for cut in index), []).append(device.id)
+    split = tuple(len({start[axis] for start in holders}) for axis in range(len(shape)))
+    return split, tuple(tuple(sorted(holders[start])) for start in sorted(holders))
 
 
 def drawing(name: str, layout: Layout, *, in_text: bool = True) -> Iterator[_page.Section]:

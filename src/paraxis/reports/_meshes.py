@@ -43,16 +43,15 @@ def placement(eqn: Any) -> placing.Placement | None:
 @functools.lru_cache(maxsize=1024)
 def axes(groups: Groups, meshes: tuple[Shape, ...]) -> tuple[str, ...]:
     """Return the axes that groups cross, of a mesh in which they fill these; if there is none, of the first mesh."""
-    found: list[tuple[str, ...]] = []
+    candidates = list[tuple[str, ...]]()
     for mesh in meshes:
         places = [np.stack(np.unravel_index(group, [size for _, size in mesh]), -1) for group in groups]
         differ = np.any([(place != place[0]).any(0) for place in places], 0)
         crossed = [axis for axis, differs in zip(mesh, differ, strict=True) if differs]
-        is_filled = math.prod(size for _, size in crossed) == max(map(len, groups))
-        found.insert(0 if is_filled else len(found), tuple(name for name, _ in crossed))
-        if is_filled:
-            break
-    return found[0] if found else ()
+        candidates.append(tuple(name for name, _ in crossed))
+        if math.prod(size for _, size in crossed) == max(map(len, groups)):
+            return candidates[-1]
+    return candidates[0] if candidates else ()
 
 
 # --- who takes part ----------------------------------------------------------------------------------------------

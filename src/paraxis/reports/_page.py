@@ -31,16 +31,16 @@ class Section:
     in_text: bool = True  # whether it is printed, and not only shown
     most: int = MOST_ROWS  # that are printed
 
-    def _kept(self) -> list[list[str]]:
+    def _table(self) -> list[list[str]]:
         """Return the head and the rows without columns that are empty."""
-        kept = [number for number, column in enumerate(zip(*self.rows, strict=True)) if any(column)]
-        return [[row[number] for number in kept] for row in (self.head, *self.rows)]
+        filled = [number for number, column in enumerate(zip(*self.rows, strict=True)) if any(column)]
+        return [[row[number] for number in filled] for row in (self.head, *self.rows)]
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of its text: of a table, the first rows."""
         if self.title:
             yield self.title
-        rows = self._kept()[not self.has_head :] if self.rows else []
+        rows = self._table()[not self.has_head :] if self.rows else []
         most = self.most + self.has_head
         yield from (f"  {line}" for line in html.columns(rows)[:most])
         if len(rows) > most:
@@ -49,7 +49,7 @@ class Section:
 
     def html(self) -> str:
         parts = [f"<h2>{html.escaped(self.title)}</h2>"] if self.title else []
-        parts += [html.table((kept := self._kept())[0], kept[1:])] if self.rows else []
+        parts += [html.table((table := self._table())[0], table[1:])] if self.rows else []
         parts += [f'<div style="white-space: pre-wrap">{html.escaped(note)}</div>' for note in self.notes]
         return "".join(parts)
 
@@ -67,9 +67,6 @@ class Page(abc.ABC):
         """Yield its sections."""
 
     def __repr__(self) -> str:
-        return str(self)
-
-    def __str__(self) -> str:
         printed = (section for section in self._sections() if section.in_text)
         return "\n\n".join([self._title, *("\n".join(map(str.rstrip, section.lines())) for section in printed)])
 

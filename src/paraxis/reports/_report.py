@@ -117,17 +117,17 @@ class Report(Page):
             >>> px.explain(jnp.matmul)(square, square).summary()["flops"]
             524288
         """
-        found: collections.Counter[str] = collections.Counter(devices=self.num_devices)
+        numbers: collections.Counter[str] = collections.Counter(devices=self.num_devices)
         for c in self.collectives:
             along = f" along {', '.join(c.axes)}" if c.axes else ""
             each = "" if c.is_certain else f", {_ONE_ITERATION}"
-            found[f"{c.kind}{along}, times{each}"] += c.times
-            found[f"{c.kind}{along}, bytes{each}"] += c.total_bytes
-        found["flops" if self.work.is_certain else f"flops, {_ONE_ITERATION}"] = self.work.flops
-        found["elementwise operations"], found["traffic bytes"] = self.work.elementwise, self.traffic.bytes
-        found["argument bytes"], found["result bytes"] = self.memory.arguments, self.memory.results
-        found["temporary bytes"] = self.memory.temporaries
-        return dict(found)
+            numbers[f"{c.kind}{along}, times{each}"] += c.times
+            numbers[f"{c.kind}{along}, bytes{each}"] += c.total_bytes
+        numbers["flops" if self.work.is_certain else f"flops, {_ONE_ITERATION}"] = self.work.flops
+        numbers["elementwise operations"], numbers["traffic bytes"] = self.work.elementwise, self.traffic.bytes
+        numbers["argument bytes"], numbers["result bytes"] = self.memory.arguments, self.memory.results
+        numbers["temporary bytes"] = self.memory.temporaries
+        return dict(numbers)
 
     @property
     def _title(self) -> str:
@@ -138,14 +138,14 @@ class Report(Page):
     def _sections(self) -> Iterator[Section]:
         lines = ", ".join(str(line or "an unknown line") for line in self.callbacks)
         calls = [f"Calls Python from {lines}"] if lines else []
-        yield Section(self._sent(), [_collective(c) for c in self.collectives], _SENT, notes=calls)
+        yield Section(self._communication_title(), [_collective(c) for c in self.collectives], _SENT, notes=calls)
         work = [_line_work(line) for line in self.work.lines if line.flops or line.share]
         opaque = [f"not counted: {', '.join(self.work.uncounted)}"] if self.work.uncounted else []
-        yield Section(self._computed(), work, ("work", "of its share", "line", "code"), notes=opaque)
+        yield Section(self._work_title(), work, ("work", "of its share", "line", "code"), notes=opaque)
         moved = [[units.size(size), str(line or "unknown line"), _code(line)] for line, size in self.traffic.lines]
-        yield Section(self._moved(), moved, ("bytes", "line", "code"), most=_MOST_MOVED)
+        yield Section(self._traffic_title(), moved, ("bytes", "line", "code"), most=_MOST_MOVED)
         calls = "that of the program without XLA's library calls, whose memory it does not tell; a call may hold less"
-        yield Section(self._held(), notes=[] if self.memory.is_of_a_call else [calls])
+        yield Section(self._memory_title(), notes=[] if self.memory.is_of_a_call else [calls])
         for title, arrays in (("Arguments", self.arguments), ("Results", self.results)):
             rows = [
                 [x.name, x.dtype, str(x), f"{units.size(x.bytes_per_device)} per device", "donated" * x.is_donated]
@@ -162,7 +162,7 @@ class Report(Page):
         among = " among what can be looked for" if self.unchecked else ""
         yield Section("Findings" if self.findings else f"No findings{among}", notes=notes)
 
-    def _sent(self) -> str:
+    def _communication_title(self) -> str:
         if not self.collectives:
             return "Sends nothing"
         count, size = units.of(len(self.collectives), "collective"), units.size(self.total_bytes)
@@ -170,20 +170,20 @@ class Report(Page):
         counting = " and ".join(filter(None, (branches, "" if self.is_certain else _ONE_ITERATION)))
         return f"Sends {size} per device in {count}{counting and f', counting {counting}'}"
 
-    def _computed(self) -> str:
+    def _work_title(self) -> str:
         work = self.work
         if not work.flops:
-            asked = f" that can be told, of {units.amount(work.share)} that it asks for" if work.share else ""
-            return f"Computes no matrix products or convolutions{asked}"
+            uncounted = f" that can be told, of {units.amount(work.share)} that it asks for" if work.share else ""
+            return f"Computes no matrix products or convolutions{uncounted}"
         share = f", {work.factor:.2f} × an equal share" if work.factor else ""
         open_ = "" if work.is_certain else f", counting {_ONE_ITERATION}"
         return f"Computes {units.amount(work.flops)} per device in products and convolutions{share}{open_}"
 
-    def _moved(self) -> str:
+    def _traffic_title(self) -> str:
         size, elementwise = units.size(self.traffic.bytes), units.amount(self.work.elementwise)
         return f"Moves {size} of memory per device, with {elementwise} elementwise: {self.intensity:.2g} FLOP per byte"
 
-    def _held(self) -> str:
+    def _memory_title(self) -> str:
         memory = self.memory
         limit = f" of {units.size(memory.limit)}" if memory.limit else ""
         parts = ", ".join(f"{x} {units.size(getattr(memory, x))}" for x in ("arguments", "results", "temporaries"))

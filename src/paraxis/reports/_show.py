@@ -56,18 +56,18 @@ class Arrays(Page):
     @property
     def bytes_per_device(self) -> dict[str, int]:
         """Bytes that each device holds, by its name, such as ``"gpu 3"``; of shapes, those that they would take."""
-        found: collections.Counter[tuple[str, int]] = collections.Counter()
+        sizes: collections.Counter[tuple[str, int]] = collections.Counter()
         for leaf in self.leaves:
             if leaf.state != "deleted" and not leaf.memory:
                 for device in leaf.devices:
-                    found[leaf.platform, device] += leaf.bytes_per_device
-        return {f"{platform} {device}": size for (platform, device), size in sorted(found.items())}
+                    sizes[leaf.platform, device] += leaf.bytes_per_device
+        return {f"{platform} {device}": size for (platform, device), size in sorted(sizes.items())}
 
     @property
     def _title(self) -> str:
         parts = [units.of(len(self.leaves), "array"), *[units.size(self.bytes)] * bool(self.leaves)]
-        if held := self.bytes_per_device:
-            parts.append(f"at most {units.size(max(held.values()))} per device on {units.of(len(held), 'device')}")
+        if sizes := self.bytes_per_device:
+            parts.append(f"at most {units.size(max(sizes.values()))} per device on {units.of(len(sizes), 'device')}")
         return ", ".join(parts)
 
     def _sections(self) -> Iterator[Section]:

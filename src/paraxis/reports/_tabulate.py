@@ -109,14 +109,14 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
           total     Sequential  float32[16,4]  float32[16,2]  58          232 bytes  1.54 kFLOP  2.05 kFLOP
     """
     calls: _Calls = {}
-    given = _explain.partition((args, kwargs), is_array)
-    params, rest, call = _taken(model, calls, given)
+    inputs = _explain.partition((args, kwargs), is_array)
+    params, rest, call = _functional(model, calls, inputs)
     if not jax.tree.leaves((params, rest)):
-        params, call = _closed_over(functools.partial(call, params, rest), given)
+        params, call = _closed_over(functools.partial(call, params, rest), inputs)
     kind = _explain.name_of(model)
 
-    def both(params: Any, rest: Any, given: Any) -> Any:
-        args, kwargs = combine(given)
+    def both(params: Any, rest: Any, inputs: Any) -> Any:
+        args, kwargs = combine(inputs)
 
         def forward(params: Any) -> Any:
             run = functools.partial(call, params, rest)
@@ -126,7 +126,7 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
         floating, pull, results = jax.vjp(forward, params, has_aux=True)
         return results, pull([jnp.ones_like(x) for x in floating])
 
-    structs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, rest, given))
+    structs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, rest, inputs))
     flops: collections.Counter[tuple[_Path, bool]] = collections.Counter()  # by module, and whether of the derivative
     for eqn, times, _, scope in _flops.walk(jax_api.dce(jax.make_jaxpr(both)(*structs))[0].jaxpr):
         amount = times * _flops.of_product(eqn)
@@ -143,8 +143,8 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
 
 def _inside(collections: Any, path: _Path) -> list[Layout]:
     """Return the arrays of a module, in trees by the names of their collections."""
-    found = jax.tree_util.tree_flatten_with_path(collections)[0]
-    return [layout_of("", x.shape, x.dtype, None) for at, x in found if _keys(at[1:])[: len(path)] == path]
+    leaves = jax.tree_util.tree_flatten_with_path(collections)[0]
+    return [layout_of("", x.shape, x.dtype, None) for at, x in leaves if _keys(at[1:])[: len(path)] == path]
 
 
 def _shown(tree: Any) -> tuple[str, ...]:
@@ -171,14 +171,14 @@ def _cells(row: ModuleRow) -> list[str]:
 # arguments and its result. So nobody else's class is touched. Linen has interceptors for this.
 
 
-def _taken(model: Any, calls: _Calls, given: Any) -> tuple[Any, Any, Callable[..., Any]]:
+def _functional(model: Any, calls: _Calls, inputs: Any) -> tuple[Any, Any, Callable[..., Any]]:
     """Return a model's parameters, its other variables, and it as a function of both, which notes its calls."""
     nnx, linen = sys.modules.get("flax.nnx"), sys.modules.get("flax.linen")
     owner, method = (model.__self__, model.__name__) if inspect.ismethod(model) else (model, "__call__")
     if nnx is not None and isinstance(owner, nnx.Module):
         return _of_nnx(owner, method, calls)
     if linen is not None and isinstance(model, linen.Module):
-        return _of_linen(model, calls, *given)
+        return _of_linen(model, calls, *inputs)
     return _of_tree(model, calls)
 
 
@@ -188,12 +188,12 @@ def _scope(path: _Path) -> str:
 
 def _note(calls: _Calls, path: _Path, kind: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a module; note its first call, in which it may call methods of its own."""
-    is_first, given = path not in calls, _shown((args, kwargs))
-    calls.setdefault(path, (kind, given, ()))
+    is_first, inputs = path not in calls, _shown((args, kwargs))
+    calls.setdefault(path, (kind, inputs, ()))
     with jax.named_scope(_scope(path)):
         result = call(*args, **kwargs)
     if is_first:
-        calls[path] = (kind, given, _shown(result))
+        calls[path] = (kind, inputs, _shown(result))
     return result
 
 
@@ -266,15 +266,15 @@ def _joined(trained: Any, others: Any) -> Any:
     return jax.tree.map(lambda x, other: other if x is None else x, trained, others, is_leaf=lambda x: x is None)
 
 
-def _closed_over(call: Callable[..., Any], given: Any) -> tuple[Any, Callable[..., Any]]:
+def _closed_over(call: Callable[..., Any], inputs: Any) -> tuple[Any, Callable[..., Any]]:
     """Return the parameters that a function closes over, as of a model in ``jax.vmap``, and a function of them."""
-    closed, results = jax.make_jaxpr(lambda given: of_combined(call)(*given[0], **given[1]), return_shape=True)(given)
+    closed, results = jax.make_jaxpr(lambda x: of_combined(call)(*x[0], **x[1]), return_shape=True)(inputs)
     trained, others = _divided(list(closed.consts))
 
     def of_them(params: Any, rest: Any, *args: Any, **kwargs: Any) -> Any:
         arrays = jax.tree.leaves(_explain.partition((args, kwargs), is_array))
-        found = jax_api.jaxpr_as_fun(closed.replace(consts=_joined(params["params"], others)))(*arrays)
-        return jax.tree.unflatten(jax.tree.structure(results), found)
+        leaves = jax_api.jaxpr_as_fun(closed.replace(consts=_joined(params["params"], others)))(*arrays)
+        return jax.tree.unflatten(jax.tree.structure(results), leaves)
 
     return {"params": trained}, of_them
 

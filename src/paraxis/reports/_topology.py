@@ -38,8 +38,8 @@ def chips(on: str) -> tuple[Any, ...]:
         try:
             return tuple(jax_api.topologies.get_topology_desc(on, platform="tpu").devices)
         except jax.errors.JaxRuntimeError as error:
-            said = f"there is no topology on={on!r}; write on='v5e:4x4'. libtpu says: {error}"
-            raise ValueError(f"explain: {said}") from None
+            reason = f"there is no topology on={on!r}; write on='v5e:4x4'. libtpu says: {error}"
+            raise ValueError(f"explain: {reason}") from None
 
 
 def traced(fn: Any, trace: Callable[[], tuple[Any, Any]], chips: Sequence[Any]) -> tuple[Any, Any]:
@@ -47,9 +47,9 @@ def traced(fn: Any, trace: Callable[[], tuple[Any, Any]], chips: Sequence[Any]) 
     if not jax.sharding.get_abstract_mesh().empty or jax.device_count() >= len(chips):
         return trace()
     with jax.set_mesh(placing.mesh_of(chips)):
-        found, is_placed = trace(), getattr(fn, "num_devices", 1) > 1  # as steps know, which lay their arguments out
-    is_placed |= any(_meshes.named(found[0].jaxpr.jaxpr))
-    return found if is_placed else trace()  # a function that lies nowhere runs on one device
+        staged, is_placed = trace(), getattr(fn, "num_devices", 1) > 1  # as steps know, which lay their arguments out
+    is_placed |= any(_meshes.named(staged[0].jaxpr.jaxpr))
+    return staged if is_placed else trace()  # a function that lies nowhere runs on one device
 
 
 def lowered(name: str, traced: Any, chips: Sequence[Any]) -> Any:
@@ -64,12 +64,9 @@ def lowered(name: str, traced: Any, chips: Sequence[Any]) -> Any:
         raise ValueError(f"explain: {name} lies over {count} devices, and the topology of on= has {len(chips)} chips")
     chips = chips[:count]
 
-    def call(*leaves: Any) -> Any:  # jax.jit drops the leaves that the program does not read
-        whole = [
-            leaf if place in exported.module_kept_var_idx else jax.lax.empty(leaf.shape, leaf.dtype)
-            for place, leaf in enumerate(leaves)
-        ]
-        args, kwargs = jax.tree.unflatten(exported.in_tree, whole)
+    def call(*flat: Any) -> Any:  # jax.jit drops the leaves that the program does not read
+        full = [x if n in exported.module_kept_var_idx else jax.lax.empty(x.shape, x.dtype) for n, x in enumerate(flat)]
+        args, kwargs = jax.tree.unflatten(exported.in_tree, full)
         return exported.call(*args, **kwargs)
 
     def struct(aval: Any, side: Any) -> jax.ShapeDtypeStruct:

@@ -29,9 +29,9 @@ def of_program(program: _hlo.Program) -> tuple[_flops.Lines, int]:
     moved, elementwise = _flops.Lines(), 0
     products = {x.name for x in program.operations if _flops.flops(program, x)}
     sums = [x for x in program.operations if x.opcode in ("reduce", "reduce-window")]
-    factors = {x.name: found.name for x in sums if (found := program.factors(x)) is not None}
+    factors = {x.name: factor.name for x in sums if (factor := program.factors(x)) is not None}
     products |= {factors[name] for name in products & factors.keys()}
-    products |= {name for name, found in factors.items() if found in products}
+    products |= {name for name, factor in factors.items() if factor in products}
     for operation in program.operations:
         times = operation.within.times
         if times and not operation.within.is_fused and (size := num_bytes(program, operation)):
@@ -47,12 +47,12 @@ def num_bytes(program: _hlo.Program, operation: _hlo.Operation) -> int:
         return 0
     if operation.opcode == "fusion":
         return sum(_of_fusion(program, operation))
-    given = [_hlo.num_bytes(program.by_name[name].shape) for name in operation.operands if name in program.by_name]
+    sizes = [_hlo.num_bytes(program.by_name[name].shape) for name in operation.operands if name in program.by_name]
     if operation.opcode in _PARTS:
-        return 2 * _hlo.num_bytes(operation.shape) + sum(given[1:])
+        return 2 * _hlo.num_bytes(operation.shape) + sum(sizes[1:])
     if operation.opcode in ("dynamic-update-slice", "scatter"):
-        return 2 * sum(given[1:2]) + sum(given[2:])
-    return sum(given) + _hlo.num_bytes(operation.shape)
+        return 2 * sum(sizes[1:2]) + sum(sizes[2:])
+    return sum(sizes) + _hlo.num_bytes(operation.shape)
 
 
 def _of_fusion(program: _hlo.Program, fusion: _hlo.Operation) -> Iterator[int]:

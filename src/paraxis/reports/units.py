@@ -35,6 +35,6 @@ def of(number: int, thing: str) -> str:
 def runs(numbers: Sequence[int]) -> str:
     """Return sorted numbers with those in a row joined, such as ``0–3, 8``; of many, the first ones."""
     by_shift = itertools.groupby(enumerate(numbers), lambda at: at[1] - at[0])
-    found = [[number for _, number in run] for _, run in by_shift]
-    texts = [", ".join(map(str, run)) if len(run) < 3 else f"{run[0]}–{run[-1]}" for run in found[:_MOST_RUNS]]
-    return ", ".join(texts) + (" …" if len(found) > _MOST_RUNS else "")
+    groups = [[number for _, number in run] for _, run in by_shift]
+    texts = [", ".join(map(str, run)) if len(run) < 3 else f"{run[0]}–{run[-1]}" for run in groups[:_MOST_RUNS]]
+    return ", ".join(texts) + (" …" if len(groups) > _MOST_RUNS else "")
