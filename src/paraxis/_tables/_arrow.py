@@ -36,7 +36,7 @@ class File:
     """A file as it was when it was first looked at."""
 
     def __init__(self, who: str, path: Path) -> None:
-        self.who, self.path, self._seen = who, path, _size_and_time(path)
+        self.who, self.path, self._stat = who, path, _size_and_time(path)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -51,7 +51,7 @@ class File:
 
     def _require_same(self) -> None:
         with contextlib.suppress(OSError):
-            if _size_and_time(self.path) == self._seen:
+            if _size_and_time(self.path) == self._stat:
                 return
         raise DataError(
             f"{self.who}: {str(self.path)!r} has changed or is gone since it was looked at first; make the table "
@@ -103,8 +103,8 @@ class Files:
                     f"{who}: target {target!r} is {kinds[0]} in {path}, and {kinds[1]} in {first}; write one type"
                 )
         self._kinds = [{name: schema.field(name).type for name in (*self.columns, target)} for schema in schemas]
-        held = {own[name].to_pandas_dtype() for own in self._kinds for name in self.columns} - {np.object_}  # of nulls
-        self.dtype = np.dtype(dtype or (np.float64 if csv else np.result_type(np.float32, *held)))
+        dtypes = {x[name].to_pandas_dtype() for x in self._kinds for name in self.columns} - {np.object_}  # of nulls
+        self.dtype = np.dtype(dtype or (np.float64 if csv else np.result_type(np.float32, *dtypes)))
 
     def __len__(self) -> int:
         return sum(size for _, size in self.parts)
@@ -189,8 +189,7 @@ def _size_and_time(path: Path) -> tuple[int, int]:
 
 
 def _is_number(kind: Any) -> bool:
-    names = "integer", "floating", "decimal", "boolean", "null"
-    return any(getattr(pa.types, f"is_{name}")(kind) for name in names)
+    return any(getattr(pa.types, f"is_{n}")(kind) for n in ("integer", "floating", "decimal", "boolean", "null"))
 
 
 def _numbers(column: Any) -> Any:

@@ -189,8 +189,7 @@ class _Arrays:
         return len(self._pair[0])
 
     def blocks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        del size  # the table takes what it needs of an array
-        yield self._pair
+        yield self._pair  # the table takes what it needs of an array
 
 
 def _aligned(shape: tuple[int, int], dtype: np.dtype[Any]) -> np.ndarray:
