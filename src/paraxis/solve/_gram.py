@@ -48,13 +48,13 @@ def prepared(problem: Linear | Function, params: Any, precondition: str | None) 
     """Return the inverse for a linear problem, whole on each device, if it is asked for or likely to pay."""
     if precondition is None or not isinstance(problem, Linear):
         return None
-    (num_rows, num_features), is_asked = problem.design.shape, precondition == "gram"
-    if not is_asked and not 1 < num_features <= min(MAX_FEATURES, num_rows):
+    (num_rows, num_features), is_forced = problem.design.shape, precondition == "gram"
+    if not is_forced and not 1 < num_features <= min(MAX_FEATURES, num_rows):
         return None
     if num_features > MAX_FEATURES and problem.is_table:
         raise ValueError(f"precondition='gram' takes at most {MAX_FEATURES:,} columns of a table; leave it out")
     if arrays.is_traced((problem, params)):
-        return _on_auto_axes(functools.partial(_traced_inverse, is_asked=is_asked), problem, params)
+        return _on_auto_axes(functools.partial(_traced_inverse, is_forced=is_forced), problem, params)
     rows, weight = problem.design, problem.weight
     if isinstance(rows, TableRows):
         sample = _picked(problem, rows.places(rows.sampled))
@@ -62,9 +62,8 @@ def prepared(problem: Linear | Function, params: Any, precondition: str | None) 
         numbers = _numbers(problem, weight if weight is None else arrays.on_host(weight))
         numbers, l2 = (sent(x, problem.targets) for x in (numbers, problem.l2))
         sample = _compiled_picked(dataclasses.replace(problem, l2=l2), numbers)
-    here = jax.tree.map(lambda x: arrays.on_host(jnp.asarray(x)), (sample, params))  # one device does it for all
-    here = jax.device_put(here)
-    if not is_asked and not _compiled_pays(*here):  # the larger program, of the inverse, is not compiled then
+    here = jax.device_put(jax.tree.map(lambda x: arrays.on_host(jnp.asarray(x)), (sample, params)))  # on one device
+    if not is_forced and not _compiled_pays(*here):  # the larger program, of the inverse, is not compiled then
         return None
     return jax.tree.map(lambda x: beside(x, problem.targets), _compiled_inverse(*here))
 
@@ -76,10 +75,10 @@ def _on_auto_axes(call: Any, problem: Linear, *operands: Any) -> Any:
     return call(problem, *operands)
 
 
-def _traced_inverse(problem: Linear, params: Any, is_asked: bool) -> Inverse:
+def _traced_inverse(problem: Linear, params: Any, is_forced: bool) -> Inverse:
     """Return the inverse; or, if it does not pay, a number times the unit matrix: L-BFGS is as without either."""
     sample = _picked(problem, _numbers(problem, problem.weight))
-    if is_asked:
+    if is_forced:
         return _inverse(sample, params)
 
     def unit() -> Inverse:
@@ -147,14 +146,14 @@ def _inverse(sample: Linear, params: Any) -> Inverse:
     # One jitter for all columns keeps what the rows span: where columns depend on each other, a solver that begins at
     # zero finds the smallest solution. On scales far apart, what the largest column needs would drown the smallest:
     # there, each has its own.
-    own, alike = jnp.where(largest > 0, largest, jnp.mean(largest)), jnp.full_like(largest, jnp.mean(largest))
-    added = _JITTER * jnp.where(jnp.min(own) * _APART < jnp.max(own), own, alike) + jnp.finfo(gram.dtype).tiny
-    hessian = gram + jnp.diag(l2 + added)
+    by_column = jnp.where(largest > 0, largest, mean := jnp.mean(largest))
+    jitter = _JITTER * jnp.where(jnp.min(by_column) * _APART < jnp.max(by_column), by_column, mean)
+    hessian = gram + jnp.diag(l2 + jitter + jnp.finfo(gram.dtype).tiny)
     scale = jax.lax.rsqrt(jnp.diagonal(hessian))
-    found = _inv(hessian * scale[:, None] * scale[None])
-    found = (found + found.T) / 2 * scale[:, None] * scale[None]
+    inverse = _inv(hessian * scale[:, None] * scale[None])
+    inverse = (inverse + inverse.T) / 2 * scale[:, None] * scale[None]
     # Of values whose squares overflow: each coefficient for itself.
-    columns = jnp.where(jnp.all(jnp.isfinite(found)), found, jnp.diag(scale**2))
+    columns = jnp.where(jnp.all(jnp.isfinite(inverse)), inverse, jnp.diag(scale**2))
     return Inverse(columns, None if coupling is None else _outputs(coupling))
 
 
@@ -168,8 +167,8 @@ def _outputs(coupling: jax.Array) -> jax.Array:
     """
     count, unit = len(coupling), jnp.eye(len(coupling), dtype=coupling.dtype)
     mean = jnp.trace(coupling) / max(count - 1, 1)
-    found = _inv(coupling / jnp.where(mean > 0, mean, 1) + 1 / count + _LEAST_CURVATURE * unit)
-    return jnp.where((mean > 0) & jnp.all(jnp.isfinite(found)), found, unit)
+    inverse = _inv(coupling / jnp.where(mean > 0, mean, 1) + 1 / count + _LEAST_CURVATURE * unit)
+    return jnp.where((mean > 0) & jnp.all(jnp.isfinite(inverse)), inverse, unit)
 
 
 def _inv(matrix: jax.Array) -> jax.Array:
@@ -179,8 +178,7 @@ def _inv(matrix: jax.Array) -> jax.Array:
     width = -(-size // num_blocks)
     padding = num_blocks * width - size
     padded = jnp.pad(matrix, (0, padding)) + jnp.diag((jnp.arange(size + padding) >= size).astype(matrix.dtype))
-    swept = jax.lax.fori_loop(0, num_blocks, lambda k, a: _swept(a, k * width, width), padded)
-    return swept[:size, :size]
+    return jax.lax.fori_loop(0, num_blocks, lambda k, a: _swept(a, k * width, width), padded)[:size, :size]
 
 
 def _swept(a: jax.Array, start: Any, width: int) -> jax.Array:
@@ -200,6 +198,6 @@ def apply(inverse: Inverse | None, x: Any) -> Any:
     if inverse is None:
         return x
     whole = jnp.concatenate([x[0], x[1][None]]) if isinstance(x, tuple) else x
-    found = _matmul(inverse.columns, whole)
-    found = (found if inverse.outputs is None else _matmul(found, inverse.outputs)).astype(whole.dtype)
-    return (found[:-1], found[-1]) if isinstance(x, tuple) else found
+    product = _matmul(inverse.columns, whole)
+    product = (product if inverse.outputs is None else _matmul(product, inverse.outputs)).astype(whole.dtype)
+    return (product[:-1], product[-1]) if isinstance(x, tuple) else product

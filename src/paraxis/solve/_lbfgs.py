@@ -87,9 +87,9 @@ class LBFGS(Solver):
 
     def _prepared(self, step: OptStep, arguments: Any) -> OptStep:
         # A fixed step is one along L-BFGS' own direction.
-        asked = None if self._is_fixed and self.precondition == "auto" else self.precondition
-        found = gram.prepared(self._problem(step.params, arguments), step.params, asked)
-        return step._replace(state=step.state._replace(preconditioner=found))
+        precondition = None if self._is_fixed and self.precondition == "auto" else self.precondition
+        preconditioner = gram.prepared(self._problem(step.params, arguments), step.params, precondition)
+        return step._replace(state=step.state._replace(preconditioner=preconditioner))
 
     def _start(self, params: Any, arguments: Any) -> OptStep:
         problem, size = self._problem(params, arguments), max(1, self.history_size)
@@ -115,13 +115,13 @@ class LBFGS(Solver):
         direction, gamma = self._called("_descent", state._replace(cache=Cache(), aux=None))
         product = problem.matvec(direction)
         rowless = dataclasses.replace(problem, design=None) if problem.is_linear else problem
-        found, slope, params, cache = self._called(
+        result, slope, params, cache = self._called(
             "_searched", rowless, point, direction, product, state.iter_num, state.stepsize
         )
-        new = problem.end(params, cache, found.trial)
-        num_reads = 1 if problem.is_linear else found.num_trials  # of rows, forwards and backwards
+        new = problem.end(params, cache, result.trial)
+        num_reads = 1 if problem.is_linear else result.num_trials  # of rows, forwards and backwards
         state = state._replace(gamma=gamma)
-        return OptStep(params, self._called("_advanced", state, found, new, direction, slope, num_reads))
+        return OptStep(params, self._called("_advanced", state, result, new, direction, slope, num_reads))
 
     def _descent(self, state: LBFGSState) -> tuple[Any, jax.Array]:
         """Return minus the inverse Hessian times the gradient, and its first scale (Nocedal and Wright 2006, 7.4)."""
@@ -158,23 +158,23 @@ class LBFGS(Solver):
         """Return the step along a direction, the slope where it begins, and the parameters and the cache at its end."""
         origin, at = problem.line(point, direction, product)
         if self._is_fixed:
-            stepsize = jnp.asarray(self._given_stepsize(iter_num), last.dtype)
-            found = SearchResult(stepsize, at(stepsize), jnp.array(False), jnp.ones((), int))
+            stepsize = jnp.asarray(self._fixed_stepsize(iter_num), last.dtype)
+            result = SearchResult(stepsize, at(stepsize), jnp.array(False), jnp.ones((), int))
         else:
             # The initial Hessian is right up to a factor, which is the same for some iterations: searches of a slope
             # that small end at steps like the last one.
             first = jnp.clip(last, 1, _LONGEST_FIRST) if problem.is_linear else jnp.ones_like(last)
             wolfe = functools.partial(zoom, slope_left=_SLOPE_OF_LINEAR) if problem.is_linear else zoom
             searches: dict[Any, Any] = {"zoom": wolfe, "backtracking": backtracking}
-            found = searches.get(self.linesearch, self.linesearch)(origin, at, first)
-        params = trees.along(point.params, found.stepsize, direction)
-        return found, origin.slope, params, point.cache._replace(z=trees.along(point.cache.z, found.stepsize, product))
+            result = searches.get(self.linesearch, self.linesearch)(origin, at, first)
+        params, z = trees.along((point.params, point.cache.z), result.stepsize, (direction, product))
+        return result, origin.slope, params, point.cache._replace(z=z)
 
     def _advanced(
-        self, state: LBFGSState, found: Any, new: Point, direction: Any, slope: jax.Array, num_reads: Any
+        self, state: LBFGSState, result: SearchResult, new: Point, direction: Any, slope: jax.Array, num_reads: Any
     ) -> LBFGSState:
         """Return the state after a step; if no step was found, without what is remembered."""
-        (stepsize, _, failed, num_trials), error = found, trees.norm(new.grad)
+        (stepsize, _, failed, num_trials), error = result, trees.norm(new.grad)
         remembering = _remembered(state, trees.scaled(stepsize, direction), trees.minus(new.grad, state.grad))
         zeros = {name: jnp.zeros_like(getattr(state, name)) for name in ("rho_history", "num_pairs")}
         forgetting = state._replace(**zeros)  # of pairs of weight zero, the arrays stay

@@ -60,8 +60,8 @@ def _top_and_total(z: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _softmax_rows(z: jax.Array, labels: jax.Array) -> jax.Array:
     top, total = _top_and_total(z)
     # A gather would be slower than a sum of mostly zeros.
-    own = _over_outputs(operator.add, lambda i, x: jnp.where(i == labels.astype(int), x, 0), z)
-    return jnp.log(total) + (top - own)
+    at_label = _over_outputs(operator.add, lambda i, x: jnp.where(i == labels.astype(int), x, 0), z)
+    return jnp.log(total) + (top - at_label)
 
 
 def _softmax_slope(z: jax.Array, labels: jax.Array) -> jax.Array:

@@ -113,8 +113,8 @@ class Linear:
         return self.read(_predictions, direction, ())[0]
 
     def line(self, point: Point, direction: Any, product: Any) -> tuple[Trial, Callable[[jax.Array], Trial]]:
-        own, step = self.coef(point.params), self.coef(direction)
-        zero, half, whole = trees.dot(own, own), trees.dot(own, step), trees.dot(step, step)
+        coef, step = self.coef(point.params), self.coef(direction)
+        zero, half, whole = trees.dot(coef, coef), trees.dot(coef, step), trees.dot(step, step)
 
         def at(stepsize: jax.Array) -> Trial:
             def along(stepsize: jax.Array) -> jax.Array:
@@ -217,8 +217,7 @@ def _predictions(rows: Linear, params: Any, _: Any) -> Any:
 
 def _cost_and_grad(rows: Linear, params: Any, cache: Cache) -> Any:
     z = rows.shifted(rows.predict(params)) if cache.z is None else cache.z
-    kept = z if cache.z is None else ()
-    return kept, (rows.cost(z, cache.shares), rows.grad(z, cache.shares, params))
+    return (z if cache.z is None else ()), (rows.cost(z, cache.shares), rows.grad(z, cache.shares, params))
 
 
 def _of_chunk(fn: Any, loss: Loss, intercept: bool, design: Any, by_row: Any, shared: Any, rows: Any) -> Any:

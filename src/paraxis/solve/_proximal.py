@@ -105,19 +105,19 @@ class ProximalGradient(Solver):
         kwargs = dict(kwargs)
         return kwargs.pop("hyperparams_prox", None), args, kwargs
 
-    def _given(self, call: str, init_params: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        params, arguments = super()._given(call, init_params, args, kwargs)
+    def _operands(self, call: str, init_params: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        params, arguments = super()._operands(call, init_params, args, kwargs)
         operators.require_sensible(f"ProximalGradient.{call}", self.prox, params, arguments[0])
         return params, arguments
 
-    def _moved(self, x: Any, grad: Any, hyper: Any, stepsize: Any) -> Any:
+    def _prox_step(self, x: Any, grad: Any, hyper: Any, stepsize: Any) -> Any:
         """``prox`` after a step along minus the gradient, in the dtypes of ``x``."""
         moved = self.prox(trees.along(x, -stepsize, grad), hyper, stepsize)
         return jax.tree.map(lambda old, new: new.astype(old.dtype), x, moved)
 
     def _residual(self, params: Any, grad: Any, arguments: Any) -> Any:
         one = jnp.ones((), jnp.result_type(*jax.tree.leaves(params)))
-        return trees.minus(params, self._moved(params, grad, arguments[0], one))
+        return trees.minus(params, self._prox_step(params, grad, arguments[0], one))
 
     def _whole(self, value: jax.Array, params: Any, arguments: Any) -> jax.Array:
         return (value + operators.penalty(self.prox, params, arguments[0])).astype(value.dtype)
@@ -129,7 +129,7 @@ class ProximalGradient(Solver):
         error = trees.norm(self._residual(params, point.grad, arguments))
         state = ProximalGradientState(
             **runs.initial(self, problem, point._replace(value=whole), error, jnp.isfinite(trees.norm(point.grad))),
-            stepsize=one * (self._given_stepsize(jnp.zeros((), int)) if self._is_fixed else 1),
+            stepsize=one * (self._fixed_stepsize(jnp.zeros((), int)) if self._is_fixed else 1),
             velocity=params,
             velocity_value=point.value,
             t=one,
@@ -188,7 +188,7 @@ class ProximalGradient(Solver):
 
         def tried(before: _Step) -> _Step:
             stepsize = before.following
-            params = self._moved(point.params, point.grad, hyper, stepsize)
+            params = self._prox_step(point.params, point.grad, hyper, stepsize)
             direction = trees.minus(params, point.params)
             product = problem.matvec(direction)
             origin, at = problem.line(point, direction, product)
@@ -214,18 +214,14 @@ class ProximalGradient(Solver):
             longest = jnp.where(accepted, jnp.where(before.num_trials == 0, growth, 1), _LONGEST)
             following = jnp.clip(allowed, jnp.where(accepted, 1, _SHORTEST) * stepsize, longest * stepsize)
             if self._is_fixed:
-                following = jnp.asarray(self._given_stepsize(state.iter_num + 1), stepsize.dtype)
+                following = jnp.asarray(self._fixed_stepsize(state.iter_num + 1), stepsize.dtype)
             counts = before.num_trials + 1, before.num_grads + by_slope.astype(int)
             return _Step(stepsize, following, params, product, value, aux, accepted, *counts)
 
         zero, nothing = jnp.zeros((), int), jax.tree.map(jnp.zeros_like, point.cache.z)
-        kept = nothing, point.value, point.aux, jnp.array(False), zero, zero
-        begin = _Step(state.stepsize, state.stepsize, point.params, *kept)
-
-        def go_on(step: _Step) -> jax.Array:
-            return known & ~step.accepted & (step.num_trials < _MAX_TRIALS)
-
-        return while_loop(problem.is_table, go_on, tried, begin)
+        fields = nothing, point.value, point.aux, jnp.array(False), zero, zero
+        begin = _Step(state.stepsize, state.stepsize, point.params, *fields)
+        return while_loop(problem.is_table, lambda s: known & ~s.accepted & (s.num_trials < _MAX_TRIALS), tried, begin)
 
     def _momentum(self, state: ProximalGradientState, step: _Step, restart: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return the next t, and by how much of the last change to extrapolate."""

@@ -133,8 +133,8 @@ def lay(X: Any, y: Any, sample_weight: Any, axis: Axis | None, *, offset: Any = 
     placement = placing.place(axis)
     mesh = placement.devices  # what a process alone compares, the others do not hear of
     if mesh is not None and len({d.process_index for d in mesh.devices.flat}) == jax.process_count() > 1:
-        given = {"X": X, "y": y, "sample_weight": weight, **others}
-        processes.require_same("rows", given, "give each process all rows")
+        inputs = {"X": X, "y": y, "sample_weight": weight, **others}
+        processes.require_same("rows", inputs, "give each process all rows")
     by_row = X if X.dtype == dtype else X.astype(dtype), y, *others.values()
     design, targets, *rest = arrays.laid_out(by_row, placement, copied=copied)
     padded = np.pad(weight, (0, placement.num_padded - len(weight)))

@@ -76,10 +76,10 @@ class Iteration(NamedTuple):
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
-        >>> seen = []
-        >>> solver = px.solve.LBFGS(lambda p: jnp.sum((p - 1) ** 2), verbose=seen.append)
+        >>> history = []
+        >>> solver = px.solve.LBFGS(lambda p: jnp.sum((p - 1) ** 2), verbose=history.append)
         >>> _ = solver.run(jnp.zeros(2))
-        >>> [(one.iter_num, one.value) for one in seen][-1]
+        >>> [(one.iter_num, one.value) for one in history][-1]
         (2, 0.0)
     """
 

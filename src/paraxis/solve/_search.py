@@ -94,7 +94,7 @@ class _Bracket(NamedTuple):
     stepsize: jax.Array  # to try next
     low: jax.Array  # an end's step size, value and slope
     high: jax.Array
-    kept: Trial  # at low, or what was accepted
+    best: Trial  # at low, or what was accepted
     accepted: jax.Array
     num_trials: jax.Array
 
@@ -106,9 +106,6 @@ def zoom(origin: Trial, at: Callable[[Any], Trial], first: Any, *, slope_left: f
     """
     dtype = origin.value.dtype
     most = jnp.where(jnp.abs(origin.slope) * first < noise(origin.value), _TRIALS_OF_NOISE, _MAX_TRIALS)
-
-    def go_on(state: _Bracket) -> jax.Array:
-        return ~state.accepted & (state.num_trials < most)
 
     def body(state: _Bracket) -> _Bracket:
         trial = at(state.stepsize)
@@ -123,17 +120,17 @@ def zoom(origin: Trial, at: Callable[[Any], Trial], first: Any, *, slope_left: f
             jnp.where(accepted, state.stepsize, following).astype(dtype),
             jnp.where(accepted, here, low),
             high,
-            trees.choose(accepted | ~goes_up, trial, state.kept),
+            trees.choose(accepted | ~goes_up, trial, state.best),
             accepted,
             state.num_trials + 1,
         )
 
     begin, nowhere = jnp.stack([0 * origin.value, origin.value, origin.slope]), jnp.full(3, jnp.inf, dtype)
     bracket = _Bracket(jnp.asarray(first, dtype), begin, nowhere, origin, jnp.array(False), jnp.zeros((), int))
-    last = jax.lax.while_loop(go_on, body, bracket)
+    last = jax.lax.while_loop(lambda state: ~state.accepted & (state.num_trials < most), body, bracket)
     failed = ~last.accepted & ~(last.low[1] < origin.value)
     stepsize = jnp.where(failed, 0, last.low[0])
-    return SearchResult(stepsize, trees.choose(failed, origin, last.kept), failed, last.num_trials)
+    return SearchResult(stepsize, trees.choose(failed, origin, last.best), failed, last.num_trials)
 
 
 def _next(low: Any, high: Any, trial: Trial, at: jax.Array, count: jax.Array, rounding: jax.Array) -> jax.Array:

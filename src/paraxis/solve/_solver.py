@@ -58,7 +58,7 @@ class Solver(abc.ABC):
 
     def init_state(self, init_params: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the state before the first iteration, by the arguments of :meth:`run`."""
-        return self._begun(*self._given("init_state", init_params, args, kwargs)).state
+        return self._begun(*self._operands("init_state", init_params, args, kwargs)).state
 
     def update(self, params: Any, state: Any, *args: Any, **kwargs: Any) -> OptStep:
         """Make one iteration from what ``init_state`` or the last update returned, and return ``(params, state)``.
@@ -80,7 +80,7 @@ class Solver(abc.ABC):
         Raises:
             Interrupted: after Ctrl-C, with the result so far.
         """
-        operands = self._given("run", init_params, args, kwargs)
+        operands = self._operands("run", init_params, args, kwargs)
         # Where nothing is traced, nobody differentiates: what JAX does to find that out takes as long as a small fit.
         if _is_traced(operands):
             return self._programs._solved((self.tol, self.maxiter), *operands)
@@ -91,10 +91,10 @@ class Solver(abc.ABC):
         """Whether step sizes are given; else they are searched for."""
         return callable(self.stepsize) or self.stepsize > 0
 
-    def _given_stepsize(self, iter_num: Any) -> Any:
+    def _fixed_stepsize(self, iter_num: Any) -> Any:
         return self.stepsize(iter_num) if callable(self.stepsize) else self.stepsize
 
-    def _given(self, call: str, init_params: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _operands(self, call: str, init_params: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Return a call's parameters as arrays, on the data's mesh if their types say it, and its arguments."""
         who = f"{type(self).__name__}.{call}"
         if getattr(type(init_params), "_fields", None) == OptStep._fields:  # also JAXopt's
@@ -127,12 +127,11 @@ class Solver(abc.ABC):
             return self.fun.problem(params, *args, **kwargs)
 
         def evaluate(params: Any) -> tuple[tuple[jax.Array, Any], Any]:
-            given: Any = self.value_and_grad
-            whole = self.fun if given else jax.value_and_grad(self.fun, has_aux=self.has_aux)
-            evaluated: Any = given if callable(given) else whole
+            with_grad: Any = self.value_and_grad or jax.value_and_grad(self.fun, has_aux=self.has_aux)
+            fn: Any = with_grad if callable(with_grad) else self.fun
             with axis_advice(f"{type(self).__name__}: fun is a function of all rows; leave the axis out: jnp.mean(x)"):
-                found, grad = evaluated(params, *args, **kwargs)
-            value, aux = found if self.has_aux else (found, None)
+                output, grad = fn(params, *args, **kwargs)
+            value, aux = output if self.has_aux else (output, None)
             # The parameters' dtypes are the solver's, whatever the data's are.
             value = jnp.asarray(value, jnp.result_type(*jax.tree.leaves(params)))
             return (value, aux), jax.tree.map(lambda p, g: jnp.asarray(g, p.dtype), params, grad)
@@ -229,8 +228,8 @@ class Solver(abc.ABC):
                     save(step)
                     if self.verbose:
                         numbers = (kind(getattr(step.state, name)) for name, kind in Iteration.__annotations__.items())
-                        seen = Iteration(*numbers)
-                        (self.verbose if callable(self.verbose) else functools.partial(print, flush=True))(seen)
+                        iteration = Iteration(*numbers)
+                        (self.verbose if callable(self.verbose) else functools.partial(print, flush=True))(iteration)
             except KeyboardInterrupt as error:
                 save(step)
                 is_over = jax.device_get(step.state.status) != Status.RUNNING
@@ -273,9 +272,8 @@ def _programs_like(like: Solver) -> SimpleNamespace:
         program.__name__ = name
         return jax.jit(program)
 
-    return SimpleNamespace(
-        **{name: compiled(name) for name in ("_start", "_iteration", "_steps", "_solved", *like._parts)}
-    )
+    names = "_start", "_iteration", "_steps", "_solved", *like._parts
+    return SimpleNamespace(**{name: compiled(name) for name in names})
 
 
 def _tables(arguments: Any) -> list[TableRows]:

@@ -45,8 +45,8 @@ def saved(options: str, begin: Any, arguments: Any) -> Iterator[tuple[Any, Calla
     if rows is None or rows.engine.checkpoint is None:
         yield begin, lambda _: None
         return
-    own, structure = jax.tree.flatten(begin)
-    values = [x for x in jax.tree.leaves((arguments, own, rows.shift)) if not isinstance(x, TableRows)]
+    leaves, structure = jax.tree.flatten(begin)
+    values = [x for x in jax.tree.leaves((arguments, leaves, rows.shift)) if not isinstance(x, TableRows)]
     chunks = f"{rows.num_rows} rows, {rows.blocks.size} devices, {rows.length} rows at once, of {rows.table.columns}"
     with rows.engine.rows_saved({"run": [options, chunks, *map(jnp.asarray, values)]}) as journal:
 
@@ -55,8 +55,7 @@ def saved(options: str, begin: Any, arguments: Any) -> Iterator[tuple[Any, Calla
                 return jax.device_put(x, like.sharding if like.committed else None)
             return x if isinstance(like, np.ndarray) else type(like)(x)
 
-        found = journal.state
-        begin = begin if found is None else structure.unflatten(map(laid, found, own))
+        begin = begin if (state := journal.state) is None else structure.unflatten(map(laid, state, leaves))
         yield begin, lambda tree: journal.keep(lambda: jax.tree.leaves(tree))
 
 
@@ -108,9 +107,9 @@ class TableRows:
         if placement.is_explicit:
             raise AxisError(f"{who}: a table's rows are laid over Auto mesh axes; leave out jax.set_mesh(…)")
         self.blocks = placement.holding(placement.num_devices)
-        kept = self.dtype.itemsize * (_KEPT * self.num_rows + len(self.sampled) * num_features)
+        kept_bytes = self.dtype.itemsize * (_KEPT * self.num_rows + len(self.sampled) * num_features)
         row_bytes, devices = self.dtype.itemsize * num_features, self.blocks.size
-        most = engine.rows_at_once(row_bytes=row_bytes, kept_bytes=kept, num_devices=devices)
+        most = engine.rows_at_once(row_bytes=row_bytes, kept_bytes=kept_bytes, num_devices=devices)
         self.length = -(-self.num_rows // (-(-self.num_rows // most) * devices))
         self.at_once = self.length * devices
         self.count = -(-self.num_rows // self.at_once)
@@ -137,14 +136,14 @@ class TableRows:
         shift, shared = arrays.device_put((self.shift, shared), everywhere)
         of_chunk, operands = functools.partial(_of_chunk, fn, static, self.blocks.size), (shift, shared, targets, rows)
         X = jax.ShapeDtypeStruct((self.at_once, self.shape[1]), self.dtype)
-        kept, sums = jax.eval_shape(of_chunk, np.int32(0), X, *operands)
+        by_row, sums = jax.eval_shape(of_chunk, np.int32(0), X, *operands)
 
         def zeros(x: Any) -> jax.Array:
             sharding = arrays.sharding(self.blocks, x.ndim - 1)
             return jnp.zeros((*x.shape[:-1], self.shape[0]), x.dtype, device=sharding)
 
         totals = arrays.device_put(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), sums), everywhere)
-        carry, before = (jax.tree.map(zeros, kept), totals), None
+        carry, before = (jax.tree.map(zeros, by_row), totals), None
         for number, chunk in enumerate(self._shown(self._on_devices())):
             carry, done = _chunk(fn, static, self.blocks.size, carry, np.int32(number), chunk, *operands)
             jax.block_until_ready(before)  # where work is sent ahead, one chunk computes, and one waits
@@ -153,8 +152,8 @@ class TableRows:
 
     def _on_devices(self) -> Iterator[jax.Array]:
         """Yield the chunks, all of the same number of rows."""
-        for given, _ in self.table._blocks(self.at_once):
-            X = arrays.repeat_last(given.astype(self.dtype, copy=False), self.at_once)
+        for rows, _ in self.table._blocks(self.at_once):
+            X = arrays.repeat_last(rows.astype(self.dtype, copy=False), self.at_once)
             with jax.enable_x64(self.dtype == np.float64):  # which holds for a thread
                 chunk = arrays.device_put(X, arrays.sharding(self.blocks))
             yield chunk
@@ -196,13 +195,13 @@ def _of_chunk(
 ) -> Any:
     """Return what the function gives for a chunk."""
 
-    def own(x: jax.Array, dim: int) -> jax.Array:
+    def chunk(x: jax.Array, dim: int) -> jax.Array:
         dim %= x.ndim
         parts = x.reshape(*x.shape[:dim], devices, -1, len(X) // devices, *x.shape[dim + 1 :])
         part = jax.lax.dynamic_index_in_dim(parts, number, dim + 1, keepdims=False)
         return part.reshape(*x.shape[:dim], len(X), *x.shape[dim + 1 :])
 
-    targets, rows = jax.tree.map(lambda x: own(x, 0), targets), jax.tree.map(lambda x: own(x, -1), rows)
+    targets, rows = jax.tree.map(lambda x: chunk(x, 0), targets), jax.tree.map(lambda x: chunk(x, -1), rows)
     return fn(*static, X if shift is None else X - shift, targets, shared, rows)
 
 
@@ -215,5 +214,5 @@ def _chunk(fn: Any, static: Any, devices: int, carry: Any, number: Any, *operand
         parts = whole.reshape(*whole.shape[:-1], devices, -1, part.shape[-1])
         return jax.lax.dynamic_update_slice_in_dim(parts, part, number, parts.ndim - 2).reshape(whole.shape)
 
-    found, sums = _of_chunk(fn, static, devices, number, *operands)
-    return (jax.tree.map(put, carry[0], found), jax.tree.map(jnp.add, carry[1], sums)), number + 1
+    values, sums = _of_chunk(fn, static, devices, number, *operands)
+    return (jax.tree.map(put, carry[0], values), jax.tree.map(jnp.add, carry[1], sums)), number + 1

@@ -72,8 +72,8 @@ def inverse(derivative: Callable[[Any], Any], right: tuple[Any, Any]) -> tuple[A
 
     def operator(vector: jax.Array) -> jax.Array:
         w = unravel(vector)
-        kept = prox(w)
-        return jax.flatten_util.ravel_pytree(prox(along(minus(w, kept), 1, hessian(kept))))[0]
+        projected = prox(w)
+        return jax.flatten_util.ravel_pytree(prox(along(minus(w, projected), 1, hessian(projected))))[0]
 
     def conjugate(operator: Any, b: jax.Array) -> jax.Array:
         return jax.scipy.sparse.linalg.cg(operator, b, tol=10 * float(jnp.finfo(b.dtype).eps))[0]

@@ -102,11 +102,11 @@ class LinearObjective:
     def problem(self, params: Any, *args: Any, **kwargs: Any) -> Linear:
         """Return the problem that these arguments pose. ``params`` tell shapes only."""
         names = self.names
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        if set(given) != set(names) or len(args) + len(kwargs) != len(names):
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        if set(arguments) != set(names) or len(args) + len(kwargs) != len(names):
             wanted, got = ", ".join(names), len(args) + len(kwargs)
             raise TypeError(f"{self} takes (params, {wanted}), got {got} after params; update(params, state, {wanted})")
-        data, l2 = given["data"], given.get("l2reg", 0)
+        data, l2 = arguments["data"], arguments.get("l2reg", 0)
         if not isinstance(data, tuple | list) or len(data) not in (2, 3, 4):
             raise TypeError(
                 f"{self}: data must be (X, y), (X, y, weight) or (X, y, weight, offset), got {check.described(data)}; "
@@ -146,16 +146,16 @@ class LinearObjective:
             wanted = "(d, k), an output per class" if of_classes else "(d,), one output, or (d, k)"
             raise DataError(f"{self}: for X (n, d), coefficients must be {wanted}, got {design.shape} and {coef}")
         rows, outputs = design.shape[:1], coef[1:]
-        for name, found, expected in (
+        for name, shape, expected in (
             ("l2reg", np.shape(problem.l2), ()),
             ("params: intercept", jnp.shape(params[1]) if self.intercept else outputs, outputs),
             ("data: y", jnp.shape(problem.targets), rows + (() if of_classes else outputs)),
             ("data: offset", rows + outputs if problem.offset is None else problem.offset.shape, rows + outputs),
             ("data: weight", rows if weight is None else weight.shape, rows),
         ):
-            if found != expected:
+            if shape != expected:
                 where = f"for X {design.shape} and coefficients {coef}"
-                raise DataError(f"{self}: {name} must be {expected} {where}, got {found}")
+                raise DataError(f"{self}: {name} must be {expected} {where}, got {shape}")
 
 
 glm = LinearObjective

@@ -62,7 +62,7 @@ def group(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
         Array([[3., 4.],
                [0., 0.]], dtype=float32)
     """
-    return _by_leaf(lambda x, own: jnp.maximum(1 - own * scaling / _group_norms(x), 0) * x, x, hyperparams)
+    return _by_leaf(lambda x, strength: jnp.maximum(1 - strength * scaling / _group_norms(x), 0) * x, x, hyperparams)
 
 
 def box(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
@@ -83,7 +83,7 @@ def penalty(operator: Callable[..., Any], x: Any, hyperparams: Any) -> Any:
         return penalty(l1, x, hyperparams[0]) + _sum(lambda x, l2: 0.5 * l2 * x**2, x, hyperparams[1])
     if operator is l1:
         return _sum(lambda x, strength: strength * jnp.abs(x), x, hyperparams)
-    return _sum(lambda x, own: own * x**2 / _group_norms(x), x, hyperparams) if operator is group else 0.0
+    return _sum(lambda x, strength: strength * x**2 / _group_norms(x), x, hyperparams) if operator is group else 0.0
 
 
 def require_sensible(who: str, operator: Callable[..., Any], x: Any, hyperparams: Any) -> None:

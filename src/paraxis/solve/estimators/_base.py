@@ -158,9 +158,8 @@ class LinearModel(BaseEstimator, abc.ABC):
         else:
             if engine is not None:
                 raise TypeError(f"{self._who}: engine is for a px.Table; leave engine out")
-            rows, y = validate_data(
-                self, X, y, dtype=_FLOATS, multi_output=self.__sklearn_tags__().target_tags.multi_output
-            )
+            has_many = self.__sklearn_tags__().target_tags.multi_output
+            rows, y = validate_data(self, X, y, dtype=_FLOATS, multi_output=has_many)
         targets = self._checked_targets(y)
         weight = _check_sample_weight(sample_weight, targets, dtype=rows.dtype, ensure_non_negative=True)
         require_sum(self._who, "sample_weight", weight, rows.dtype)
@@ -191,7 +190,7 @@ class LinearModel(BaseEstimator, abc.ABC):
         options: Any = {"tol": float(self.tol), "maxiter": int(self.max_iter), "verbose": self.verbose}
         if posed.by_hessians:
             solver = Quadratic(fun, **options)
-            found, state = solver.run(begin, (penalty, posed.hessian), data)
+            params, state = solver.run(begin, (penalty, posed.hessian), data)
             posed.hessian = state.hessian if fun.loss == "squared" else None
         else:
             fun = dataclasses.replace(fun, l2=True)
@@ -199,8 +198,8 @@ class LinearModel(BaseEstimator, abc.ABC):
             l1 = (penalty.l1, 0.0) if has_intercept else penalty.l1
             operands = (begin, l1, penalty.l2) if has_l1 else (begin, penalty.l2)
             operands = jax.tree.map(lambda x: sent(np.asarray(x, data.X.dtype), data.y), operands)
-            found, state = solver.run(*operands, data)
-        coef, intercept = jax.tree.map(arrays.on_host, found if has_intercept else (found, intercept))
+            params, state = solver.run(*operands, data)
+        coef, intercept = jax.tree.map(arrays.on_host, params if has_intercept else (params, intercept))
         self.coef_, self.intercept_ = self._described(coef, intercept, posed)
         return state
 
@@ -209,8 +208,8 @@ class LinearModel(BaseEstimator, abc.ABC):
         coef, intercept = zeros, np.broadcast_to(posed.intercept, posed.outputs)
         if self.warm_start and np.size(getattr(self, "coef_", ())) == zeros.size:
             coef = self.coef_.T.reshape(zeros.shape)
-            own = np.broadcast_to(getattr(self, "intercept_", 0.0), posed.outputs or (1,))
-            intercept = np.reshape(own, posed.outputs) + posed.means @ coef - posed.origin
+            previous = np.broadcast_to(getattr(self, "intercept_", 0.0), posed.outputs or (1,))
+            intercept = np.reshape(previous, posed.outputs) + posed.means @ coef - posed.origin
             coef, intercept = coef / posed.scale, intercept / posed.scale
         return coef.astype(zeros.dtype), (intercept * bool(self.fit_intercept)).astype(zeros.dtype)
 

@@ -46,8 +46,8 @@ def cross_validate_path(
     Example:
         >>> import numpy as np, paraxis as px
         >>> X = np.random.default_rng(0).normal(size=(40, 3))
-        >>> found = px.solve.cross_validate_path(px.solve.Ridge(), X, X @ [1.0, 2.0, 3.0], [1e-3, 1e3], folds=4)
-        >>> found.best, found.scores.shape
+        >>> result = px.solve.cross_validate_path(px.solve.Ridge(), X, X @ [1.0, 2.0, 3.0], [1e-3, 1e3], folds=4)
+        >>> result.best, result.scores.shape
         (0.001, (2, 4))
     """
     if not isinstance(estimator, LinearModel) or isinstance(X, Table):

@@ -49,8 +49,8 @@ class Hessian(NamedTuple):
     """Second derivatives of a mean loss."""
 
     gram: Any  # by coefficients, (d, d)
-    beside: Any  # by coefficients and the intercept, (d,)
-    own: Any  # by the intercept
+    cross: Any  # by coefficients and the intercept, (d,)
+    intercept: Any  # by the intercept
 
 
 @jax.tree_util.register_dataclass
@@ -103,8 +103,8 @@ class Quadratic(Solver):
 
         here = Point(params, state.value, state.grad, None, Cache()), state.hessian
         origin = Trial(state.value, slope, np.nan, here)
-        found = backtracking(origin, at, np.float64(1), shrink=0.25, max_trials=10)
-        (new, hessian), trials = found.trial.kept, found.num_trials
+        result = backtracking(origin, at, np.float64(1), shrink=0.25, max_trials=10)
+        (new, hessian), trials = result.trial.kept, result.num_trials
         fields = self._towards_minimum(new, hessian, arguments)
         error, num_passes = fields.pop("error"), 1 if self._problem(params, arguments).is_table else 2
         state = runs.advance(
@@ -114,9 +114,9 @@ class Quadratic(Solver):
             error,
             counts=(trials, trials, trials, num_passes * trials),
             promise=abs(slope),
-            no_direction_left=found.failed,
-            stepsize=found.stepsize,
-            failed_linesearch=found.failed,
+            no_direction_left=result.failed,
+            stepsize=result.stepsize,
+            failed_linesearch=result.failed,
             **fields,
         )
         return OptStep(new.params, state)
@@ -131,8 +131,8 @@ class Quadratic(Solver):
         params = jax.tree.map(lambda x: np.asarray(x, problem.design.dtype), params)
         l2, sent_params = jax.tree.map(lambda x: sent(x, problem.targets), (problem.l2, params))
         problem = dataclasses.replace(problem, l2=l2)
-        found = (_read if problem.is_table else _compiled)(problem, sent_params, hessian is None)
-        value, grad, new = jax.tree.map(arrays.on_host, found)
+        outputs = (_read if problem.is_table else _compiled)(problem, sent_params, hessian is None)
+        value, grad, new = jax.tree.map(arrays.on_host, outputs)
         value = agreed(np.asarray(value + arguments[0][0].of(self._pair(params)[0]), value.dtype), problem.targets)
         grad = jax.tree.map(lambda x: x.astype(float), grad)
         return Point(params, value, grad, None, Cache()), hessian or Hessian(*(x.astype(float) for x in new))
@@ -141,9 +141,9 @@ class Quadratic(Solver):
         """Return the error, and the direction to the parabola's minimum, as a state has them."""
         penalty, (coef, _), (grad, slope) = arguments[0][0], self._pair(point.params), self._pair(point.grad)
         coef = coef.astype(float)
-        share = hessian.beside / hessian.own * self.fun.intercept
+        share = hessian.cross / hessian.intercept * self.fun.intercept
         grad = grad - np.multiply.outer(share, slope)  # with the intercept's best step
-        gram, eps = hessian.gram - np.outer(share, hessian.beside), float(np.finfo(point.value.dtype).eps)
+        gram, eps = hessian.gram - np.outer(share, hessian.cross), float(np.finfo(point.value.dtype).eps)
         constant = np.diagonal(gram) <= 64 * eps * np.diagonal(hessian.gram)  # columns
         gram[constant], gram[:, constant] = 0, 0
         # Without a penalty, rounding must not take part in the choice of one solution.
@@ -154,18 +154,18 @@ class Quadratic(Solver):
         shorter = min(1.0, penalty.l1 / max(float(np.abs(grad).max()), np.finfo(float).tiny))
         gap = (1 - shorter) ** 2 * np.vdot(left, left) / 2
         gap += np.maximum(penalty.l1 * np.abs(coef) + shorter * coef * grad, 0).sum()
-        gap += np.vdot(slope, slope) / (2 * hessian.own) * self.fun.intercept
+        gap += np.vdot(slope, slope) / (2 * hessian.intercept) * self.fun.intercept
         error = gap if self._is_flat and penalty.l1 else np.sqrt(2 * gap)
         if penalty.l1 and not self._is_flat:
             curvature = np.diagonal(hessian.gram) + penalty.l2
             moved = coef - grad / curvature
             moved = moved - np.clip(moved, -penalty.l1 / curvature, penalty.l1 / curvature)
-            own = np.linalg.norm(slope) / np.sqrt(hessian.own) * self.fun.intercept
-            error = np.hypot(np.linalg.norm(np.sqrt(curvature) * (moved - coef)), own)
+            of_intercept = np.linalg.norm(slope) / np.sqrt(hessian.intercept) * self.fun.intercept
+            error = np.hypot(np.linalg.norm(np.sqrt(curvature) * (moved - coef)), of_intercept)
         if penalty.l1 and len(factor) and error > self.tol:
             smallest = _descended(factor, y, coef, penalty.l1, max(self.tol / 4 * self._is_flat, _EXACT * gap))
         step = smallest - coef
-        direction = (step, -(slope + hessian.beside @ step) / hessian.own) if self.fun.intercept else step
+        direction = (step, -(slope + hessian.cross @ step) / hessian.intercept) if self.fun.intercept else step
         problem: Any = self._problem(point.params, arguments)
         return agreed({"error": np.float64(error), "direction": direction}, problem.targets) | {"hessian": hessian}
 
@@ -191,11 +191,11 @@ def _factored(gram: np.ndarray, target: np.ndarray, eps: float) -> tuple[np.ndar
     # Columns depend on each other, which their units should not hide.
     scale = 1 / np.sqrt(np.where(np.diagonal(gram) > 0, np.diagonal(gram), 1))
     values, vectors = np.linalg.eigh(gram * scale * scale[:, None])
-    seen = values > _ROUNDINGS * eps * max(values[-1], np.finfo(float).tiny)
-    roots, unseen = np.sqrt(values[seen]), scale[:, None] * vectors[:, ~seen]
-    y = ((vectors[:, seen].T @ (target.T * scale).T).T / roots).T
-    x = ((vectors[:, seen] @ (y.T / roots).T).T * scale).T
-    return roots[:, None] * vectors[:, seen].T / scale, y, x - unseen @ np.linalg.lstsq(unseen, x)[0]
+    spanned = values > _ROUNDINGS * eps * max(values[-1], np.finfo(float).tiny)
+    roots, null = np.sqrt(values[spanned]), scale[:, None] * vectors[:, ~spanned]
+    y = ((vectors[:, spanned].T @ (target.T * scale).T).T / roots).T
+    x = ((vectors[:, spanned] @ (y.T / roots).T).T * scale).T
+    return roots[:, None] * vectors[:, spanned].T / scale, y, x - null @ np.linalg.lstsq(null, x)[0]
 
 
 def _read(problem: Linear, params: Any, with_hessian: bool) -> Any:
@@ -217,5 +217,5 @@ def _with_hessian(rows: Linear, params: Any, shares: Any) -> Any:
     if x.dtype == jnp.float64:  # XLA's CPU products that add over the first dimension of both take twice the time
         columns = jax.lax.optimization_barrier(columns)
     gram = jnp.matmul(columns, x, precision=trees.EXACT)
-    beside = jnp.einsum("n,nd->d", weight, x, precision=trees.EXACT)
-    return (), (rows.cost(z, shares), rows.grad(z, shares, params), (gram, beside, jnp.sum(weight)))
+    cross = jnp.einsum("n,nd->d", weight, x, precision=trees.EXACT)
+    return (), (rows.cost(z, shares), rows.grad(z, shares, params), (gram, cross, jnp.sum(weight)))
