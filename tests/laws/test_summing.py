@@ -33,23 +33,6 @@ def _jitted(w, x):
     return jax.jit(jax.value_and_grad(_mlp))(w, x)
 
 
-BODIES = {
-    "gradient of an MLP": jax.grad(_mlp),
-    "value and gradient": jax.value_and_grad(_mlp),
-    "inside jit": _jitted,
-    "attention": jax.grad(_attention),
-    "two local steps": _two_steps,
-    "negated, scaled, reshaped": lambda w, x: (-(x.T @ (x @ w["a"])) * 3.0 / 7.0).reshape(-1),
-    "product with a shared matrix": lambda w, x: (x @ w["a"]) @ w["c"],
-    "sum of products": lambda w, x: x.T @ x + x.T @ jnp.sin(x) - (x.T @ x).T,
-    "constant result": lambda w, x: (w["a"] @ w["c"], x.T @ x, jnp.float32(3.0)),
-    "argument as result": lambda w, x: (x, x.T @ x),
-    "integers beside": lambda w, x: (x.T @ x, jnp.arange(3), x > 0),
-    "half precision": lambda w, x: x.astype(jnp.bfloat16).T @ x.astype(jnp.bfloat16),
-    "a product used twice": lambda w, x: (x.T @ x, jnp.sin(x.T @ x)),
-}
-
-
 FACTORS = {
     "weights": lambda x: (jnp.mean(x) * (x.T @ x), jnp.sum(x) * (x.T @ x) * x[0, 0]),
     "a factor made of the product": lambda x: (x.T @ x) * jnp.minimum(1.0, 3.0 / jnp.linalg.norm(x.T @ x)),
@@ -63,8 +46,26 @@ FACTORS = {
     "a product along two dimensions": lambda x: jnp.einsum(
         "nij,nik->jk", x[:, :, None] + x[:, None], x[:, :, None] * x[:, None]
     ),
+    "a product used twice": lambda x: (x.T @ x, jnp.sin(x.T @ x)),
 }
 """Functions of an element that scale a product by numbers of the element's own."""
+
+BODIES = {
+    "gradient of an MLP": jax.grad(_mlp),
+    "value and gradient": jax.value_and_grad(_mlp),
+    "inside jit": _jitted,
+    "attention": jax.grad(_attention),
+    "two local steps": _two_steps,
+    "negated, scaled, reshaped": lambda w, x: (-(x.T @ (x @ w["a"])) * 3.0 / 7.0).reshape(-1),
+    "product with a shared matrix": lambda w, x: (x @ w["a"]) @ w["c"],
+    "sum of products": lambda w, x: x.T @ x + x.T @ jnp.sin(x) - (x.T @ x).T,
+    "constant result": lambda w, x: (w["a"] @ w["c"], x.T @ x, jnp.float32(3.0)),
+    "argument as result": lambda w, x: (x, x.T @ x),
+    "integers beside": lambda w, x: (x.T @ x, jnp.arange(3), x > 0),
+    "half precision": lambda w, x: x.astype(jnp.bfloat16).T @ x.astype(jnp.bfloat16),
+    # By day: each of these, and a shared value beside a product, which counts for each element.
+    "factors": lambda w, x: ({k: f(x) for k, f in FACTORS.items()}, w["a"] - x.T @ (x @ w["a"])),
+}
 
 
 def _weights():
@@ -72,10 +73,6 @@ def _weights():
     shapes = {"a": (3, 4), "b": (4,), "c": (4, 5)}
     w = {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
     return w, jnp.asarray(rng.normal(size=(SIZE, 6, 3)), jnp.float32)
-
-
-def _rows(body, w, x):
-    return jax.tree.map(lambda a: np.asarray(a, np.float64), jax.jit(jax.vmap(body, (None, 0)))(w, x))
 
 
 @pytest.mark.sampled(2)
@@ -98,7 +95,7 @@ def test_reductions_of_a_map_equal_reductions_of_plain_vmap(name, devices, at_on
             px.reduce_weighted_mean(y, weight, axis, where=mask),
         )
 
-    rows = _rows(body, w, x)
+    rows = jax.tree.map(lambda a: np.asarray(a, np.float64), jax.jit(jax.vmap(body, (None, 0)))(w, x))
     m, v = np.asarray(mask), np.asarray(weight, np.float64)
     found, tolerance = reduced(w, x), 2e-2 if name == "half precision" else 2e-5
     expected = (
@@ -107,20 +104,6 @@ def test_reductions_of_a_map_equal_reductions_of_plain_vmap(name, devices, at_on
         jax.tree.map(lambda a: np.tensordot(v[m], a[m], 1) / v[m].sum(), rows),
     )
     assert_close(found, expected, rtol=tolerance, atol=10 * tolerance)
-
-
-def _all_factors(w: Any, x: jax.Array) -> dict[str, Any]:
-    """With a shared value beside a product, which counts for each element."""
-    return {name: body(x) for name, body in FACTORS.items()} | {"beside": w["a"] - x.T @ (x @ w["a"])}
-
-
-@pytest.mark.parametrize(("devices", "at_once"), [(3, None), (2, 2)])
-def test_masks_and_weights_of_a_body_go_into_its_products(devices: int, at_once: int | None) -> None:
-    axis, (w, x) = axis_on(devices, SIZE, at_once=at_once), _weights()
-    total = jax.jit(lambda w, x: px.reduce_sum(px.map_fn(_all_factors, (px.broadcast(w, axis), x), axis), axis))
-    expected = jax.tree.map(lambda a: a.sum(0), _rows(_all_factors, w, x))
-    for name, found in total(w, x).items():
-        assert_close(found, expected[name], atol=2e-4)
 
 
 def test_no_gradient_per_element_is_held():
