@@ -20,31 +20,27 @@ from tests._support import PLACEMENTS, assert_close, at_night, axis_on, values
 NAME = "rows"
 
 
-def _table(size: int) -> dict[str, Callable[[jax.Array], Any]]:
-    """Bodies on ``x (size, 2)`` of one element, by the name of the axis."""
-    ring, c = [(i, (i + 1) % size) for i in range(size)], jnp.arange(2.0)
+def _everything(x: jax.Array) -> dict[str, Any]:
+    """Every collective of ``x (size, 2)``."""
+    size, c = len(x), jnp.arange(2.0)
     return {
-        "psum": lambda x: x / lax.psum(x, NAME),
-        "psum of a tree": lambda x: lax.psum({"a": x, "b": (x[0], 2)}, NAME),
-        "pmean": lambda x: x * lax.pmean(x, NAME),
-        "pmax": lambda x: lax.pmax(lax.stop_gradient(x), NAME),
-        "pmin": lambda x: lax.pmin(lax.stop_gradient(-x), (NAME,)),
-        "all_gather": lambda x: lax.all_gather(x[0], NAME),
-        "all_gather axis=1": lambda x: lax.all_gather(x, NAME, axis=1),
-        "all_gather tiled": lambda x: lax.all_gather(x, NAME, axis=1, tiled=True),
-        "ppermute": lambda x: lax.ppermute(x, NAME, ring),
-        "pshuffle": lambda x: lax.pshuffle(x, NAME, list(reversed(range(size)))),
-        "all_to_all tiled": lambda x: lax.all_to_all(x, NAME, split_axis=0, concat_axis=1, tiled=True),
-        "psum_scatter": lambda x: lax.psum_scatter(x, NAME),
-        "psum_scatter tiled": lambda x: lax.psum_scatter(x.ravel(), NAME, tiled=True),
-        "axis_index": lambda x: (lax.axis_index(NAME), x * lax.axis_index(NAME)),
-        "axis_size": lambda x: x / lax.axis_size(NAME),
-        "constants": lambda x: (lax.psum(1, NAME), lax.psum(c, NAME), lax.pmean(2.0, NAME), lax.all_gather(c, NAME)),
+        "psum": x / lax.psum(x, NAME),
+        "psum of a tree": lax.psum({"a": x, "b": (x[0], 2)}, NAME),
+        "pmean": x * lax.pmean(x, NAME),
+        "pmax": lax.pmax(lax.stop_gradient(x), NAME),
+        "pmin": lax.pmin(lax.stop_gradient(-x), (NAME,)),
+        "all_gather": lax.all_gather(x[0], NAME),
+        "all_gather axis=1": lax.all_gather(x, NAME, axis=1),
+        "all_gather tiled": lax.all_gather(x, NAME, axis=1, tiled=True),
+        "ppermute": lax.ppermute(x, NAME, [(i, (i + 1) % size) for i in range(size)]),
+        "pshuffle": lax.pshuffle(x, NAME, list(reversed(range(size)))),
+        "all_to_all tiled": lax.all_to_all(x, NAME, split_axis=0, concat_axis=1, tiled=True),
+        "psum_scatter": lax.psum_scatter(x, NAME),
+        "psum_scatter tiled": lax.psum_scatter(x.ravel(), NAME, tiled=True),
+        "axis_index": (lax.axis_index(NAME), x * lax.axis_index(NAME)),
+        "axis_size": x / lax.axis_size(NAME),
+        "constants": (lax.psum(1, NAME), lax.psum(c, NAME), lax.pmean(2.0, NAME), lax.all_gather(c, NAME)),
     }
-
-
-def _everything(size: int) -> Callable[[jax.Array], Any]:
-    return lambda x: {name: body(x) for name, body in _table(size).items()}
 
 
 def _score(y: Any) -> jax.Array:
@@ -56,12 +52,10 @@ def _score(y: Any) -> jax.Array:
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 def test_collectives_and_their_derivatives_are_those_of_vmap(placement: tuple[int, int]) -> None:
     axis = axis_on(*placement, name=NAME)
-    size, body = axis.size, _everything(axis.size)
-    x = values(size, size, 2)
-    plain = jax.vmap(body, axis_name=NAME)
+    x, plain = values(axis.size, axis.size, 2), jax.vmap(_everything, axis_name=NAME)
 
     def here(x: jax.Array) -> Any:
-        return px.map_fn(body, x, axis), jax.grad(lambda x: _score(px.map_fn(body, x, axis)))(x)
+        return px.map_fn(_everything, x, axis), jax.grad(lambda x: _score(px.map_fn(_everything, x, axis)))(x)
 
     def there(x: jax.Array) -> Any:
         return plain(x), jax.grad(lambda x: _score(plain(x)))(x)
@@ -113,7 +107,10 @@ def test_collectives_work_inside_loops_branches_and_calls(placement: tuple[int, 
 
 
 def _own_ways(x: jax.Array) -> Any:
-    """Loops that each element leaves by itself, and branches that it takes by itself, with exchange in them."""
+    """Loops that each element leaves by itself, and branches that it takes by itself, with exchange in them.
+
+    Derivatives of some of the branches are refused.
+    """
     index = lax.axis_index(NAME)
 
     def halved(limit: Any, x: jax.Array) -> jax.Array:
@@ -128,39 +125,25 @@ def _own_ways(x: jax.Array) -> Any:
     def outer(s: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         return s[0] - 1, halved(s[0] % 3, s[1])
 
+    def step(c: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return lax.switch((c[0] * t > 0.5).astype(jnp.int32), [jnp.sin, mean], c), c
+
     left = halved(index % 4, x)
     nested = lax.while_loop(lambda s: s[0] > 0, outer, (index % 3, x))[1]
     asked = lax.while_loop(lambda s: s < lax.pmax(s, NAME), lambda s: s + 1.0, jnp.floor(4 * x[0]))
     scanned = lax.scan(lambda c, t: (lax.cond(t < index, mean, jnp.sin, c), halved(t + 1, c)), x, jnp.arange(2))
-    return left, nested, asked, scanned
-
-
-def _own_branches(x: jax.Array) -> Any:
-    """Likewise; their derivative is refused."""
-    index = lax.axis_index(NAME)
-
-    def mean(x: jax.Array) -> jax.Array:
-        return lax.pmean(x, NAME)
-
-    def step(c: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return lax.switch((c[0] * t > 0.5).astype(jnp.int32), [jnp.sin, mean], c), c
-
     taken = lax.switch((x[0] > 0.6).astype(jnp.int32), [jnp.sin, mean], x)
     chosen = jax.jit(lambda x: lax.switch(index % 3, [mean, lambda x: lax.psum(2 * x, NAME), lambda x: -x], x))(x)
     coupled = jax.scipy.sparse.linalg.cg(lambda q: 3 * q + 0.1 * lax.psum(q, NAME), x, maxiter=8)[0]
-    return taken, chosen, lax.scan(step, x, jnp.arange(3.0)), coupled
+    return left, nested, asked, scanned, taken, chosen, lax.scan(step, x, jnp.arange(3.0)), coupled
 
 
 @pytest.mark.parametrize("placement", [(8, 5), *at_night([(1, 5), (2, 5), (5, 5)], 3)], ids=str)
 def test_collectives_may_stand_between_branches_that_elements_take_apart(placement: tuple[int, int]) -> None:
     """As under ``vmap``. Devices that took different branches, or turns, would wait for each other forever."""
     axis, x = axis_on(*placement), values(placement[1], 2)
-
-    def both(mapped: Callable[..., Any]) -> Any:
-        return jax.jit(lambda x: (mapped(_own_ways)(x), mapped(_own_branches)(x)))(x)
-
-    here = both(lambda body: partial(px.map_fn, body, axis=axis))
-    assert_close(here, both(lambda body: jax.vmap(body, axis_name=NAME)), rtol=2e-4, atol=1e-4)
+    here = jax.jit(partial(px.map_fn, _own_ways, axis=axis))(x)
+    assert_close(here, jax.jit(jax.vmap(_own_ways, axis_name=NAME))(x), rtol=2e-4, atol=1e-4)
 
 
 @pytest.mark.sampled(1)
