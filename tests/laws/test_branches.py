@@ -22,10 +22,6 @@ def _mean(x: jax.Array) -> jax.Array:
     return jnp.sin(lax.pmean(x, NAME))
 
 
-def _gathered(x: jax.Array) -> jax.Array:
-    return jnp.sin(lax.all_gather(x, NAME)).sum(0)
-
-
 def _either(taken: Any, x: jax.Array, exchange: Callable[[jax.Array], jax.Array] = _mean) -> jax.Array:
     return lax.cond(taken, exchange, jnp.cos, x)
 
@@ -45,7 +41,7 @@ ALIKE: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 APART: dict[str, Callable[[jax.Array], jax.Array]] = {
     "own value": lambda x: _either(x[0] > 1, x),
-    "own value, gathered": lambda x: _either(x[0] > 1, x, _gathered),
+    "own value, gathered": lambda x: _either(x[0] > 1, x, lambda x: jnp.sin(lax.all_gather(x, NAME)).sum(0)),
     "own index": lambda x: _either(lax.axis_index(NAME) % 2 == 0, x),
     "own value, carried": lambda x: _scanned(lambda c, t: c[0] * (t + 1) > 1, x),
     "compiled and saved": lambda x: jax.jit(jax.checkpoint(lambda x: _either(x[0] > 1, x)))(x),

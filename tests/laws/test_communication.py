@@ -12,10 +12,7 @@ from paraxis.testing import assert_communication
 from tests._support import REDUCTIONS, assert_close, axis_on, values
 
 NOTHING = {"all_reduce": 0, "all_gather": 0, "reduce_scatter": 0, "all_to_all": 0, "collective_permute": 0}
-
-
-def one_all_reduce(**others: int) -> dict[str, int]:
-    return {**NOTHING, "all_reduce": 1, **others}
+ONE_ALL_REDUCE = NOTHING | {"all_reduce": 1}
 
 
 def laid_out(axis: px.Axis, *shape: int) -> jax.Array:
@@ -49,17 +46,17 @@ def test_elements_that_are_dealt_change_devices_twice() -> None:
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_a_reduction_is_one_all_reduce(name: str) -> None:
     axis = axis_on(8, 16)
-    found = assert_communication(lambda x: REDUCTIONS[name](x, axis), laid_out(axis, 3), **one_all_reduce())
+    found = assert_communication(lambda x: REDUCTIONS[name](x, axis), laid_out(axis, 3), **ONE_ALL_REDUCE)
     assert found.total_bytes == 3 * (1 if name in ("any", "all") else 4)
 
 
 def test_a_tree_is_reduced_in_one_all_reduce() -> None:
     axis = axis_on(8, 16)
     tree = {"a": laid_out(axis, 3), "b": (laid_out(axis), laid_out(axis, 2, 2))}
-    found = assert_communication(lambda x: px.reduce_mean(x, axis), tree, **one_all_reduce())
+    found = assert_communication(lambda x: px.reduce_mean(x, axis), tree, **ONE_ALL_REDUCE)
     assert found.total_bytes == (3 + 1 + 4) * 4
     weights = laid_out(axis)
-    assert_communication(lambda x, w: px.reduce_weighted_mean(x, w, axis), tree, weights, **one_all_reduce())
+    assert_communication(lambda x, w: px.reduce_weighted_mean(x, w, axis), tree, weights, **ONE_ALL_REDUCE)
     keep = np.arange(16) % 2 == 0
     assert_communication(lambda x: px.reduce_mean(x, axis, where=keep), tree, all_gather=0, all_reduce=1)
 
@@ -73,7 +70,7 @@ def test_a_mean_of_losses_and_its_gradient_are_one_all_reduce(devices: int, size
         return px.reduce_mean(px.map_fn(client_loss, (px.broadcast(p, axis), x), axis), axis)
 
     x = laid_out(axis, 5, 4)
-    found = assert_communication(jax.value_and_grad(loss), model(), x, **one_all_reduce())
+    found = assert_communication(jax.value_and_grad(loss), model(), x, **ONE_ALL_REDUCE)
     num_numbers = sum(leaf.size for leaf in jax.tree.leaves(model())) + 1
     assert found.total_bytes == 4 * num_numbers
 
@@ -131,6 +128,6 @@ def test_a_gradient_of_nested_maps_that_leave_devices_idle_is_one_all_reduce() -
         return jnp.mean(jax.vmap(jax.vmap(lambda x: client_loss(p, x[None])))(x))
 
     x = values(10, 4, 4)
-    found = assert_communication(jax.grad(loss), model(), x, **one_all_reduce())
+    found = assert_communication(jax.grad(loss), model(), x, **ONE_ALL_REDUCE)
     assert found.total_bytes == 4 * sum(leaf.size for leaf in jax.tree.leaves(model()))
     assert_close(*(jax.jit(jax.grad(f))(model(), x) for f in (loss, plain)))

@@ -13,15 +13,11 @@ from tests._support import REDUCTIONS, assert_close, at_night, axis_on
 DTYPES = ["bool", "int8", "uint8", "int32", "uint32", "float16", "bfloat16", "float32", "complex64"]
 
 
-def numbers(dtype: str) -> jax.Array:
-    return jnp.asarray(np.array([[3, 0], [1, 1], [2, 0], [1, 2], [4, 0]])).astype(dtype)
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", [8, *at_night([2], 1)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_verbs_keep_every_dtype(dtype: str, devices: int) -> None:
-    axis, x = axis_on(devices, 5), numbers(dtype)
+    axis, x = axis_on(devices, 5), jnp.array([[3, 0], [1, 1], [2, 0], [1, 2], [4, 0]]).astype(dtype)
     ordered = [name for name in REDUCTIONS if dtype != "complex64" or name not in ("max", "min")]
 
     def here(x: jax.Array) -> Any:

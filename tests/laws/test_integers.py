@@ -21,10 +21,6 @@ def total(x: Any) -> Any:
     return px.reduce_sum(px.map_fn(lambda x: x * 1, x))
 
 
-def members() -> px.Ensemble:
-    return px.ensemble(lambda key: jax.random.normal(key, (3,)), 2, key=0)
-
-
 def step_on(batch: Any) -> Any:
     step = px.train_step(lambda params, batch: jnp.mean(batch["id"] * params))
     return step(px.TrainState.create(jnp.ones(()), optax.sgd(0.1)), batch)
@@ -47,7 +43,7 @@ TAKES: dict[str, Callable[[Any], Any]] = {
     "loader": lambda n: next(iter(px.loader({"id": n}, 3).epoch(0))),
     "rows": lambda n: px.solve.rows(np.ones((3, 2), np.float32), n),
     "LBFGS": lambda n: px.solve.LBFGS(lambda p, n: jnp.sum((p - n) ** 2)).run(jnp.zeros(3), n),
-    "predict": lambda n: members().predict(n, apply=lambda w, n: n * 1),
+    "predict": lambda n: px.ensemble(jax.random.normal, 2, 0).predict(n, apply=lambda w, n: n * 1),
 }
 
 

@@ -167,18 +167,11 @@ def _check(nest: Any, at_once: int | None) -> None:
     np.testing.assert_array_equal(np.transpose(found), [computed(nest, *map(int, pair)) for pair in pairs])
 
 
-_options: Any = {
-    "deadline": None,
-    "derandomize": True,
-    "database": None,
-    "phases": [Phase.generate],
-    "suppress_health_check": [*HealthCheck],
-}
-
-
 @pytest.mark.parametrize("num_nests", [4, pytest.param(120, marks=pytest.mark.slow)])
 def test_nests_of_loops_give_what_python_gives(num_nests: int) -> None:
-    settings(max_examples=num_nests, **_options)(given(NESTS, st.sampled_from([None, 1, 2, 4]))(_check))()
+    options: Any = {"derandomize": True, "phases": [Phase.generate], "suppress_health_check": [*HealthCheck]}
+    run = settings(max_examples=num_nests, deadline=None, database=None, **options)
+    run(given(NESTS, st.sampled_from([None, 1, 2, 4]))(_check))()
 
 
 # --- turns ---------------------------------------------------------------------------------------------------------

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 from jax.extend.core import JaxprEqn
-from jax.sharding import Mesh, PartitionSpec as P
+from jax.sharding import PartitionSpec as P
 
 from paraxis._core import jax_api
-from tests._support import equations
+from tests._support import axis_on, equations
 
 X, KEY = jnp.ones((2, 2)), jax.random.key(0)
 Fn = Callable[[Any], Any]
@@ -25,11 +25,6 @@ def ruled(kind: str) -> Fn:
     else:
         fn.defjvp(lambda primals, tangents: (jnp.sin(*primals), tangents[0] * primals[0]))
     return fn
-
-
-def over_mesh(x: Any) -> Any:
-    mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
-    return jax.shard_map(lambda x: x, mesh=mesh, in_specs=P("d"), out_specs=P("d"))(x)
 
 
 FUNCTIONS: dict[str, Fn] = {
@@ -49,7 +44,7 @@ FUNCTIONS: dict[str, Fn] = {
     "broadcast_in_dim": lambda x: jnp.broadcast_to(x, (2, 2, 2)),
     "convert_element_type": lambda x: x.astype(jnp.bfloat16),
     "reduce_sum": lambda x: jax.lax.reduce_sum_p.bind(x, axes=(0,), out_sharding=None),
-    "shard_map": over_mesh,
+    "shard_map": lambda x: jax.shard_map(jnp.sin, mesh=axis_on(2, 2).mesh, in_specs=P("rows"), out_specs=P("rows"))(x),
     "axis_index": lambda x: jax.lax.axis_index("i"),
     "all_gather": lambda x: jax.lax.all_gather(x, "i"),
     "psum": lambda x: jax.lax.psum(x, "i"),
@@ -66,17 +61,15 @@ def found(name: str) -> list[JaxprEqn]:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_jax_calls_its_primitives_so(name: str) -> None:
-    assert found(name)
-
-
-@pytest.mark.parametrize("name", [*FUNCTIONS][-7:])
-def test_collectives_name_their_axis_where_it_is_looked_for(name: str) -> None:
-    [eqn] = found(name)
-    assert "i" in jax_api.named_axes(eqn)
-    assert jax_api.renamed_axes(eqn, {"i": ("a", "b")})
-    closed, _ = jax_api.trace(FUNCTIONS[name], [X], {"i": 2})
-    assert jax_api.free_axes(closed.jaxpr) == {"i"}
+def test_jax_calls_its_primitives_so_and_collectives_name_their_axis(name: str) -> None:
+    eqns = found(name)
+    assert eqns
+    if name in [*FUNCTIONS][-7:]:
+        [eqn] = eqns
+        assert "i" in jax_api.named_axes(eqn)
+        assert jax_api.renamed_axes(eqn, {"i": ("a", "b")})
+        closed, _ = jax_api.trace(FUNCTIONS[name], [X], {"i": 2})
+        assert jax_api.free_axes(closed.jaxpr) == {"i"}
 
 
 def test_parameters_that_are_read_are_there() -> None:
