@@ -6,22 +6,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import paraxis as px
 from paraxis.reports import Report
+from tests._support import mesh_over
 
 HERE = Path(__file__)
 
 
 def struct(*shape: int, dtype: Any = jnp.float32, lies: Any = None) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=lies)
-
-
-@functools.cache
-def mesh(**axes: int) -> Mesh:
-    return Mesh(np.array(jax.devices()[: int(np.prod(list(axes.values())))]).reshape([*axes.values()]), (*axes,))
 
 
 def lies(over: Mesh, *spec: Any) -> NamedSharding:
@@ -64,10 +59,10 @@ def gathered(w, x):
     return x @ w  # weights
 
 
-TENSOR = mesh(data=2, model=4)
-FLAT = mesh(d=8)
+TENSOR = mesh_over(data=2, model=4)
+FLAT = mesh_over(d=8)
 STAGES, BATCHES, WIDTH = 4, 6, 8
-PIPE = mesh(data=2, stage=STAGES)
+PIPE = mesh_over(data=2, stage=STAGES)
 
 
 def pipeline(w, x):

@@ -85,11 +85,6 @@ def noisy(batch: np.ndarray, random: Any) -> dict[str, np.ndarray]:
     return {"number": batch, "noise": np.array([generator.normal() for generator in random])}
 
 
-def bits(tree: Any) -> list[bytes]:
-    """All leaves, as they lie in memory."""
-    return [models.data(x).tobytes() for x in jax.tree.leaves(tree)]
-
-
 def lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a log, without the times."""
     found = [json.loads(line) for line in path.read_text().splitlines()]

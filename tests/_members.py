@@ -14,8 +14,7 @@ from flax import nnx
 from flax.training.train_state import TrainState
 
 from tests import _modules
-from tests._steps import data
-from tests._support import values
+from tests._support import data, values
 
 KEY = jax.random.key(3)
 mesh_of = functools.partial(_modules.mesh_of, name="members")

@@ -10,7 +10,7 @@ import optax
 from flax import linen, nnx
 
 import paraxis as px
-from tests._support import axis_on
+from tests._support import axis_on, data
 
 FEATURES, DECAY = 4, 0.9
 KEY = jax.random.key(3)
@@ -150,9 +150,3 @@ def assert_near(actual: Any, expected: Any, rtol: float = 1e-4, atol: float = 2e
 
 def assert_same_bits(actual: Any, expected: Any) -> None:
     jax.tree.map(lambda a, e: np.testing.assert_array_equal(data(a), data(e)), actual, expected)
-
-
-def data(x: Any) -> np.ndarray:
-    """The numbers of an array, of random keys too."""
-    is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(x) if is_key else x)

@@ -136,7 +136,3 @@ _ALL = (
 )
 PROGRAMS: dict[str, Callable[..., Any]] = {fn.__name__: px.program(clients=N)(fn) for fn in _ALL}
 PROGRAMS["nested"] = px.program(clients=N, rows=5)(nested)
-
-
-def bits(found: Any) -> list[bytes]:
-    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(found)]

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -12,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 import paraxis as px
 
@@ -55,6 +56,12 @@ def axis_on(devices: int, size: int, name: str = "rows", **wishes: Any) -> px.Ax
     return px.Axis(name, size, mesh=Mesh(np.array(jax.devices()[:devices]), (name,)), **wishes)
 
 
+def mesh_over(kind: AxisType = AxisType.Auto, **axes: int) -> Mesh:
+    """A mesh of axes of these sizes."""
+    devices = np.array(jax.devices()[: math.prod(axes.values())]).reshape(*axes.values())
+    return Mesh(devices, (*axes,), axis_types=(kind,) * len(axes))
+
+
 def values(*shape: int, seed: int = 0) -> jax.Array:
     """Random float32 numbers between 0.5 and 1.5, away from zeros and ties."""
     return jax.numpy.asarray(np.random.default_rng(seed).uniform(0.5, 1.5, shape), "float32")
@@ -68,7 +75,8 @@ def assert_close(actual: Any, expected: Any, *, rtol: float = 2e-5, atol: float 
         assert np.shape(a) == np.shape(e), f"{where}: shape {np.shape(a)} is not {np.shape(e)}"
         if isinstance(e, jax.Array):
             assert a.dtype == e.dtype, f"{where}: dtype {a.dtype} is not {e.dtype}"
-        np.testing.assert_allclose(_plain(a), _plain(e), rtol=rtol, atol=atol, err_msg=where)
+        a, e = (x.astype(np.float32) if x.dtype.kind == "V" else x for x in map(data, (a, e)))  # as NumPy compares
+        np.testing.assert_allclose(a, e, rtol=rtol, atol=atol, err_msg=where)
 
 
 def in_double(f: Callable[..., Any], *args: Any) -> Any:
@@ -122,9 +130,12 @@ def equations(jaxpr: Jaxpr | ClosedJaxpr) -> Iterator[JaxprEqn]:
                     yield from equations(item)
 
 
-def _plain(x: Any) -> np.ndarray:
-    """Types that NumPy cannot compare (keys, bfloat16) as ones that it can."""
-    if isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.extended):
-        x = jax.random.key_data(x)
-    x = np.asarray(x)
-    return x.astype(np.float32) if x.dtype.kind == "V" else x
+def data(x: Any) -> np.ndarray:
+    """The numbers of an array, of random keys too."""
+    is_key = isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.extended)
+    return np.asarray(jax.random.key_data(x) if is_key else x)
+
+
+def bits(tree: Any) -> list[bytes]:
+    """All leaves, as they lie in memory."""
+    return [data(leaf).tobytes() for leaf in jax.tree.leaves(tree)]

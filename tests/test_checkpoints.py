@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import paraxis as px
-from tests._steps import data
+from tests._support import data
 
 WIDE = ["int64", "uint64", "float64", "complex128"]
 NARROW = [

@@ -19,7 +19,7 @@ import paraxis as px
 from paraxis.train import Event, Fitted, StopEarly
 from tests import _fits as fits
 from tests._members import UNIFORM, Regular, mesh_of
-from tests._support import values
+from tests._support import bits, data, values
 
 NUM_ROWS, BATCH, PER_EPOCH = 22, 8, 3  # the third batch has six rows
 X, Y = np.asarray(values(NUM_ROWS, 3)), np.arange(NUM_ROWS) % 4
@@ -58,10 +58,6 @@ def convolved(params: Any, x: jax.Array) -> jax.Array:
     return jnp.tanh(y).mean(1) @ params["last"]
 
 
-def eqx_of(key: jax.Array) -> Any:
-    return eqx.nn.Sequential([eqx.nn.Linear(3, 4, key=key), eqx.nn.Dropout(0.5)])
-
-
 def eqx_loss(net: Any, batch: Any, key: Any = None) -> Any:
     keys = None if key is None else jax.random.split(key, len(batch["x"]))
     return entropy(jax.vmap(lambda x, key: net(x, key=key), (0, None if key is None else 0))(batch["x"], keys), batch)
@@ -74,7 +70,10 @@ MODELS: dict[str, tuple[Callable[[jax.Array], dict[str, Any]], Callable[..., Any
         lambda key: {"model": LinenNet(), "sample": X[:1]},
         lambda net, b, key=None: entropy(net(b["x"], train=key is not None), b),
     ),
-    "equinox": (lambda key: {"model": eqx_of(key)}, eqx_loss),
+    "equinox": (
+        lambda key: {"model": eqx.nn.Sequential([eqx.nn.Linear(3, 4, key=key), eqx.nn.Dropout(0.5)])},
+        eqx_loss,
+    ),
     "params": (lambda key: {"model": params_of(key), "ema": 0.9}, lambda p, b: entropy(dense(p, b["x"]), b)),
     "conv": (lambda key: {"model": params_of(key)}, lambda p, b: entropy(convolved(p, b["x"]), b)),
 }
@@ -96,7 +95,7 @@ def assert_alone(ens: px.Ensemble, fitted: Fitted, alone: Callable[[int], Fitted
     for index, member in enumerate(ens):
         one = alone(index)
         for found, expected in zip(jax.tree.leaves(member), jax.tree.leaves(one.state), strict=True):
-            found, expected = map(fits.models.data, (found, expected))
+            found, expected = map(data, (found, expected))
             np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)
         for metric in {name for r in (*one.history.steps[:1], *one.history.evaluations) for name in r.metrics}:
             (steps, column), (own_steps, own) = fitted.history.curve(metric), one.history.curve(metric)
@@ -249,10 +248,7 @@ def test_ensemble_fit_that_was_killed_ends_with_the_same_bits(rule: Any, tmp_pat
     with pytest.raises(KilledError):
         run("killed", dies=True)
     for ens, fitted in (run("killed"), run("killed"), run("whole", devices=3)):
-        assert (fits.bits(ens.state), fits.bits(fitted.last.state)) == (
-            fits.bits(whole.state),
-            fits.bits(told.last.state),
-        )
+        assert bits((ens.state, fitted.last.state)) == bits((whole.state, told.last.state))
         assert (str(fitted.history), str(fitted.best)) == (str(told.history), str(told.best))
     assert fits.lines(tmp_path / "killed.log") == fits.lines(tmp_path / "whole.log")
 

@@ -32,12 +32,12 @@ from tests._explained import (
     WIDTH,
     lies,
     line_with,
-    mesh,
     pipeline,
     report_on,
     sent,
     struct,
 )
+from tests._support import mesh_over
 from tests.test_stream_memory import HAS_PROC, printed
 
 pytestmark = pytest.mark.floor
@@ -252,7 +252,7 @@ def test_explain_prints_all_in_a_few_lines() -> None:
 
 
 def test_explain_saves_html_that_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
-    x = struct(4, 8, lies=lies(mesh(d=2, m=4), "d", "m"))
+    x = struct(4, 8, lies=lies(mesh_over(d=2, m=4), "d", "m"))
     report = px.explain(jax.jit(lambda **xs: xs["<b>"] + 1))(**{"<b>": x})
     report.save(tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text("utf-8")
@@ -267,7 +267,7 @@ def test_explain_saves_html_that_is_whole_and_needs_nothing_else(tmp_path: Path)
 
 
 Fn = Callable[[Any], Any]
-MESH = mesh(a=2, b=4)
+MESH = mesh_over(a=2, b=4)
 
 
 def by_hand(draw: random.Random, depth: int) -> tuple[Fn, collections.Counter[Any]]:

@@ -12,7 +12,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import paraxis as px
-from tests._explained import HANDED_ON, PROGRAMS, lies, mesh, sent, struct
+from tests._explained import HANDED_ON, PROGRAMS, lies, sent, struct
+from tests._support import mesh_over
 from tests.test_explain_findings import until
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
@@ -46,14 +47,14 @@ def test_explain_finds_what_tpus_send_as_known_by_hand(name: str) -> None:
 
 
 def test_explain_finds_a_condition_that_chips_exchange() -> None:
-    rows, x = px.Axis("rows", 64), struct(64, 4, lies=lies(mesh(d=8), "d"))
+    rows, x = px.Axis("rows", 64), struct(64, 4, lies=lies(mesh_over(d=8), "d"))
     assert px.explain(jax.vmap(until), on="v5e:2x4")(x).found("condition")
     (alone,) = px.explain(lambda x: px.map_fn(until, x, rows), on="v5e:2x4")(x).findings
     assert alone.kind == "waiting"  # for the others of a chip, and for no other chip
 
 
 def test_explain_for_a_topology_has_the_program_s_names_shardings_and_donations() -> None:
-    over = mesh(d=2, m=4)
+    over = mesh_over(d=2, m=4)
     w = {"a": struct(8, 16, lies=lies(over, None, "m")), "unread": struct(3)}
     step = jax.jit(lambda w, x, key: ({**w, "a": w["a"] - x.T @ (x @ w["a"])}, x.sum()), donate_argnums=0)
     here, there = (
@@ -99,7 +100,7 @@ def test_explain_refuses_what_no_chip_holds_and_no_topology_has(monkeypatch: pyt
     with pytest.raises(ValueError, match=r"calls Python at test_explain_topology.py:\d+, and on= has no host for it"):
         px.explain(lambda x: jax.debug.print("{}", x) or x, on="v5e:2x2")(struct(3))
     with pytest.raises(ValueError, match="lies over 8 devices, and the topology of on= has 4 chips"):
-        px.explain(lambda x: x * 2, on="v5e:2x2")(struct(64, lies=lies(mesh(d=8), "d")))
+        px.explain(lambda x: x * 2, on="v5e:2x2")(struct(64, lies=lies(mesh_over(d=8), "d")))
     monkeypatch.setitem(sys.modules, "libtpu", None)
     with pytest.raises(ModuleNotFoundError, match=r"on=.* needs libtpu, .*; write pip install 'paraxis\[tpu\]'"):
         px.explain(jnp.sin, on="v5e:4x4")

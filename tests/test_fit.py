@@ -1,5 +1,6 @@
 """px.fit is the loop that one would write by hand, and nothing is waited for in it."""
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 
 import paraxis as px
 from paraxis.train import StopEarly
-from tests._fits import PER_EPOCH, Steps, arrays, batches, bits, by_hand, data, evaluate_step, start, step
+from tests._fits import PER_EPOCH, Steps, arrays, batches, by_hand, data, evaluate_step, start, step
+from tests._support import bits
 
 
 def fit(*args: Any, **options: Any) -> px.train.Fitted:
@@ -155,10 +157,8 @@ def dev(step: Any, **options: Any) -> px.Evaluate:
     return px.Evaluate(step, [0], name="dev", **options)
 
 
-NOT_OK, NO_DEV = (
-    start().replace(ok=jnp.array(False)),
-    "'test/loss', but there is 'loss'; write one of these, or evaluate=",
-)
+NOT_OK = start().replace(ok=jnp.array(False))
+NO_DEV = "'test/loss', but there is 'loss'; write one of these, or evaluate="
 ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (run(iter([1])), px.DataError, "does not give batches anew"),
     (run({"x": 1}), px.DataError, r"data is a dict, .*px.loader"),
@@ -229,17 +229,10 @@ def test_fit_knows_evaluations_and_metrics_whatever_their_names(tmp_path: Path) 
         best = px.Checkpoints(tmp_path / metric, every=9, best=(metric, mode))  # type: ignore[arg-type]
         rule = StopEarly(metric, 2, mode)  # type: ignore[arg-type]
         fitted = fit(0, step, [0], steps=3, evaluate=evaluate, stop_early=rule, checkpoint=best)
-        assert (fitted.state, fitted.best and fitted.best.metrics[metric], best.best) == (
-            3,
-            7.0 if "l1" in metric else 3.0,
-            3,
-        )
-    assert [(r.step, r.evaluation) for r in fitted.history.evaluations][:4] == [
-        (1, "test/more"),
-        (1, "test"),
-        (2, "test/more"),
-        (2, "test"),
-    ]
+        assert fitted.best is not None
+        assert (fitted.state, fitted.best.metrics[metric], best.best) == (3, 7.0 if "l1" in metric else 3.0, 3)
+    told = [(record.step, record.evaluation) for record in fitted.history.evaluations]
+    assert told[:4] == [*itertools.product((1, 2), ("test/more", "test"))]
 
 
 def test_fit_without_data_gives_each_step_a_key_and_goes_on_with_its_own() -> None:

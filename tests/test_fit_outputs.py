@@ -16,8 +16,8 @@ import pytest
 
 import paraxis as px
 from tests import _fits as fits
-from tests._fits import Steps, arrays, bits, data, evaluate_step, lines, start, step
-from tests._support import axis_on
+from tests._fits import Steps, arrays, data, evaluate_step, lines, start, step
+from tests._support import axis_on, bits
 
 # Orbax closes its event loop at the first error; what is still being written then says that it is closed.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -12,8 +12,8 @@ import pytest
 
 import paraxis as px
 from paraxis.train import Fitted
-from tests._fits import ONE, arrays, batches, bits, data, evaluate_step, lines, start, step
-from tests._support import table
+from tests._fits import ONE, arrays, batches, data, evaluate_step, lines, start, step
+from tests._support import bits, table
 from tests.processes._support import started
 
 

@@ -12,13 +12,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import paraxis as px
 from tests._modules import Normed, Tied, host, mesh_of, mlp
-from tests._support import assert_close, at_night, values
+from tests._support import assert_close, at_night, mesh_over, values
 
 SOME_DEVICES = [1, 8, *at_night([2, 3], 2)]
-
-
-def grid(*names: str, kind: AxisType = AxisType.Auto) -> Mesh:
-    return Mesh(np.array(jax.devices()).reshape(4, 2), names, axis_types=(kind, kind))
 
 
 @pytest.mark.sampled(1)
@@ -76,8 +72,8 @@ def test_parallel_runs_on_a_mesh_that_is_given_or_set(kind: AxisType) -> None:
     body = lambda net, x: (net(x), px.pmean(net(x), "device"))  # noqa: E731
     places: list[tuple[Mesh, Any, int]] = [
         (mesh_of(2, "rows", kind), "rows", 2),
-        (grid("device", "model", kind=kind), None, 4),
-        (grid("replica", "rows", kind=kind), ("replica", "rows"), 8),
+        (mesh_over(kind, device=4, model=2), None, 4),
+        (mesh_over(kind, replica=4, rows=2), ("replica", "rows"), 8),
     ]
     for mesh, over, devices in places:
         mean = np.asarray(expected).reshape(devices, -1, 4).mean(0)

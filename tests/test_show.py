@@ -12,11 +12,12 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import paraxis as px
-from tests._explained import lies, mesh, struct
+from tests._explained import lies, struct
+from tests._support import mesh_over
 
 pytestmark = pytest.mark.floor
 
-MESH = mesh(a=2, b=2, c=2)
+MESH = mesh_over(a=2, b=2, c=2)
 
 
 def put(shape: tuple[int, ...], *spec: Any) -> jax.Array:

@@ -257,13 +257,6 @@ def test_stream_has_effects_once_though_a_later_pass_needs_the_result():
     np.testing.assert_allclose(sorted(seen), sorted(X.sum((1, 2))), rtol=1e-4)
 
 
-def test_stream_tells_progress():
-    told = []
-    streamed(PROGRAMS["mean"], W, progress=told.append)
-    assert [(p.done, p.elements, p.pass_number, p.passes) for p in told] == [(8, N, 1, 1), (12, N, 1, 1)]
-    assert str(told[-1]).startswith("pass 1 of 1: 12 of 12 clients, ")
-
-
 def own(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda y: px.reduce_sum(px.map_fn(fn, y))
 

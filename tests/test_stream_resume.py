@@ -18,7 +18,8 @@ import pytest
 
 import paraxis as px
 from paraxis.streaming import _resume
-from tests._streams import W, bits
+from tests._streams import W
+from tests._support import bits
 
 N = 24
 X = np.random.default_rng(0).normal(size=(N, 3)).astype("float32")

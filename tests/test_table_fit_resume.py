@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import paraxis as px
-from tests._fits import bits
+from tests._support import bits
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(203, 4)) * [1, 3, 0.2, 1]

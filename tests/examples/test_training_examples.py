@@ -8,7 +8,7 @@ import pytest
 from sklearn.metrics import accuracy_score, log_loss
 
 import paraxis as px
-from tests._streams import bits
+from tests._support import bits
 from tests.examples.conftest import Quick
 
 pytestmark = pytest.mark.slow

@@ -23,7 +23,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import paraxis as px
-from tests._support import assert_close, axis_on, table, values
+from tests._support import assert_close, axis_on, mesh_over, table, values
 
 Fn = Callable[..., Any]
 KEY = jax.random.PRNGKey(0)
@@ -32,10 +32,6 @@ KEY = jax.random.PRNGKey(0)
 def score(f: Fn) -> Fn:
     """A number in which every result counts, each by another factor."""
     return lambda x: sum((jnp.sin(y).sum() * (1 + i) for i, y in enumerate(jax.tree.leaves(f(x)))), 0.0)
-
-
-def mesh_over(*names: str, shape: tuple[int, ...] = (8,)) -> Mesh:
-    return Mesh(np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape), names)
 
 
 # --- a trace belongs to its program ---------------------------------------------------------------------------------
@@ -56,10 +52,6 @@ def in_scan(f: Fn) -> Fn:
     return (lambda step: lambda c: lax.scan(step, c, None, length=1)[0])(lambda c, _: (f(c), None))
 
 
-def first(pair: Any) -> Any:
-    return pair[0]
-
-
 def ruled(f: Fn) -> Fn:
     made = jax.custom_vjp(f)
     made.defvjp(lambda c: (f(c), jax.grad(f)(c)), lambda slope, ct: (slope * ct,))
@@ -75,8 +67,8 @@ REMEMBERING: dict[str, Callable[[Fn], Fn]] = {
     "nnx.jit": nnx.jit,
     "scan": in_scan,
     "fori_loop": lambda f: functools.partial(lax.fori_loop, 0, 1, lambda _, c: f(c)),
-    "while_loop": lambda f: (lambda step: lambda c: lax.while_loop(first, step, (True, c))[1])(
-        lambda s: (False, f(s[1]))
+    "while_loop": lambda f: (lambda goes_on, step: lambda c: lax.while_loop(goes_on, step, (True, c))[1])(
+        lambda s: s[0], lambda s: (False, f(s[1]))
     ),
     "cond": lambda f: lambda c: lax.cond(c > 0, f, jnp.sin, c),
     "switch": lambda f: lambda c: lax.switch((c > 0).astype(int), [jnp.sin, f, jnp.cos], c),
@@ -91,11 +83,6 @@ def within(f: Fn) -> Fn:
     return px.program(groups=3)(
         lambda c: px.reduce_sum(px.map_fn(lambda c, _: inner(c), (px.broadcast(c), np.zeros(3, np.float32))))
     )
-
-
-def by_jvp(f: Fn) -> Fn:
-    """Its value and slope, where JAX has no reverse mode."""
-    return lambda c: jax.jvp(f, (c,), (jnp.ones_like(c),))
 
 
 PROGRAMS: dict[str, tuple[int, int, Callable[[Fn], Fn]]] = {
@@ -113,7 +100,8 @@ PROGRAMS: dict[str, tuple[int, int, Callable[[Fn], Fn]]] = {
 def test_a_trace_belongs_to_its_program(name: str, order: int) -> None:
     """Compiled and eager programs in turn; in the other order, each the other way."""
     remembered, c = REMEMBERING[name](helper), jnp.float32(1.5)
-    with_slope = by_jvp if name == "while_loop" else jax.value_and_grad
+    by_jvp: Fn = lambda f: lambda c: jax.jvp(f, (c,), (jnp.ones_like(c),))  # noqa: E731
+    with_slope = by_jvp if name == "while_loop" else jax.value_and_grad  # JAX has no reverse mode of it
     of_plain = jax.jit(jax.value_and_grad(plain_helper), static_argnums=(1, 2))
     found, expected = {}, {}
     for number, (program, (size, times, declare)) in enumerate(list(PROGRAMS.items())[::order]):
@@ -151,7 +139,7 @@ def exchange(by: Any) -> Fn:
 
 
 def by_shard_map(f: Fn) -> Fn:
-    return jax.shard_map(lambda x: jax.tree.map(lambda y: y[None], f(x[0])), mesh=mesh_over("i", shape=(3,)),
+    return jax.shard_map(lambda x: jax.tree.map(lambda y: y[None], f(x[0])), mesh=mesh_over(i=3),
                          in_specs=P("i"), out_specs=P("i"), check_vma=False)  # fmt: skip
 
 
@@ -199,10 +187,10 @@ PLACES: dict[str, Fn] = {
     "NumPy": np.asarray,
     "device 0": lambda x: jax.device_put(x, jax.devices()[0]),
     "device 3": lambda x: jax.device_put(x, jax.devices()[3]),
-    "all devices": on(mesh_over("rows")),
-    "another mesh": on(mesh_over("a", "b", shape=(2, 4)), "a"),
+    "all devices": on(mesh_over(rows=8)),
+    "another mesh": on(mesh_over(a=2, b=4), "a"),
     "devices backwards": on(Mesh(np.array(jax.devices()[::-1]), ("i",))),
-    "fewer devices": on(mesh_over("c", shape=(2,)), "c"),
+    "fewer devices": on(mesh_over(c=2), "c"),
 }
 PLACES_OF_BOTH = [*((p, p) for p in PLACES), ("device 0", "another mesh"), ("fewer devices", "device 3")]
 FORMS: dict[str, Fn] = {
@@ -273,7 +261,7 @@ SITES: dict[str, Callable[[Fn], Fn]] = {
 def test_maps_of_any_sizes_meet(site: str, devices: int) -> None:
     for make in SUMS.values():
         expected = jax.jit(SITES[site](make(jax.vmap)))(FEW, MANY)
-        with jax.set_mesh(mesh_over("i", shape=(devices,))) if devices < 8 else contextlib.nullcontext():
+        with jax.set_mesh(mesh_over(i=devices)) if devices < 8 else contextlib.nullcontext():
             found = SITES[site](make(lambda f, **axes: px.pmap(f, axis_name="i", **axes)))(FEW, MANY)
         assert_close(found, expected, rtol=1e-4)
 
@@ -392,10 +380,10 @@ SIZES = [(6, 4), (16, 4), (6, 16), (3, 50), (2, 2), (8, 16)]
 WHERE: dict[str, Mesh | None] = {
     "declared": None,
     "apart": None,
-    "other order": mesh_over("inner", "outer", shape=(2, 4)),
-    "outer only": mesh_over("outer"),
-    "a third axis": mesh_over("outer", "inner", "model", shape=(2, 2, 2)),
-    "Explicit": jax.make_mesh((2, 4), ("outer", "inner"), axis_types=(AxisType.Explicit,) * 2),
+    "other order": mesh_over(inner=2, outer=4),
+    "outer only": mesh_over(outer=8),
+    "a third axis": mesh_over(outer=2, inner=2, model=2),
+    "Explicit": mesh_over(AxisType.Explicit, outer=2, inner=4),
 }
 
 

@@ -12,14 +12,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import paraxis as px
-from tests._support import assert_close, values
-
-KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
-
-
-def mesh_of(kind: str = "auto", **axes: int) -> Mesh:
-    devices = np.array(jax.devices()[: int(np.prod(list(axes.values())))]).reshape(tuple(axes.values()))
-    return Mesh(devices, tuple(axes), axis_types=(KINDS[kind],) * len(axes))
+from tests._support import assert_close, mesh_over, values
 
 
 def loss(axis: px.Axis, w: jax.Array, x: jax.Array) -> Any:
@@ -42,20 +35,20 @@ def plain_loss(w: jax.Array, x: jax.Array) -> jax.Array:
     return (z**2).mean() + weighted.sum() + y[::2].sum() + z.max() * y.min(0).sum()
 
 
-@pytest.fixture(params=list(KINDS))
-def kind(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=str)
+def kind(request: pytest.FixtureRequest) -> AxisType:
     return request.param
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [3, 8, 10])
 @pytest.mark.parametrize("given", [True, False], ids=["mesh given", "mesh set"])
-def test_axes_lie_over_one_or_several_axes_of_a_mesh(kind: str, size: int, given: bool) -> None:
-    if kind == "explicit" and size < 8 and jax.__version_info__ < (0, 12):
+def test_axes_lie_over_one_or_several_axes_of_a_mesh(kind: AxisType, size: int, given: bool) -> None:
+    if kind == AxisType.Explicit and size < 8 and jax.__version_info__ < (0, 12):
         pytest.xfail(
             "with jaxlib 0.10, a gradient of reduce_max is wrong where devices have no element (docs/placement.md)"
         )
-    mesh, w, x = mesh_of(kind, a=2, b=2, c=2), values(2), values(size, 2)
+    mesh, w, x = mesh_over(kind, a=2, b=2, c=2), values(2), values(size, 2)
 
     def derived(fn: Any) -> Any:
         slope = lambda w, x: jax.jvp(fn, (w, x), (jnp.cos(w), jnp.cos(x)))[1]  # noqa: E731
@@ -69,9 +62,9 @@ def test_axes_lie_over_one_or_several_axes_of_a_mesh(kind: str, size: int, given
             assert_close(derived(functools.partial(loss, axis)), expected, rtol=1e-4)
 
 
-def test_an_element_sees_nothing_of_a_mesh_that_its_axis_takes(kind: str) -> None:
+def test_an_element_sees_nothing_of_a_mesh_that_its_axis_takes(kind: AxisType) -> None:
     seen: list[bool] = []
-    with jax.set_mesh(mesh_of(kind, b=8)):
+    with jax.set_mesh(mesh_over(kind, b=8)):
         rows = px.Axis("rows", 8, over="b")
         px.map_fn(lambda x: (seen.append(jax.sharding.get_abstract_mesh().empty), x)[1], jnp.ones(8), rows)
     assert seen
@@ -81,8 +74,8 @@ def test_an_element_sees_nothing_of_a_mesh_that_its_axis_takes(kind: str) -> Non
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("said", ["by the axis", "in force"])
 @pytest.mark.parametrize("where", ["no devices", "another device", "split over model"])
-def test_a_broadcast_made_at_once_lies_where_somebody_said(kind: str, said: str, where: str) -> None:
-    mesh, x = mesh_of(kind, data=4, model=2), jnp.arange(4.0)
+def test_a_broadcast_made_at_once_lies_where_somebody_said(kind: AxisType, said: str, where: str) -> None:
+    mesh, x = mesh_over(kind, data=4, model=2), jnp.arange(4.0)
     if where == "another device":
         x = jax.device_put(x, jax.devices()[3])
     if where == "split over model":
@@ -108,7 +101,7 @@ def test_values_are_scattered_and_gathered() -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [4, 7])
 def test_a_body_may_lay_a_weight_over_another_axis(size: int) -> None:
-    mesh, axis = mesh_of(data=2, model=4), px.Axis("rows", size, over="data")
+    mesh, axis = mesh_over(data=2, model=4), px.Axis("rows", size, over="data")
     w, x = values(4, 8), values(size, 4)
 
     def body(w: jax.Array, x: jax.Array) -> jax.Array:
@@ -131,7 +124,7 @@ def test_an_axis_may_have_the_name_of_another_s_mesh_axis() -> None:
     def body(x: jax.Array) -> Any:
         return px.psum(x, rows), px.pmean(x, columns), lax.all_gather(x, "rows"), lax.axis_size("columns")
 
-    with jax.set_mesh(mesh_of(rows=4, columns=2)):
+    with jax.set_mesh(mesh_over(rows=4, columns=2)):
         got = jax.jit(lambda x: px.map_fn(lambda x: px.map_fn(body, x, columns), x, rows))(x)
     plain = lambda x: (lax.psum(x, "r"), lax.pmean(x, "c"), lax.all_gather(x, "r"), lax.axis_size("c"))  # noqa: E731
     assert_close(got, jax.vmap(jax.vmap(plain, axis_name="c"), axis_name="r")(x))
@@ -141,21 +134,21 @@ def test_an_axis_that_the_mesh_lacks_is_refused() -> None:
     axis, x = px.Axis("clients", 4), values(4)
     lacks = r"axis 'clients' cannot be placed: the mesh set by jax\.set_mesh has no axis 'clients'; .*over='data'\)"
     for verb in (px.broadcast, px.reduce_sum, px.scatter, px.gather, lambda x, axis: px.map_fn(jnp.sin, x, axis)):
-        with jax.set_mesh(mesh_of(data=2, model=4)), pytest.raises(px.AxisError, match=lacks):
+        with jax.set_mesh(mesh_over(data=2, model=4)), pytest.raises(px.AxisError, match=lacks):
             verb(x, axis)
     with pytest.raises(px.AxisError, match=r"its mesh has no axis 'nodes'"):
-        px.reduce_sum(x, px.Axis("clients", 4, mesh=mesh_of(data=2), over=("data", "nodes")))
+        px.reduce_sum(x, px.Axis("clients", 4, mesh=mesh_over(data=2), over=("data", "nodes")))
     with pytest.raises(px.AxisError, match=r"cannot be placed over 'data': there is no mesh"):
         px.reduce_sum(x, px.Axis("clients", 4, over="data"))
 
 
 def test_nested_axes_that_clash_are_refused() -> None:
-    mesh, x = mesh_of(data=2, model=4), values(4, 4)
+    mesh, x = mesh_over(data=2, model=4), values(4, 4)
     outer = px.Axis("pods", 4, mesh=mesh, over="data")
     with pytest.raises(px.AxisError, match="mesh axis 'data', which already carries an axis that it is nested in"):
         px.map_fn(lambda x: px.reduce_sum(x, px.Axis("clients", 4, over="data")), x, outer)
     with pytest.raises(px.AxisError, match=r"axis 'clients' has a mesh of its own, .*mapped inside 'pods'.*one mesh"):
-        px.map_fn(lambda x: px.reduce_sum(x, px.Axis("clients", 4, mesh=mesh_of(clients=2))), x, outer)
+        px.map_fn(lambda x: px.reduce_sum(x, px.Axis("clients", 4, mesh=mesh_over(clients=2))), x, outer)
     with pytest.raises(px.AxisError, match=r"has no axis 'rest'"):
         px.map_fn(lambda x: px.reduce_sum(x, px.Axis("clients", 4, over="rest")), x, outer)
 
@@ -200,19 +193,19 @@ def with_constants(x: jax.Array) -> Any:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
-def test_constants_have_the_type_of_the_mesh_where_they_are_used(kind: str, jit: bool) -> None:
+def test_constants_have_the_type_of_the_mesh_where_they_are_used(kind: AxisType, jit: bool) -> None:
     x = np.asarray(values(16, 5))
     run = lambda x: px.map_fn(with_constants, x, px.Axis("rows", 16, over="a"))  # noqa: E731
-    with jax.set_mesh(mesh_of(kind, a=8)):
+    with jax.set_mesh(mesh_over(kind, a=8)):
         found = (jax.jit(run) if jit else run)(x)
     assert_close(jax.device_get(found), jax.device_get(jax.jit(jax.vmap(with_constants))(x)), rtol=1e-5)
 
 
-def test_a_callback_beside_axes_that_are_left_to_the_compiler_is_refused(kind: str) -> None:
+def test_a_callback_beside_axes_that_are_left_to_the_compiler_is_refused(kind: AxisType) -> None:
     def body(x: jax.Array) -> jax.Array:
         return jax.pure_callback(lambda x: 2 * np.asarray(x), x, x, vmap_method="sequential")
 
-    x, mesh = np.asarray(values(8, 3)), mesh_of(kind, a=4, b=2)
+    x, mesh = np.asarray(values(8, 3)), mesh_over(kind, a=4, b=2)
     with jax.set_mesh(mesh):
         with pytest.raises(NotImplementedError, match=r"callbacks are only supported .* when all mesh axes"):
             px.map_fn(body, x, px.Axis("rows", 8, over="a", mesh=mesh))
@@ -221,7 +214,7 @@ def test_a_callback_beside_axes_that_are_left_to_the_compiler_is_refused(kind: s
 
 @pytest.mark.filterwarnings("ignore:.*with mesh.*:DeprecationWarning")
 def test_a_map_under_the_old_with_mesh_is_refused_over_fewer_devices() -> None:
-    axis, few = px.Axis("rows", 8), mesh_of(rows=2)
+    axis, few = px.Axis("rows", 8), mesh_over(rows=2)
     with few, pytest.raises(px.AxisError, match=r"`with mesh:` asks for 2 of 8 devices.*with jax.set_mesh\(mesh\)"):
         px.map_fn(jnp.sin, values(8), axis)
     with few, jax.set_mesh(few):

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import paraxis as px
-from tests._support import assert_close, at_night, values
+from tests._support import assert_close, at_night, mesh_over, values
 
 
 def _probe(*inputs: Any) -> Any:
@@ -29,23 +29,18 @@ def _probe(*inputs: Any) -> Any:
     return found[0] if len(found) == 1 else found
 
 
-def _mesh(explicit: bool, *sizes: int, names: tuple[str, ...] = ("rows", "model")) -> Mesh:
-    kind = AxisType.Explicit if explicit else AxisType.Auto
-    return jax.make_mesh(sizes, names[: len(sizes)], axis_types=(kind,) * len(sizes))
-
-
 AXES: dict[str, Callable[[], px.Axis]] = {
     "default": lambda: px.Axis("rows", 10),
     "at_once": lambda: px.Axis("rows", 20, at_once=1),
-    "Auto": lambda: px.Axis("rows", 10, mesh=_mesh(False, 8)),
-    "Auto, divides": lambda: px.Axis("rows", 8, mesh=_mesh(False, 8)),
-    "Auto, over": lambda: px.Axis("clients", 8, mesh=_mesh(False, 4, 2), over="rows"),
-    "Explicit": lambda: px.Axis("rows", 10, mesh=_mesh(True, 8)),
-    "Explicit, divides": lambda: px.Axis("rows", 8, mesh=_mesh(True, 8)),
-    "Explicit, over": lambda: px.Axis("clients", 8, mesh=_mesh(True, 4, 2), over="rows"),
+    "Auto": lambda: px.Axis("rows", 10, mesh=mesh_over(rows=8)),
+    "Auto, divides": lambda: px.Axis("rows", 8, mesh=mesh_over(rows=8)),
+    "Auto, over": lambda: px.Axis("clients", 8, mesh=mesh_over(rows=4, model=2), over="rows"),
+    "Explicit": lambda: px.Axis("rows", 10, mesh=mesh_over(AxisType.Explicit, rows=8)),
+    "Explicit, divides": lambda: px.Axis("rows", 8, mesh=mesh_over(AxisType.Explicit, rows=8)),
+    "Explicit, over": lambda: px.Axis("clients", 8, mesh=mesh_over(AxisType.Explicit, rows=4, model=2), over="rows"),
 }
 COMPILED = pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager"])
-EXPLICIT = pytest.mark.parametrize("explicit", [True, False], ids=["Explicit", "Auto"])
+KINDS = pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto], ids=str)
 
 
 @pytest.mark.sampled(5)
@@ -61,11 +56,11 @@ def test_map_fn_gives_its_inputs_the_types_of_one_device(name: str, compiled: bo
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("own", [True, False], ids=["its own mesh", "another mesh"])
-@EXPLICIT
+@KINDS
 @COMPILED
-def test_map_fn_may_close_over_arrays_on_a_mesh(explicit: bool, own: bool, compiled: bool) -> None:
+def test_map_fn_may_close_over_arrays_on_a_mesh(kind: AxisType, own: bool, compiled: bool) -> None:
     """Explicit is the type of what ``jax.make_mesh`` makes by default."""
-    mesh, x = _mesh(explicit, 8), values(10, 2)
+    mesh, x = mesh_over(kind, rows=8), values(10, 2)
     w = jax.device_put(values(8, 2, seed=1), NamedSharding(mesh, P()))
     axis = px.Axis("rows", 10, mesh=mesh if own else None)
     run = lambda x: px.map_fn(lambda x: jnp.sin(x * w).sum(0), x, axis)  # noqa: E731
@@ -109,10 +104,6 @@ def test_front_ends_give_inputs_the_types_of_one_device(name: str) -> None:
     np.testing.assert_allclose(np.asarray(FRONT_ENDS[name](x)), np.sin(x), rtol=1e-3)
 
 
-def _batch_norm(key: jax.Array) -> Any:
-    return jax.random.normal(key), eqx.nn.BatchNorm(3, axis_name="batch", mode="ema")
-
-
 @pytest.mark.parametrize("lowering", ["auto", *at_night(["unroll", "vmap"], 2)])
 def test_ensemble_trains_equinox_layers_with_state(lowering: Any) -> None:
     """Layers that keep their state by closures which compare types."""
@@ -121,7 +112,8 @@ def test_ensemble_trains_equinox_layers_with_state(lowering: Any) -> None:
         y, state = jax.vmap(layer[1], in_axes=(0, None), out_axes=(0, None), axis_name="batch")(x, state)
         return (layer, state), y.std()
 
-    x, ens = values(24, 3), px.ensemble(eqx.nn.make_with_state(_batch_norm), 5, 0, lowering=lowering)
+    make = lambda key: (jax.random.normal(key), eqx.nn.BatchNorm(3, axis_name="batch", mode="ema"))  # noqa: E731
+    x, ens = values(24, 3), px.ensemble(eqx.nn.make_with_state(make), 5, 0, lowering=lowering)
     members, alone = [*ens], eqx.filter_jit(step)
     for _ in range(2):
         found, made = ens.train(step, x), [alone(*member, x) for member in members]

@@ -65,7 +65,7 @@ def run(directory: Path) -> None:
     if here.process:
         return
     result = {
-        "state": hashlib.sha256(b"".join(fits.bits(fitted.state))).hexdigest(),
+        "state": hashlib.sha256(b"".join(_support.bits(fitted.state))).hexdigest(),
         "history": json.dumps(dataclasses.asdict(fitted.history)),
         "log": fits.lines(directory / "log.jsonl"),
         "points": fits.points(directory / "board"),
