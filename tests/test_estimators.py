@@ -27,50 +27,34 @@ COUNTS = RNG.poisson(np.exp(0.3 * SIGNAL - SIGNAL.mean() * 0.3)).astype(float)
 PRECISE: dict[str, Any] = {"tol": 1e-12, "max_iter": 10_000}
 NEWTON: dict[str, Any] = {"solver": "newton-cholesky", **PRECISE}
 
-# Ours, the oracle, and targets.
+SAGA: dict[str, Any] = {"solver": "saga", "tol": 1e-13, "max_iter": 100_000}
+FINE: dict[str, Any] = {"tol": 1e-10}
+
+
+def pair(name: str, y: Any, theirs: Any, ours: Any = None, **options: Any) -> tuple[Any, Any, Any]:
+    """Ours and the oracle with the same options, and some of each one's own; and targets."""
+    return getattr(solve, name)(**options, **(ours or {})), getattr(oracle, name)(**options, **theirs), y
+
+
 CASES: dict[str, tuple[Any, Any, Any]] = {
-    "two classes": (solve.LogisticRegression(C=2.0), oracle.LogisticRegression(C=2.0, **NEWTON), TWO),
-    "three classes": (solve.LogisticRegression(tol=1e-10), oracle.LogisticRegression(**NEWTON), THREE),
-    "balanced": (
-        solve.LogisticRegression(class_weight="balanced", tol=1e-10),
-        oracle.LogisticRegression(class_weight="balanced", **NEWTON),
-        THREE,
-    ),
-    "class weights": (
-        solve.LogisticRegression(class_weight={"yes": 3.0}),
-        oracle.LogisticRegression(class_weight={"yes": 3.0}, **NEWTON),
-        TWO,
-    ),
-    "no intercept": (
-        solve.LogisticRegression(fit_intercept=False, tol=1e-10),
-        oracle.LogisticRegression(fit_intercept=False, **NEWTON),
-        THREE,
-    ),
-    "no penalty": (solve.LogisticRegression(C=np.inf), oracle.LogisticRegression(C=np.inf, **NEWTON), TWO),
-    "sparse classes": (
-        solve.LogisticRegression(C=0.1, l1_ratio=0.5, tol=1e-10),
-        oracle.LogisticRegression(C=0.1, l1_ratio=0.5, solver="saga", tol=1e-13, max_iter=100_000),
-        TWO,
-    ),
-    "ridge": (solve.Ridge(3.0), oracle.Ridge(3.0), Y),
-    "ridge, two targets": (solve.Ridge(3.0), oracle.Ridge(3.0), np.stack([Y, 100 * SIGNAL], 1)),
-    "ridge, no intercept": (solve.Ridge(0.1, fit_intercept=False), oracle.Ridge(0.1, fit_intercept=False), Y),
-    "counts": (solve.PoissonRegressor(0.1), oracle.PoissonRegressor(alpha=0.1, **NEWTON), COUNTS),
-    "counts, no intercept": (
-        solve.PoissonRegressor(0.1, fit_intercept=False),
-        oracle.PoissonRegressor(alpha=0.1, fit_intercept=False, **NEWTON),
-        COUNTS,
-    ),
-    "gamma": (solve.GammaRegressor(0.1), oracle.GammaRegressor(alpha=0.1, **NEWTON), np.exp(Y / 3)),
-    "claims": (solve.TweedieRegressor(power=1.5), oracle.TweedieRegressor(power=1.5, **NEWTON), COUNTS),
-    "normal": (solve.TweedieRegressor(0.1), oracle.TweedieRegressor(alpha=0.1, **NEWTON), Y),
-    "lasso": (solve.Lasso(0.3), oracle.Lasso(0.3, **PRECISE), Y),
-    "elastic net": (solve.ElasticNet(0.3, l1_ratio=0.7), oracle.ElasticNet(0.3, l1_ratio=0.7, **PRECISE), Y),
-    "elastic net, no intercept": (
-        solve.ElasticNet(0.3, fit_intercept=False),
-        oracle.ElasticNet(0.3, fit_intercept=False, **PRECISE),
-        100 * Y,
-    ),
+    "two classes": pair("LogisticRegression", TWO, NEWTON, C=2.0),
+    "three classes": pair("LogisticRegression", THREE, NEWTON, FINE),
+    "balanced": pair("LogisticRegression", THREE, NEWTON, FINE, class_weight="balanced"),
+    "class weights": pair("LogisticRegression", TWO, NEWTON, class_weight={"yes": 3.0}),
+    "no intercept": pair("LogisticRegression", THREE, NEWTON, FINE, fit_intercept=False),
+    "no penalty": pair("LogisticRegression", TWO, NEWTON, C=np.inf),
+    "sparse classes": pair("LogisticRegression", TWO, SAGA, FINE, C=0.1, l1_ratio=0.5),
+    "ridge": pair("Ridge", Y, {}, alpha=3.0),
+    "ridge, two targets": pair("Ridge", np.stack([Y, 100 * SIGNAL], 1), {}, alpha=3.0),
+    "ridge, no intercept": pair("Ridge", Y, {}, alpha=0.1, fit_intercept=False),
+    "counts": pair("PoissonRegressor", COUNTS, NEWTON, alpha=0.1),
+    "counts, no intercept": pair("PoissonRegressor", COUNTS, NEWTON, alpha=0.1, fit_intercept=False),
+    "gamma": pair("GammaRegressor", np.exp(Y / 3), NEWTON, alpha=0.1),
+    "claims": pair("TweedieRegressor", COUNTS, NEWTON, power=1.5),
+    "normal": pair("TweedieRegressor", Y, NEWTON, alpha=0.1),
+    "lasso": pair("Lasso", Y, PRECISE, alpha=0.3),
+    "elastic net": pair("ElasticNet", Y, PRECISE, alpha=0.3, l1_ratio=0.7),
+    "elastic net, no intercept": pair("ElasticNet", 100 * Y, PRECISE, alpha=0.3, fit_intercept=False),
 }
 
 

@@ -6,11 +6,12 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import sklearn.linear_model
+import sklearn
 from jax.sharding import Mesh
 
 import paraxis as px
 from paraxis.solve import Status, objective
+from tests.test_estimators import NEWTON, PRECISE, SAGA, pair
 
 rng = np.random.default_rng(0)
 N, D = 203, 4
@@ -44,18 +45,11 @@ def table(y: np.ndarray, x: np.ndarray = X) -> tuple[px.Table, Counting]:
     return px.Table(source), source
 
 
+CLASSES = np.where(Z > 0, "yes", "no")
 ESTIMATORS = {
-    "ridge": (px.solve.Ridge(2.0), sklearn.linear_model.Ridge(2.0), Z),
-    "two classes": (
-        px.solve.LogisticRegression(0.5),
-        sklearn.linear_model.LogisticRegression(C=0.5, solver="newton-cholesky", tol=1e-12, max_iter=1000),
-        np.where(Z > 0, "yes", "no"),
-    ),
-    "counts": (
-        px.solve.PoissonRegressor(0.1),
-        sklearn.linear_model.PoissonRegressor(alpha=0.1, solver="newton-cholesky", tol=1e-12, max_iter=1000),
-        rng.poisson(np.exp(Z / 3)),
-    ),
+    "ridge": pair("Ridge", Z, {}, alpha=2.0),
+    "two classes": pair("LogisticRegression", CLASSES, NEWTON, C=0.5),
+    "counts": pair("PoissonRegressor", rng.poisson(np.exp(Z / 3)), NEWTON, alpha=0.1),
 }
 
 
@@ -79,13 +73,9 @@ def test_table_is_fitted_as_scikit_learn_fits_it_in_memory_in_few_passes(name):
 
 
 SPARSE = {
-    "lasso": (px.solve.Lasso(0.2), sklearn.linear_model.Lasso(0.2, tol=1e-12), Z),
-    "elastic net": (px.solve.ElasticNet(0.3), sklearn.linear_model.ElasticNet(0.3, tol=1e-12), Z),
-    "sparse classes": (
-        px.solve.LogisticRegression(0.1, l1_ratio=1.0),
-        sklearn.linear_model.LogisticRegression(C=0.1, l1_ratio=1.0, solver="saga", tol=1e-10, max_iter=100_000),
-        np.where(Z > 0, "yes", "no"),
-    ),
+    "lasso": pair("Lasso", Z, PRECISE, alpha=0.2),
+    "elastic net": pair("ElasticNet", Z, PRECISE, alpha=0.3),
+    "sparse classes": pair("LogisticRegression", CLASSES, SAGA, C=0.1, l1_ratio=1.0),
 }
 
 
