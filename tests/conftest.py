@@ -8,11 +8,11 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
-
-from tests import _cpu_time
 
 # Tests of single devices pass on a GPU, too: CONTRIBUTING.md says how to run them there.
 NUM_DEVICES = int(os.environ.get("TEST_DEVICES", "8"))
@@ -52,8 +52,24 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(_cpu_time)
+# Seconds of CPU, since on a machine that others use as well the time on the clock says little.
+MOST_SECONDS = 20.0  # of a test without the mark `slow`, and of the processes that it starts
+
+
+def _seconds() -> float:
+    """This process's CPU time so far, with that of its children that have ended."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Fail a test of every day that takes too long, and would otherwise pass."""
+    begin = _seconds()
+    result = yield
+    took = _seconds() - begin
+    if took > MOST_SECONDS and item.get_closest_marker("slow") is None and "COVERAGE_RUN" not in os.environ:
+        pytest.fail(f"takes {took:.1f} s of CPU, more than {MOST_SECONDS:.0f}; make it cheaper, or mark it slow")
+    return result
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests import _cpu_time
-
 TESTS = Path(__file__).resolve().parents[1]
 # In an import, in a text that is run, or as the name of what is replaced.
 PRIVATE = re.compile(r"\bparaxis(\.[a-z]+)*(\.| import )_[a-z]")
@@ -38,12 +36,15 @@ def test_private_modules_are_seen_wherever_they_are_named() -> None:
     assert not names_a_private_module(f"from {room} import fit\nimport paraxis")
 
 
-def test_a_test_of_every_day_that_takes_too_long_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_of_every_day_that_takes_too_long_fails(
+    monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> None:
+    conftest: Any = pytestconfig.pluginmanager.get_plugin(str(TESTS / "conftest.py"))
     item: Any = types.SimpleNamespace(get_closest_marker=lambda name: None)
     with monkeypatch.context() as patch:
-        patch.setattr(_cpu_time, "MOST", 0.1)
+        patch.setattr(conftest, "MOST_SECONDS", 0.1)
         patch.delenv("COVERAGE_RUN", raising=False)
-        test = _cpu_time.pytest_runtest_call(item)
+        test = conftest.pytest_runtest_call(item)
         next(test)
         begin = time.process_time()
         while time.process_time() < begin + 0.2:

@@ -18,8 +18,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.packaging._programs import PROGRAMS
-from tests.packaging._project import ROOT
+from tests.packaging._programs import PROGRAMS, ROOT
 
 _TOOLS = ("build", "cffconvert", "twine")
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.packaging._project import OPTIONAL, ROOT, imports
+from tests.packaging._programs import OPTIONAL, ROOT, imports
 
 SOURCE = ROOT / "src" / "paraxis"
 SAID = re.compile(r"\S.* needs (\w+), which is not installed; write pip install (.*)")

@@ -15,8 +15,7 @@ import pytest
 import paraxis as px
 from tests._support import module_at
 from tests.packaging.__main__ import PackagingError, check_contents
-from tests.packaging._programs import PROGRAMS
-from tests.packaging._project import EXTRAS, FOR_USERS, PROJECT, ROOT
+from tests.packaging._programs import EXTRAS, FOR_USERS, PROGRAMS, PROJECT, ROOT
 
 
 def built(folder: Path, in_wheel: set[str], in_sdist: set[str]) -> tuple[Path, Path]:
