@@ -2,7 +2,6 @@
 
 import pickle
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,19 +15,6 @@ from tests._problems import CLASSICS, beale, in_float64, rosenbrock
 from tests._support import assert_close
 
 
-def _jaxopt() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        import jaxopt
-    return jaxopt
-
-
-def _slope(fun: Callable[[Any], Any], x: np.ndarray) -> np.ndarray:
-    """A gradient by NumPy, with complex steps, which are exact."""
-    eye = 1e-30j * np.eye(len(x))
-    return np.array([fun(x + e).imag / 1e-30 for e in eye])
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CLASSICS)
 @in_float64
@@ -37,10 +23,12 @@ def test_lbfgs_finds_the_minima_that_are_known(name: str) -> None:
     solver = px.solve.LBFGS(problem.fun, tol=1e-7, maxiter=1000)
     for start in problem.starts:
         params, state = solver.run(jnp.array(start, float))
+        params = np.asarray(params)
         assert (int(state.status), int(state.iter_num) <= 400) == (Status.CONVERGED, True), f"from {start}: {state!r}"
-        assert np.linalg.norm(_slope(problem.fun, np.asarray(params))) <= 1.1e-7, start
+        slope = [problem.fun(params + e).imag / 1e-30 for e in 1e-30j * np.eye(len(params))]  # by NumPy, and exact
+        assert np.linalg.norm(slope) <= 1.1e-7, start
         # Around the minimum of Powell's function the curvature vanishes, so a small gradient leaves a larger value.
-        assert float(problem.fun(np.asarray(params))) <= 1e-9, f"from {start}: {float(state.value)}"
+        assert float(problem.fun(params)) <= 1e-9, f"from {start}: {float(state.value)}"
 
 
 @pytest.mark.sampled(1)
@@ -52,7 +40,9 @@ def test_lbfgs_with_a_fixed_step_iterates_as_jaxopt_s(history: int) -> None:
 
     start = np.array([0.1, -0.1, 0.3, 0.2]) * (10 if history == 3 else 1)  # the gradient's norm above 1, and below
     solver = px.solve.LBFGS(fun, stepsize=0.3, history_size=history, tol=0.0)
-    rival = _jaxopt().LBFGS(fun, stepsize=0.3, history_size=history, tol=0.0)
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        import jaxopt
+    rival = jaxopt.LBFGS(fun, stepsize=0.3, history_size=history, tol=0.0)
     params = other = jnp.array(start)
     state, other_state = jax.jit(solver.init_state)(params), rival.init_state(other)
     step, rival_step = jax.jit(solver.update), jax.jit(rival.update)

@@ -1,6 +1,5 @@
 """The initial Hessian of a linear problem, beside NumPy's inverse and JAX's derivatives; and when it is made."""
 
-import functools
 from typing import Any
 
 import jax
@@ -37,13 +36,9 @@ def test_lbfgs_preconditions_with_the_inverse_of_the_kronecker_product(intercept
         np.testing.assert_allclose(found.ravel(), np.linalg.solve(hessian, vector.ravel()), rtol=1e-8)
 
 
-@functools.cache
-def _solver(precondition: Any) -> LBFGS:
-    return LBFGS(objective.l2_multiclass_logreg, precondition=precondition, tol=1e-4)
-
-
 def _steps(data: Any, precondition: Any) -> Any:
-    return _solver(precondition).run(jnp.zeros((20, 3)), 1e-3, data).state
+    solver = LBFGS(objective.l2_multiclass_logreg, precondition=precondition, tol=1e-4)
+    return solver.run(jnp.zeros((20, 3)), 1e-3, data).state
 
 
 def test_lbfgs_preconditions_where_it_saves_iterations_and_only_there() -> None:

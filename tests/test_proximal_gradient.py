@@ -24,11 +24,6 @@ LABELS = (RNG.random(NUM_ROWS) < 1 / (1 + np.exp(-X @ TRUE))).astype(float)
 START = np.zeros(NUM_FEATURES)
 
 
-def _lasso(strength: float, weight: Any = None) -> np.ndarray:
-    oracle = Lasso(alpha=strength, fit_intercept=False, tol=1e-14, max_iter=100000)
-    return oracle.fit(X, Y, sample_weight=weight).coef_
-
-
 def _half_mean_square(params: Any, data: Any) -> jax.Array:
     return 0.5 * jnp.mean((data[0] @ params - data[1]) ** 2)
 
@@ -74,7 +69,8 @@ def test_proximal_gradient_finds_the_same_optimum_for_rows_on_any_devices(num_de
     data = px.solve.rows(X.astype("float32"), wrong.astype("float32"), weight, axis=axis_on(num_devices, NUM_ROWS))
     params, state = ProximalGradient(objective.least_squares, prox.l1).run(jnp.zeros(NUM_FEATURES), 0.05, data)
     assert state.status == Status.CONVERGED
-    np.testing.assert_allclose(params, _lasso(0.05, weight), atol=2e-4)
+    oracle = Lasso(alpha=0.05, fit_intercept=False, tol=1e-14, max_iter=100000).fit(X, Y, sample_weight=weight)
+    np.testing.assert_allclose(params, oracle.coef_, atol=2e-4)
 
 
 def test_proximal_gradient_sums_twice_an_update_and_gathers_nothing() -> None:
