@@ -56,9 +56,9 @@ def test_command_line_leaves_words_after_a_launched_script_to_it(
     launched: list[dict[str, object]] = []
     monkeypatch.setitem(main.__globals__, "launch", lambda **options: launched.append(options) or 7)
     words = ["-n", "8", "--grace", "1", "--help", "-m", "x"]
-    options = ["-n", "2", "--devices", "3", "--restarts", "3", "--grace", "5", *["-m"] * is_module]
+    options = ["-n", "2", "--devices", "3", "--restarts", "3", "--rejoin", "4", "--grace", "5", *["-m"] * is_module]
     assert main(["launch", *options, "train.py", *words]) == 7
-    told = {"num_processes": 2, "devices": 3, "restarts": 3, "grace": 5.0, "module": is_module}
+    told = {"num_processes": 2, "devices": 3, "restarts": 3, "rejoins": 4, "grace": 5.0, "module": is_module}
     assert launched == [{**told, "script": "train.py", "arguments": words}]
 
 

@@ -96,6 +96,8 @@ UNEVEN = {"x": np.ones((3, 2)), "y": np.ones(4)}
 REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (create(nnx.Dropout(0.5)), px.StateError, "no arrays to train"),
     (create({"n": np.arange(3)}), px.StateError, r"params\['n'\] is of int32, and only floating arrays are trained"),
+    (create(Net(), train={"first": True}), px.StateError, "train= says {'first': True} .* write train=lambda"),
+    (create({"w": jnp.ones(1)}, train="w"), px.StateError, "train= says 'w' of a parameter"),
     (create(Net(), train=nnx.BatchStat), px.StateError, r"of {'first'.*, train= leaves no arrays to train"),
     (create(plain_params(), 0.1), px.StateError, r"optimizer is 0\.1; write optimizer=optax\.adam"),
     (create(Net(), mutable={"a": 1}), px.StateError, "has mutable state of its own"),

@@ -40,6 +40,7 @@ FAULTS: dict[str, tuple[int, int, float] | list[str]] = {
     "a loss or gradient that is not finite": [f"{FIT}_outputs.py finite", f"{PROCESSES}training.py finite"],
     "one of several processes raises, leaves or is killed": [f"{PROCESSES}launch.py rank"],
     "one of several processes is stuck": [f"{PROCESSES}initialize.py stuck"],
+    "processes that are lost from a loop, and come back": [f"{PROCESSES}lost.py killed or end"],
     "output of a launch that cannot be written": [f"{PROCESSES}launch.py output_cannot"],
 }
 

@@ -403,6 +403,13 @@ def weak(x: jax.Array) -> Any:
     return lax._convert_element_type(x, weak_type=True)
 
 
+def coordination() -> Any:
+    """Return the client of the store in which the processes of a job write what all read; ``None`` in a lone one."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
 def mesh_entered() -> Any:
     """Return the mesh that ``with mesh:`` entered, which JAX has given up; ``None``: there is none."""
     try:

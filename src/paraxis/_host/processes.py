@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from paraxis._core import arrays, jax_api, placing
 from paraxis._host import digests
@@ -49,7 +50,12 @@ def other_launcher() -> tuple[str, str] | None:
 
 
 def require_joined(what: str) -> None:
-    """Refuse to work alone, and write where all others do, in a rank of ours that has not joined; warn in another's."""
+    """Refuse to work alone, and write where others do, in a rank of ours that has not joined; warn in another's."""
+    if jax.distributed.is_initialized() and jax.config.jax_enable_recoverability:  # pyright: ignore
+        raise StateError(
+            f"{what}: it needs all processes until its end, and px.initialize(lost='continue') lets some die; write "
+            "here.fori_loop(0, steps, lambda i, state: step(state, next(data.batches(i)))[0], state)"
+        )
     variables = (PROCESS, NUM_PROCESSES) if is_launched() else other_launcher()
     if variables is None or jax.distributed.is_initialized():
         return
@@ -66,6 +72,8 @@ def require_joined(what: str) -> None:
 
 
 _LONGEST = 400
+living: tuple[Any, ...] | None = None
+"""The devices of the processes that are not lost; ``None``: all."""
 
 
 def reports(text: str) -> dict[int, str]:
@@ -78,9 +86,8 @@ def reports(text: str) -> dict[int, str]:
     padded = np.zeros(_LONGEST, np.uint8)
     encoded = np.frombuffer(text.encode(errors="replace")[:_LONGEST], np.uint8)
     padded[: encoded.size] = encoded
-    devices = jax.devices()  # a row for each, as processes may have different numbers of them
-    with placing.without_context():
-        target: Any = arrays.sharding(placing.place(placing.Axis("devices", len(devices))))
+    devices = living or tuple(jax.devices())  # a row for each, as processes may have different numbers of them
+    target = NamedSharding(placing.mesh_of(devices), PartitionSpec(placing.DEVICES))
     mine = np.tile(padded, (jax.local_device_count(), 1))
     rows = jax.make_array_from_process_local_data(target, mine, (len(devices), _LONGEST))
     gathered = {device.process_index: row for device, row in zip(devices, arrays.on_host(rows), strict=True)}

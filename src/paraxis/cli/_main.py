@@ -81,6 +81,14 @@ def _add_launch(parser: argparse.ArgumentParser) -> None:
         "--restarts", type=int, default=0, metavar="N", help="start all again after a failure, at most N times"
     )
     parser.add_argument(
+        "--rejoin",
+        dest="rejoins",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start one that failed again alone, at most N times, with px.initialize(lost='continue'); not process 0",
+    )
+    parser.add_argument(
         "--grace",
         type=float,
         default=30.0,

@@ -31,6 +31,7 @@ def launch(
     module: bool = False,
     devices: int | None = None,
     restarts: int = 0,
+    rejoins: int | None = None,
     grace: float = 30.0,
 ) -> int:
     """Run a script in several processes on this machine, and wait until they end.
@@ -50,6 +51,9 @@ def launch(
         devices: the number of devices of each rank: simulated ones on a CPU, else that many of the machine's GPUs;
             ``None``: the visible NVIDIA GPUs are divided evenly among the ranks.
         restarts: how often all ranks are started again after a failure, to resume from the script's checkpoint.
+        rejoins: how often, in all, a rank that has failed is started again alone, of a script with
+            ``px.initialize(lost="continue")``; after that, the others go on without. Rank 0 must live, and its status
+            is the run's. ``None``: a rank that fails ends the others.
         grace: seconds to save and exit after a signal, or to finish after another rank has.
 
     Returns:
@@ -87,7 +91,8 @@ def launch(
                 address = ":".join(map(str, held.getsockname()))
                 common = {COORDINATOR: address, ATTEMPT: f"{attempt}", GRACE: f"{grace}"}
                 own = (_variables(rank, num_processes, devices, gpus) for rank in range(num_processes))
-                status = _run(command, [os.environ | common | variables for variables in own], received, grace)
+                environments = [os.environ | common | variables for variables in own]
+                status = _run(command, environments, received, grace, rejoins)
             if status == 0 or received:
                 break
     return status
@@ -104,36 +109,61 @@ def _variables(rank: int, num_processes: int, devices: int | None, gpus: int) ->
     return variables
 
 
-def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]], received: list[int], grace: float) -> int:
+def _run(
+    command: Sequence[str],
+    environments: Sequence[dict[str, str]],
+    received: list[int],
+    grace: float,
+    rejoins: int | None,
+) -> int:
     """Run the ranks until all have exited with 0, or one has failed, or their time is over. Return the status."""
-    ended, ranks, copies = _Ended(), list[subprocess.Popen[str]](), list[threading.Thread]()
+    ended, ranks, copies = _Ended(), dict[int, subprocess.Popen[str]](), list[threading.Thread]()
+
+    def start(rank: int) -> None:
+        ranks[rank] = process = subprocess.Popen(
+            command,
+            env=environments[rank],
+            process_group=0,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+        )
+        mark = f"[{rank:>{len(str(len(environments) - 1))}}] "
+        own = [_in_thread(_copy, *pair, mark) for pair in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))]
+        _in_thread(_tell_end, rank, process, own, ended)
+        copies.extend(own)
+
+    def outlive(rank: int, status: int) -> bool:
+        """Return whether the others go on, and start this rank again alone if that is left."""
+        nonlocal rejoins
+        if rank == 0 or rejoins is None or received:
+            return False
+        again = rejoins > 0 and ranks[0].poll() is None
+        _say(f"rank {rank} ended with {_how(status)}; {'it is started again' if again else 'the others go on'}")
+        _kill(ranks[rank])
+        if again:
+            rejoins -= 1
+            environments[rank][ATTEMPT] = f"{int(environments[rank][ATTEMPT]) + 1}"
+            start(rank)
+        return True
+
     try:
-        for rank, environment in enumerate(environments):
-            ranks.append(
-                subprocess.Popen(
-                    command,
-                    env=environment,
-                    process_group=0,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    encoding="utf-8",
-                    errors="replace",
-                )
-            )
-            mark = f"[{rank:>{len(str(len(environments) - 1))}}] "
-            streams = ((ranks[rank].stdout, sys.stdout), (ranks[rank].stderr, sys.stderr))
-            own = [_in_thread(_copy, source, target, mark) for source, target in streams]
-            _in_thread(_tell_end, rank, ranks[rank], own, ended)
-            copies += own
-        return _wait(ranks, ended, received, grace)
+        for rank in range(len(environments)):
+            start(rank)
+        return _wait(ranks, ended, received, grace, outlive)
     finally:
-        for process in ranks:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        for process in ranks.values():
+            _kill(process)
         for copy in copies:
             copy.join(timeout=1)  # a child process in a session of its own may hold the stream
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _tell_end(rank: int, process: subprocess.Popen[str], copies: Sequence[threading.Thread], ended: _Ended) -> None:
@@ -149,21 +179,33 @@ def _in_thread(function: Callable[..., Any], *arguments: Any) -> threading.Threa
     return thread
 
 
-def _wait(ranks: Sequence[subprocess.Popen[str]], ended: _Ended, received: list[int], grace: float) -> int:
+def _how(status: int) -> str:
+    return f"status {status}" if status > 0 else signal.Signals(-status).name
+
+
+def _wait(
+    ranks: Mapping[int, subprocess.Popen[str]],
+    ended: _Ended,
+    received: list[int],
+    grace: float,
+    outlive: Callable[[int, int], bool],
+) -> int:
     running, deadline, asked = set(range(len(ranks))), math.inf, False
     while running:
         with contextlib.suppress(queue.Empty):
             rank, status = ended.get(timeout=0.1)
+            if status and outlive(rank, status):
+                running -= {rank} if ranks[rank].poll() is not None else set()
+                continue
             running.discard(rank)
             if status:
-                how = f"status {status}" if status > 0 else signal.Signals(-status).name
-                _say(f"rank {rank} ended with {how}; the others are killed")
+                _say(f"rank {rank} ended with {_how(status)}; the others are killed")
                 return status if status > 0 else 128 - status
             deadline = min(deadline, time.monotonic() + grace)
         if received and not asked:
             asked, deadline = True, time.monotonic() + grace
             _say(f"{signal.Signals(received[0]).name}: asking the ranks to save and exit, within {grace:g} s")
-            for process in ranks:
+            for process in ranks.values():
                 process.terminate()
         if running and (len(received) > 1 or time.monotonic() > deadline):
             why = "a second signal" if len(received) > 1 else f"{grace:g} s (--grace) have passed"

@@ -218,7 +218,9 @@ class Loop:
             metrics = self.trained.advance(stretch.batch, None if self.rule is None else self.verdict.active)
         except Exception as error:
             hint = _hint(self.trained.step, "px.train_step")
-            error.add_note(f"px.fit: raised by step {position.number + 1} ({position}){hint}")
+            first, last = position.number + 2 - stretch.num_steps, position.number + 1
+            which = f"step {last} ({position})" if first == last else f"one of the steps {first} to {last}"
+            error.add_note(f"px.fit: raised by {which}{hint}")
             raise
         self._pending.append((stretch, metrics))
         if len(self._pending) > AHEAD:

@@ -56,13 +56,19 @@ def split(model: Any, key: Any, sample: Any) -> _Parts:
 def partition(form: Form, params: Any, train: Any) -> tuple[Any, Any]:
     """Return the parameters that are trained, and the frozen ones, each with ``None`` for the other's."""
     leaves, structure = jax.tree.flatten(params)
-    mask = [bool(is_trained) for is_trained in form.mask(params, train)]
-    parts = [[x if own is part else None for x, own in zip(leaves, mask, strict=True)] for part in (True, False)]
+    is_filter = form.kind != "NNX module" or not isinstance(train, Mapping)
+    mask = form.mask(params, train) if is_filter else [train]
+    if others := [x for x in mask if isinstance(x, (str, type, Mapping))]:
+        raise StateError(
+            f"TrainState: train= says {others[0]!r} of a parameter, where it has to say True or False; write "
+            "train=lambda path, x: 'head' in path, or of an NNX module a type of its variables, nnx.LoRAParam"
+        )
+    parts = [[x if bool(own) is part else None for x, own in zip(leaves, mask, strict=True)] for part in (True, False)]
     return structure.unflatten(parts[0]), None if all(mask) else structure.unflatten(parts[1])
 
 
 def _mask(params: Any, train: Any) -> list[Any]:
-    if not callable(train) or pytrees.is_model(train):
+    if not callable(train) or isinstance(train, type) or pytrees.is_model(train):
         return pytrees.broadcast_prefix(train, params)
     paths_and_leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=pytrees.is_nnx)
     name = lambda key: getattr(key, "key", jax.tree_util.keystr((key,), simple=True))  # noqa: E731

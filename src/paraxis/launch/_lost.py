@@ -1,0 +1,190 @@
+"""Turns of a loop that outlive the processes they run in: each is repeated, or goes on, on those that live.
+
+Every process has all elements, and placement never changes the answer: one that is lost takes nothing with it. JAX
+tells who lives, by ``live_devices`` with ``jax_enable_recoverability``; it calls both experimental, and so is this.
+"""
+
+import contextlib
+import itertools
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.multihost_utils import ProcessFailureError, live_devices
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+from paraxis._core import jax_api, placing
+from paraxis._host import digests, processes
+from paraxis.errors import DeviceError, StateError
+
+HEARTBEAT = 6  # seconds without a sign of life after which a process is lost
+_TIMEOUT = "--xla_cpu_collective_timeout_seconds"  # without it, a device waits for ever for one that has an error
+_ORDER, _RAISED = "paraxis/order/", "paraxis/raised/"  # keys of what processes tell each other
+
+
+def enable() -> None:
+    """Have JAX let this process live when another is lost. Call it before it joins the others."""
+    jax.config.update("jax_enable_recoverability", True)
+    jax.config.update("jax_enable_preemption_service", False)  # it counts the calls of a process, from its first
+    if _TIMEOUT not in (flags := os.environ.get("XLA_FLAGS", "")):
+        os.environ["XLA_FLAGS"] = f"{flags} {_TIMEOUT}=20".strip()
+
+
+def is_enabled() -> bool:
+    """Return whether this process lives when another is lost."""
+    return jax.distributed.is_initialized() and jax.config.jax_enable_recoverability  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def leave() -> None:
+    """Wait at the end of the program until all that live are there: they need process 0 until they have left it."""
+    with contextlib.suppress(Exception), live_devices(jax.devices()):
+        pass
+    if jax.process_index() == 0:
+        time.sleep(2)
+
+
+class Members:
+    """The processes that live, as this one knows them, and the mesh of their devices."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, int] | None = None  # of each device, the incarnation of its process
+        self._mesh: Any = None
+        self._orders: dict[tuple[int, ...], list[str]] = {}  # of devices, each set of incarnations; in process 0
+
+    def together(self, turn: Callable[[bool], Any]) -> Any:
+        """Return ``turn(is_new)``, called on the mesh of those that live, until none of them is lost meanwhile.
+
+        ``is_new`` says that they are others than in the turn before. What one raises ends the turn in all.
+        """
+        while True:
+            client, own = jax_api.coordination(), f"{_RAISED}{jax.process_index()}"
+            try:
+                with live_devices(jax.devices()), _telling(client, own):
+                    members = dict[Any, int](live_devices.devices or {})
+                    if is_new := members != self._known:
+                        self._enter(members)
+                    with jax.set_mesh(self._mesh):
+                        result, failure = jax.block_until_ready(turn(is_new)), None
+            except ProcessFailureError as error:
+                lost = sorted({device.process_index for device in error.failed_devices})
+                sys.stderr.write(f"paraxis: lost process {', '.join(map(str, lost))}; the others repeat the turn\n")
+                for number in {*lost, jax.process_index()}:
+                    client.key_value_delete(f"{_RAISED}{number}")
+                self._known = None
+                continue
+            except Exception as error:
+                result, failure = None, error
+            if raised := client.key_value_dir_get(_RAISED):
+                key, told = min(raised, key=lambda item: float(item[1].partition(" ")[0]))
+                if failure is not None and key == own:
+                    raise failure
+                time.sleep(1)  # JAX ends all with process 0, and one of them has more to tell
+                number, text = key.rpartition("/")[2], told.partition(" ")[2]
+                raise DeviceError(f"fori_loop: process {number} cannot continue: {text}") from failure
+            return result
+
+    def _enter(self, members: dict[Any, int]) -> None:
+        """Make a mesh of these devices, in an order which no other incarnations of them had.
+
+        Between CPU devices, jaxlib (0.12) keeps connections by the devices' numbers in their order, a dead one's too.
+        """
+        devices, number = sorted(members, key=lambda device: device.id), 0
+        if devices[0].platform == "cpu":
+            client, key = jax_api.coordination(), _ORDER + digests.of_bytes(repr([*members.values()]).encode())
+            if jax.process_index() == 0:
+                known = self._orders.setdefault(tuple(device.id for device in devices), [])
+                if key not in known:
+                    known.append(key)
+                    client.key_value_set(key, str(known.index(key)))
+            number = int(client.blocking_key_value_get(key, 60_000))
+            if number >= math.factorial(len(devices)):
+                raise DeviceError(
+                    f"fori_loop: {len(devices)} CPU devices have met {number} times, in each order that there is; "
+                    "start all processes again, with more devices: paraxis launch --devices 2"
+                )
+        if self._mesh is not None:
+            jax.clear_caches()  # of programs for other devices
+        processes.living = next(itertools.islice(itertools.permutations(devices), number, None))
+        self._known, self._mesh = members, placing.mesh_of(processes.living)
+
+
+@contextlib.contextmanager
+def _telling(client: Any, key: str) -> Iterator[None]:
+    """Tell the others of an exception, and when; ``live_devices`` raises it here alone if no process was lost."""
+    try:
+        yield
+    except Exception as error:
+        client.key_value_set(key, f"{time.time()} {type(error).__name__}: {error}", allow_overwrite=True)
+        raise
+
+
+_members: Members | None = None
+
+
+def fori_loop(lower: int, upper: int, body: Callable[[int, Any], Any], init: Any) -> Any:
+    """Return the state after the turns; see :meth:`paraxis.launch.Processes.fori_loop`."""
+    global _members
+    if _members is not None:
+        raise StateError(
+            "fori_loop: a job whose processes may be lost has one loop, as one that comes back begins with the first; "
+            "write one body for both, def body(i, state): … if i < 100 else …"
+        )
+    _members, number, state = Members(), lower, init
+
+    def turn(is_new: bool) -> tuple[int, Any]:
+        start, before = newest(number, state) if is_new else (number, state)
+        if start >= upper:
+            return start, before
+        # A copy, as the body may consume it, and the turn be repeated.
+        copy = jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, before)
+        return start + 1, _whole(body(start, copy))
+
+    while number < upper:
+        number, state = _members.together(turn)
+    return state
+
+
+def _whole(state: Any) -> Any:
+    """Return a state, of which this process has every value."""
+    for path, x in jax.tree_util.tree_leaves_with_path(state):
+        if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
+            raise StateError(
+                f"fori_loop: body's state{jax.tree_util.keystr(path)} is divided among processes, so one that is lost "
+                "takes its part with it; return px.gather(x), or a mean or a sum"
+            )
+    return state
+
+
+def newest(number: int, state: Any) -> tuple[int, Any]:
+    """Return the number of turns and the state, in NumPy, of the process that has come furthest.
+
+    Communicates: what ``reports`` does, and an all-reduce of the state's bytes.
+    """
+    leaves, structure = jax.tree.flatten(state)
+    keys = [isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in leaves]
+    pairs = [*zip(leaves, keys, strict=True)]
+    hosts = [np.asarray(jax.random.key_data(x) if is_key else x) for x, is_key in pairs]
+    kind = digests.of_bytes(repr([(x.dtype, x.shape) for x in hosts]).encode())
+    reports = {process: report.split() for process, report in processes.reports(f"{number} {kind}").items()}
+    if {other for _, other in reports.values()} != {kind}:
+        raise StateError("fori_loop: the state has other leaves, shapes or dtypes in one process than in another")
+    owner = max(reports, key=lambda process: (int(reports[process][0]), -process))
+    mine = np.frombuffer(b"".join(x.tobytes() for x in hosts), np.uint8)
+    rows = np.zeros((jax.local_device_count(), mine.size), np.uint8)
+    rows[0] = mine if owner == jax.process_index() else 0
+    mesh = jax.sharding.get_mesh()
+    sent = jax.make_array_from_process_local_data(NamedSharding(mesh, P(placing.DEVICES)), rows, (mesh.size, mine.size))
+    total = jax.jit(lambda x: jnp.sum(x, 0, dtype=x.dtype), out_shardings=NamedSharding(mesh, P()))
+    taken = np.asarray(total(sent)).tobytes()
+    received, start = list[Any](), 0
+    for x, (leaf, is_key) in zip(hosts, pairs, strict=True):
+        y = np.frombuffer(taken[start : start + x.nbytes], x.dtype).reshape(x.shape)
+        received.append(jax.random.wrap_key_data(jnp.asarray(y), impl=jax.random.key_impl(leaf)) if is_key else y)
+        start += x.nbytes
+    return int(reports[owner][0]), jax.tree.unflatten(structure, received)
