@@ -22,11 +22,11 @@ class Size(NamedTuple):
 
 
 BUDGETS = {  # lines
-    "_core": 4_320,  # 3,600 were planned: other interpreters of jaxprs took 200, lanes 535, dealing elements 50
+    "_core": 4_325,  # 3,600 were planned: other interpreters of jaxprs took 200, lanes 535, dealing elements 50
     "_host": 640,  # 600 were planned: a map that tries tasks again
     "cli": 420,
     "ensembles": 825,  # 800 were planned: members of shapes
-    "launch": 550,
+    "launch": 770,  # 550 were planned: processes that are lost, and come back, took 285
     "reports": 2_860,  # 2,600 were planned: traffic by line took 95, px.balance 150, lowerings side by side 45
     "solve": 3_840,  # with _tables, which only it reads; 3,700 were planned: losses, offsets, searches, limits took 140
     "streaming": 2_250,  # 2,000 were planned: elements that fail, rows as they come, and several processes took 560
@@ -35,7 +35,7 @@ BUDGETS = {  # lines
     "train": 3_490,  # 3,300 were planned: weights, threads and digests of rows, frozen parameters, members in the loop
     "transforms": 1_300,
 }
-ALL = Size(20_780, 12_310, 150)  # 20,000 and 11,500 were planned: the rooms above say what is over
+ALL = Size(21_090, 12_500, 150)  # 20,000 and 11,500 were planned: the rooms above say what is over
 TESTS = 19_000
 
 

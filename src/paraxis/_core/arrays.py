@@ -265,6 +265,12 @@ def gather_processes(values: Any) -> Any:
     return jax.tree.map(lambda x: x if _is_local(x) or x.is_fully_replicated else whole(x), values)
 
 
+def of_processes(rows: np.ndarray, devices: tuple[Any, ...]) -> jax.Array:
+    """Return an array with a row for each of these devices, of which each process passes those of its own."""
+    target = NamedSharding(placing.mesh_of(devices), P(placing.DEVICES))
+    return jax.make_array_from_process_local_data(target, rows, (len(devices), *rows.shape[1:]))
+
+
 def local_copy(values: Any) -> Any:
     """Return what :func:`gather_processes` does, on one device of this process."""
     return jax.tree.map(lambda x: x if _is_local(x) else x.addressable_data(0), gather_processes(values))

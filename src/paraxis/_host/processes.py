@@ -18,9 +18,8 @@ from typing import Any, Self
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
-from paraxis._core import arrays, jax_api, placing
+from paraxis._core import arrays, jax_api
 from paraxis._host import digests
 from paraxis.errors import DataError, DeviceError, StateError
 
@@ -87,9 +86,7 @@ def reports(text: str) -> dict[int, str]:
     encoded = np.frombuffer(text.encode(errors="replace")[:_LONGEST], np.uint8)
     padded[: encoded.size] = encoded
     devices = living or tuple(jax.devices())  # a row for each, as processes may have different numbers of them
-    target = NamedSharding(placing.mesh_of(devices), PartitionSpec(placing.DEVICES))
-    mine = np.tile(padded, (jax.local_device_count(), 1))
-    rows = jax.make_array_from_process_local_data(target, mine, (len(devices), _LONGEST))
+    rows = arrays.of_processes(np.tile(padded, (jax.local_device_count(), 1)), devices)
     gathered = {device.process_index: row for device, row in zip(devices, arrays.on_host(rows), strict=True)}
     return {number: bytes(row).rstrip(b"\0").decode(errors="ignore") for number, row in gathered.items() if row.any()}
 

@@ -124,7 +124,7 @@ def initialize(*, stuck_after: float = 0, lost: Literal["raise", "continue"] = "
 
 
 def _join(*, continues: bool) -> Processes:
-    heartbeat = _lost.HEARTBEAT if continues else 30
+    options: dict[str, Any] = {"heartbeat_timeout_seconds": _lost.HEARTBEAT} if continues else {}
     if not jax.distributed.is_initialized():
         is_launched = processes.is_launched()
         if not is_launched and not _detects_cluster():
@@ -140,9 +140,9 @@ def _join(*, continues: bool) -> Processes:
         if continues:
             _lost.enable()
         if is_launched:
-            return _join_launched(heartbeat)
+            return _join_launched(options)
         _schedulers.require_all_gpus()
-        jax.distributed.initialize(heartbeat_timeout_seconds=heartbeat)
+        jax.distributed.initialize(**options)
     elif continues and not _lost.is_enabled():
         raise DeviceError(
             "px.initialize(lost='continue'): jax.distributed.initialize() has joined the processes already, and ends "
@@ -151,7 +151,7 @@ def _join(*, continues: bool) -> Processes:
     return Processes(jax.process_index(), jax.process_count())
 
 
-def _join_launched(heartbeat: int) -> Processes:
+def _join_launched(options: dict[str, Any]) -> Processes:
     try:
         coordinator, grace = os.environ[COORDINATOR], float(os.environ.get(GRACE, 300))
         host, _ = coordinator.rsplit(":", 1)
@@ -173,8 +173,8 @@ def _join_launched(heartbeat: int) -> Processes:
         cluster_detection_method="deactivate",
         coordinator_bind_address=coordinator if is_local else None,
         initialization_timeout=60,
-        heartbeat_timeout_seconds=heartbeat,
         shutdown_timeout_seconds=max(1, round(grace)),
+        **{"heartbeat_timeout_seconds": 30} | options,
     )
     if is_local:
         _collect_at(host)

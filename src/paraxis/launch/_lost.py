@@ -16,14 +16,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.multihost_utils import ProcessFailureError, live_devices
-from jax.sharding import NamedSharding, PartitionSpec as P
 
-from paraxis._core import jax_api, placing
+from paraxis._core import arrays, jax_api, placing
 from paraxis._host import digests, processes
 from paraxis.errors import DeviceError, StateError
 
 HEARTBEAT = 6  # seconds without a sign of life after which a process is lost
+_together = jax_api.multihost_utils
 _TIMEOUT = "--xla_cpu_collective_timeout_seconds"  # without it, a device waits for ever for one that has an error
 _ORDER, _RAISED = "paraxis/order/", "paraxis/raised/"  # keys of what processes tell each other
 
@@ -43,7 +42,7 @@ def is_enabled() -> bool:
 
 def leave() -> None:
     """Wait at the end of the program until all that live are there: they need process 0 until they have left it."""
-    with contextlib.suppress(Exception), live_devices(jax.devices()):
+    with contextlib.suppress(Exception), _together.live_devices(jax.devices()):
         pass
     if jax.process_index() == 0:
         time.sleep(2)
@@ -65,13 +64,13 @@ class Members:
         while True:
             client, own = jax_api.coordination(), f"{_RAISED}{jax.process_index()}"
             try:
-                with live_devices(jax.devices()), _telling(client, own):
-                    members = dict[Any, int](live_devices.devices or {})
+                with _together.live_devices(jax.devices()), _telling(client, own):
+                    members = dict[Any, int](_together.live_devices.devices or {})
                     if is_new := members != self._known:
                         self._enter(members)
                     with jax.set_mesh(self._mesh):
                         result, failure = jax.block_until_ready(turn(is_new)), None
-            except ProcessFailureError as error:
+            except _together.ProcessFailureError as error:
                 lost = sorted({device.process_index for device in error.failed_devices})
                 sys.stderr.write(f"paraxis: lost process {', '.join(map(str, lost))}; the others repeat the turn\n")
                 for number in {*lost, jax.process_index()}:
@@ -178,10 +177,7 @@ def newest(number: int, state: Any) -> tuple[int, Any]:
     mine = np.frombuffer(b"".join(x.tobytes() for x in hosts), np.uint8)
     rows = np.zeros((jax.local_device_count(), mine.size), np.uint8)
     rows[0] = mine if owner == jax.process_index() else 0
-    mesh = jax.sharding.get_mesh()
-    sent = jax.make_array_from_process_local_data(NamedSharding(mesh, P(placing.DEVICES)), rows, (mesh.size, mine.size))
-    total = jax.jit(lambda x: jnp.sum(x, 0, dtype=x.dtype), out_shardings=NamedSharding(mesh, P()))
-    taken = np.asarray(total(sent)).tobytes()
+    taken = arrays.on_host(jnp.sum(arrays.of_processes(rows, processes.living or ()), 0, dtype=rows.dtype)).tobytes()
     received, start = list[Any](), 0
     for x, (leaf, is_key) in zip(hosts, pairs, strict=True):
         y = np.frombuffer(taken[start : start + x.nbytes], x.dtype).reshape(x.shape)
