@@ -45,7 +45,7 @@ def main(turns: int, plan: Any) -> None:
         if plan == {} and here.process == 1 and i == 3:
             raise ValueError("row 4711 is bad")
         if jax.sharding.get_mesh().size < full:
-            time.sleep(0.3)  # until it is here again
+            time.sleep(3)  # it comes back before the end
         w, trained, key, count = state
         trained, _ = step(trained, next(data.batches(i)))
         return w - 0.1 * gradient(w, CLIENTS), trained, jax.random.fold_in(key, i), count + 1

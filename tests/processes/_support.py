@@ -44,9 +44,11 @@ def launched(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
     for name in set(os.environ) - set(plain_environment()):
         monkeypatch.delenv(name)
 
-    def run(script: str, *arguments: str, n: int = 2, **options: Any) -> tuple[int, str, str]:
+    def run(
+        script: str, *arguments: str, n: int = 2, timeout: float = _TIMEOUT, **options: Any
+    ) -> tuple[int, str, str]:
         capfd.readouterr()
-        timer = threading.Timer(_TIMEOUT, kill_what_was_launched)
+        timer = threading.Timer(timeout, kill_what_was_launched)
         timer.start()
         try:
             status = launch(script, arguments, num_processes=n, **options)

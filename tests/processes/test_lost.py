@@ -43,7 +43,7 @@ def random_plan(seed: int, kills: int) -> dict[str, list[int]]:
     [(1, {"2": [4]}), *(pytest.param(2, random_plan(seed, 20), marks=pytest.mark.slow) for seed in range(2))],
 )
 def test_processes_that_are_killed_change_no_number(launched: Launch, devices: int, plan: dict[str, list[int]]) -> None:
-    status, out, error = launched(SCRIPT, f"{TURNS}", json.dumps(plan), n=3, devices=devices, rejoins=20)
+    status, out, error = launched(SCRIPT, f"{TURNS}", json.dumps(plan), n=3, timeout=900, devices=devices, rejoins=20)
     assert status == 0, out + error
     assert error.count("started again") == sum(map(len, plan.values()))
     ends = [line.partition("END ")[2] for line in out.splitlines() if "END" in line]
