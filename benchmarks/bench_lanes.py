@@ -4,7 +4,6 @@ Widths of lanes are shares of the number of elements.
 """
 
 import functools
-import importlib
 import time
 from typing import Any
 
@@ -13,23 +12,9 @@ import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
+import samplers
 
 import paraxis as px
-
-
-def funnel(x):
-    return -((x[0] / 3) ** 2) / 2 - jnp.sum(x[1:] ** 2 * jnp.exp(-x[0])) / 2 - x[0] * (x.shape[0] - 1) / 2
-
-
-def gaussian(x):
-    return -jnp.sum((x / jnp.geomspace(0.05, 1.0, x.shape[0])) ** 2) / 2
-
-
-def chain(density, dim, step_size, key):
-    """200 draws of BlackJAX's NUTS."""
-    kernel: Any = importlib.import_module("blackjax").nuts(density, step_size, jnp.ones(dim))  # it starts JAX
-    draw = lambda state, key: (kernel.step(key, state)[0], state.position)  # noqa: E731
-    return jax.lax.scan(draw, kernel.init(jnp.full(dim, 0.1)), jax.random.split(key, 200))[1]
 
 
 def van_der_pol(mu):
@@ -74,8 +59,9 @@ def run(devices: int, repeats: int) -> harness.Tables:
     weights = jnp.asarray(rng.normal(size=(64, 64)) / 8, "float32")
     cases: Any = {
         "fits of 2,000 pixels": (fit, jnp.asarray(pixels, "float32")),
-        "NUTS, funnel of 10, 64 chains": (functools.partial(chain, funnel, 10, 0.3), chains),
-        "NUTS, Gaussian of 32, 64 chains": (functools.partial(chain, gaussian, 32, 0.06), chains),
+        "NUTS, funnel of 10, 64 chains": (functools.partial(samplers.nuts, samplers.funnel, 10, 0.3), chains),
+        "NUTS, Gaussian of 32, 64 chains": (functools.partial(samplers.nuts, samplers.gaussian, 32, 0.06), chains),
+        "elliptical slices, 256 chains": (samplers.slices, jax.random.split(jax.random.key(1), 256)),
         "Van der Pol, 256 solves": (van_der_pol, jnp.asarray(rng.permutation(np.geomspace(0.1, 60, 256)), "float32")),
         "1,024 loops of a product": (functools.partial(product, weights), jnp.asarray(rng.geometric(0.01, 1024))),
     }
@@ -93,6 +79,8 @@ def measured(fn: Any, x: jax.Array, repeats: int) -> tuple[dict[str, float], dic
     widths = {"all": None, "a quarter": len(x) // 4, "an eighth": len(x) // 8}
     rivals = {"vmap": mapped("vmap", None), "at_once=1": mapped("vmap", 1)}
     rivals |= {f"lanes, {name}": mapped("lanes", width) for name, width in widths.items()}
+    if fn is samplers.slices:
+        rivals["vmap of a state machine by hand"] = jax.jit(jax.vmap(samplers.slices_in_one_loop))
     calls, setup = dict[str, Any](), dict[str, float]()
     for name, rival in rivals.items():
         start = time.perf_counter()
