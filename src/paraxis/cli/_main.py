@@ -84,7 +84,6 @@ def _add_launch(parser: argparse.ArgumentParser) -> None:
         "--rejoin",
         dest="rejoins",
         type=int,
-        default=0,
         metavar="N",
         help="start one that failed again alone, at most N times, with px.initialize(lost='continue'); not process 0",
     )
