@@ -130,20 +130,16 @@ def test_checkpoints_of_a_program_that_ends_without_waiting_are_saved(tmp_path: 
     assert list((tmp_path / "1").glob("*crc32*"))
 
 
-def assert_whole(path: Path, step: int) -> None:
-    checkpoints = px.Checkpoints(path, keep=NUM_SAVED)
-    assert checkpoints.latest == step
-    assert same(checkpoints.restore(state(0)).tree, step)
-    checkpoints.save(step + 1, state(step + 1))
-    assert same(checkpoints.restore(state(0)).tree, step + 1)
-    assert sorted(os.listdir(path)) == sorted([*map(str, checkpoints.steps), "paraxis.lock"])
-    assert len(checkpoints.steps) <= NUM_SAVED + 1
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("point", POINTS)
 def test_checkpoints_stays_whole_where_a_process_is_killed_inside_a_save(tmp_path: Path, point: str) -> None:
     with started("-m", "tests.processes._writer", tmp_path, point) as process:
         process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL
-    assert_whole(tmp_path, NUM_SAVED + (point != "the arrays are written"))
+    checkpoints, step = px.Checkpoints(tmp_path, keep=NUM_SAVED), NUM_SAVED + (point != "the arrays are written")
+    assert checkpoints.latest == step
+    assert same(checkpoints.restore(state(0)).tree, step)
+    checkpoints.save(step + 1, state(step + 1))
+    assert same(checkpoints.restore(state(0)).tree, step + 1)
+    assert sorted(os.listdir(tmp_path)) == sorted([*map(str, checkpoints.steps), "paraxis.lock"])
+    assert len(checkpoints.steps) <= NUM_SAVED + 1

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from paraxis.cli import main
+from tests.processes._support import COMMAND
 
 DILOCO = Path(__file__).parents[1] / "examples" / "diloco_sharded.py"
-RUN = "import sys; from paraxis.cli import main; sys.exit(main())"
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
@@ -28,8 +28,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, s
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, where JAX has not started; what the tests' own JAX was told is left out."""
     ours = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
-    command = [sys.executable, "-c", RUN, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=ours, timeout=300, check=False)
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, env=ours, timeout=300, check=False)
 
 
 @pytest.mark.parametrize(

@@ -37,12 +37,6 @@ def step(w: jax.Array, x: jax.Array, y: jax.Array, lr: Any = 0.1) -> tuple[jax.A
     return w - lr * gradient, loss
 
 
-def looped(fn: Step, *rows: Any) -> Any:
-    """``fn`` of each member's arguments, one after the other: the oracle."""
-    results = [jax.jit(fn)(*(jax.tree.map(lambda leaf, i=i: leaf[i], row) for row in rows)) for i in range(SIZE)]
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *results)
-
-
 def check(ens: px.Ensemble, out: Any, expected: Any) -> None:
     assert_close((ens.stacked(), out), jax.tree.map(jnp.asarray, expected))
 
@@ -66,7 +60,8 @@ def test_ensemble_train_shares_arguments_or_gives_each_member_its_own(name: str)
     fn, args, in_axes, alone, rows = CASES[name]
     ens = linear()
     out = ens.train(fn, *args, in_axes=in_axes)
-    check(ens, out, looped(alone, W, *rows))
+    each = [jax.jit(alone)(*own) for own in zip(W, *rows, strict=True)]
+    check(ens, out, jax.tree.map(lambda *leaves: np.stack(leaves), *each))
 
 
 @pytest.mark.parametrize("lowering", ["auto", "vmap"])
@@ -196,13 +191,11 @@ def test_ensemble_train_refuses_what_is_wrong_and_leaves_the_members_alone(case:
     assert_close(ens.stacked(), W)
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Slotted:
     """A step without a ``__dict__``, of which there are no weak references."""
 
-    __slots__ = ("rate",)
-
-    def __init__(self, rate: float) -> None:
-        self.rate = rate
+    rate: float
 
     def __call__(self, w: Any) -> Any:
         return w + self.rate

@@ -14,11 +14,6 @@ import paraxis as px
 from tests._modules import host
 from tests._support import assert_close, values
 
-
-def rival(size: int) -> Callable[..., Any]:
-    return jax.pmap if size <= 8 else lambda fn, **axes: jax.jit(jax.vmap(fn, **axes))
-
-
 AXES: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]], dict[str, Any]]] = {
     "one argument": (lambda x: x * 2, lambda n: (values(n, 3),), {}),
     "the same for all": (lambda w, x: w @ x, lambda n: (values(3, 3), values(n, 3)), {"in_axes": (None, 0)}),
@@ -45,9 +40,10 @@ AXES: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]], dict
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [5, 1, 20])
 def test_pmap_takes_axes_of_arguments_and_results(size: int) -> None:
+    rival: Any = jax.pmap if size <= 8 else lambda fn, **axes: jax.jit(jax.vmap(fn, **axes))
     for name, (fn, make, options) in AXES.items():
         args = make(size)
-        here, there = px.pmap(fn, **options)(*args), rival(size)(fn, **options)(*args)
+        here, there = px.pmap(fn, **options)(*args), rival(fn, **options)(*args)
         try:
             assert_close(host(here), host(there))
         except AssertionError as error:

@@ -72,10 +72,6 @@ def test_train_state_takes_a_filter_of_nnx_and_starts_again_with_another() -> No
     assert_same_bits(state.params["last"], later.frozen["last"])  # the state that was started again is still there
 
 
-def variables() -> Any:
-    return LinenNet().init(jax.random.key(0), jnp.zeros((1, 3)), train=False)
-
-
 def writes(model: Any, batch: Any) -> jax.Array:
     model.first.kernel[...] = model.first.kernel[...] / 2
     return loss(model, batch)
@@ -103,7 +99,11 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (create(Net(), mutable={"a": 1}), px.StateError, "has mutable state of its own"),
     (create({"f": Net()}), px.StateError, "Net in a dict would be trained like parameters"),
     (create(nnx.state(Net())), px.StateError, "would be trained like parameters"),
-    (create(variables()), px.StateError, "batch_stats in a dict would be trained"),
+    (
+        create(LinenNet().init(jax.random.key(0), jnp.zeros((1, 3)))),
+        px.StateError,
+        "batch_stats in a dict would be trained",
+    ),
     (stepped(state=replicate(STATE)), px.StateError, "and not replicated"),
     (stepped(lambda p, b: b["x"][:3, 0] * p["b"][0]), px.DataError, r"has shape \(3,\), but there are 4 rows"),
     (stepped(lambda p, b: jnp.asarray(1)), px.DataError, "a loss of int32"),

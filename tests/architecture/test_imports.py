@@ -62,13 +62,9 @@ def test_the_rooms_are_as_they_are_drawn():
     assert done.returncode == 0, done.stdout + done.stderr
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
     layers = next(contract["layers"] for contract in contracts if contract["id"] == "rooms")
-    assert drawn((ROOT / "docs" / "architecture.md").read_text("utf-8")) == layers
-
-
-def drawn(page: str) -> list[str]:
-    """The layers of the page's first fenced text: what stands before two spaces in a line that begins with a name."""
-    block = page.split("```text\n", 1)[1].split("```", 1)[0]
-    return [line.split("  ")[0] for line in block.splitlines() if line and not line.startswith(" ")]
+    # In the page's first fenced text, what stands before two spaces in a line that begins with a name.
+    block = (ROOT / "docs" / "architecture.md").read_text("utf-8").split("```text\n", 1)[1].split("```", 1)[0]
+    assert [line.split("  ")[0] for line in block.splitlines() if line and not line.startswith(" ")] == layers
 
 
 def breaking(rule: Callable[[str], list[str]], *, but: tuple[str, ...]) -> dict[str, list[str]]:
@@ -93,10 +89,8 @@ def test_few_modules_know_parts_of_jax_that_may_move():
 
 def at_the_top(source: str) -> list[str]:
     """The unstable modules that are imported with the module."""
-    return unstable("\n".join(ast.unparse(node) for node in ast.parse(source).body if isinstance(node, IMPORTS_OF)))
-
-
-IMPORTS_OF = (ast.Import, ast.ImportFrom)
+    body = ast.parse(source).body
+    return unstable("\n".join(ast.unparse(node) for node in body if isinstance(node, ast.Import | ast.ImportFrom)))
 
 
 def test_importing_the_package_needs_one_private_module_of_jax():

@@ -80,12 +80,8 @@ def test_each_room_is_an_attribute_of_the_root_and_dir_shows_it():
     assert set(dir(paraxis)) == {*paraxis.__all__, *(room.__name__.partition(".")[2] for room in rooms), "__version__"}
 
 
-def is_error(x: object) -> bool:
-    return isinstance(x, type) and issubclass(x, BaseException)
-
-
 def test_a_traceback_shows_errors_by_a_name_under_which_they_can_be_caught():
-    for error in filter(is_error, PUBLIC.values()):
+    for error in (x for x in PUBLIC.values() if isinstance(x, type) and issubclass(x, BaseException)):
         assert getattr(importlib.import_module(error.__module__), error.__name__) is error
         assert not re.search(r"(^|\.)_", error.__module__), error
 

@@ -8,8 +8,6 @@ from tests._support import module_at
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "benchmarks"
-
-
 page = module_at(FOLDER / "page.py")
 
 

@@ -16,8 +16,6 @@ from tests._support import module_at
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
-
-
 pages = module_at(ROOT / "docs" / "notebook_pages.py")
 
 

@@ -69,15 +69,6 @@ def _model(w: jax.Array, x: jax.Array) -> None:
     numpyro.sample("y", dist.Normal(slope * w, 1.0), obs=x)
 
 
-def _density(w: jax.Array, x: jax.Array) -> Any:
-    return log_density(_model, (w, x), {}, {"slope": x[0]})[0]
-
-
-def _converted(w: jax.Array, x: jax.Array) -> jax.Array:
-    closed = eqx.filter_closure_convert(lambda y: jnp.tanh(y @ jnp.outer(w, x)), x)
-    return closed(2 * x)
-
-
 def _looped(w: jax.Array, x: jax.Array) -> jax.Array:
     def turn(s: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         return s[0] + 1, jnp.sin(s[1] * w)
@@ -117,8 +108,8 @@ CASES = {
     "diffrax backsolve": Case(_ode(diffrax.Tsit5(), adjoint=diffrax.BacksolveAdjoint())),
     "diffrax direct": Case(_ode(diffrax.Tsit5(), adjoint=diffrax.DirectAdjoint())),
     "blackjax NUTS": Case(_nuts, has_derivative=False),
-    "numpyro density": Case(_density),
-    "equinox closure": Case(_converted),
+    "numpyro density": Case(lambda w, x: log_density(_model, (w, x), {}, {"slope": x[0]})[0]),
+    "equinox closure": Case(lambda w, x: eqx.filter_closure_convert(lambda y: jnp.tanh(y @ jnp.outer(w, x)), x)(2 * x)),
     "equinox loop": Case(_looped),
     "lineax CG": Case(_linear(lineax.CG(rtol=1e-6, atol=1e-6))),
     "lineax Cholesky": Case(_linear(lineax.Cholesky())),
@@ -225,10 +216,6 @@ def test_only_an_element_that_runs_raises_in_lanes(at_once: int | None) -> None:
             jax.block_until_ready(run(most - 1, rates))
 
 
-def _funnel(x: jax.Array) -> jax.Array:
-    return -((x[0] / 3) ** 2) / 2 - jnp.sum(x[1:] ** 2 * jnp.exp(-x[0])) / 2 - x[0] * (x.shape[0] - 1) / 2
-
-
 def _gaussian_chain(key: jax.Array) -> jax.Array:
     density = lambda x: -jnp.sum((x / jnp.geomspace(0.05, 1.0, 32)) ** 2) / 2  # noqa: E731
     kernel: Any = blackjax.nuts(density, 0.06, jnp.ones(32))
@@ -238,7 +225,8 @@ def _gaussian_chain(key: jax.Array) -> jax.Array:
 
 def _funnel_chain(key: jax.Array) -> jax.Array:
     options: Any = {"step_size": 0.3, "adapt_step_size": False, "adapt_mass_matrix": False, "rng_key": key}
-    start, sample = hmc(lambda x: -_funnel(x), algo="NUTS")
+    funnel = lambda x: (x[0] / 3) ** 2 / 2 + jnp.sum(x[1:] ** 2 * jnp.exp(-x[0])) / 2 + x[0] * (len(x) - 1) / 2  # noqa: E731
+    start, sample = hmc(funnel, algo="NUTS")
     draw = lambda state, _: (lambda new: (new, new.num_steps))(sample(state))  # noqa: E731
     return jax.lax.scan(draw, start(jnp.full(10, 0.1), num_warmup=0, **options), None, 100)[1].sum()
 

@@ -48,7 +48,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
         script: str, *arguments: str, n: int = 2, timeout: float = _TIMEOUT, **options: Any
     ) -> tuple[int, str, str]:
         capfd.readouterr()
-        timer = threading.Timer(timeout, kill_what_was_launched)
+        timer = threading.Timer(timeout, lambda: [os.kill(os.getpid(), signal.SIGTERM) for _ in range(2)])
         timer.start()
         try:
             status = launch(script, arguments, num_processes=n, **options)
@@ -58,11 +58,6 @@ def launched(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
         return status, out, error
 
     return run
-
-
-def kill_what_was_launched() -> None:
-    for _ in range(2):
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextlib.contextmanager
