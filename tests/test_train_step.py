@@ -32,10 +32,6 @@ def weighted_mean(params: Any, batch: Any) -> jax.Array:
     return jnp.sum(plain_loss(params, batch) * batch["weight"]) / jnp.sum(batch["weight"])
 
 
-def by_name(name: str, x: Any) -> Any:
-    return {"w": P(None, "batch"), "v": 0}.get(name)
-
-
 # A model, options of the step, the optimiser of the loop, and the share of a state that a device has.
 LAWS: dict[str, Any] = {
     "NNX": (models.of_nnx, {}, ADAM, 1),
@@ -44,7 +40,13 @@ LAWS: dict[str, Any] = {
     "microbatches": (models.of_params, {"microbatches": 5}, ADAM, 1),
     "few rows": (lambda: models.of_params(weighted, weighted_mean), {"microbatches": 20}, ADAM, 1),
     "shard": (models.of_params, {"shard": "params"}, ADAM, 1 / 8),
-    "shard by name": (models.of_params, {"shard": by_name}, ADAM, 0.3),  # which leaves a sixth whole
+    # Which leaves a sixth whole.
+    "shard by name": (
+        models.of_params,
+        {"shard": lambda name, _: {"w": P(None, "batch"), "v": 0}.get(name)},
+        ADAM,
+        0.3,
+    ),
 }
 
 
@@ -250,23 +252,24 @@ def test_train_step_communicates_as_a_step_by_hand() -> None:
     assert_communication(parts, plain_state(), rows(13), all_gather=0, all_to_all=0, collective_permute=0)
 
 
-@pytest.mark.parametrize("at_once", [None, 1, 4])
-def test_train_step_adds_the_gradients_of_a_map_s_chunks_on_each_device_and_sends_them_once(at_once: Any) -> None:
+def test_train_step_adds_the_gradients_of_a_map_s_chunks_on_each_device_and_sends_them_once() -> None:
     """A loss of each row by itself; ``microbatches`` sends each part's."""
 
-    def by_rows(params: Any, batch: Any) -> jax.Array:
-        over = px.Axis("batch", len(batch["x"]), at_once=at_once)
-        row = lambda params, x, y: (models.plain(params, x) - y) ** 2  # noqa: E731
-        return px.map_fn(row, (px.broadcast(params, over), batch["x"], batch["y"]), over)
+    def step_with(at_once: int | None) -> Any:
+        def by_rows(params: Any, batch: Any) -> jax.Array:
+            over = px.Axis("batch", len(batch["x"]), at_once=at_once)
+            row = lambda params, x, y: (models.plain(params, x) - y) ** 2  # noqa: E731
+            return px.map_fn(row, (px.broadcast(params, over), batch["x"], batch["y"]), over)
 
-    num_bytes = sum(x.nbytes for x in plain_params().values())
-    step = px.train_step(by_rows)
-    assert_communication(step, plain_state(), rows(64), all_reduce=1, all_gather=0, max_bytes=num_bytes + 8)
-    parts = px.train_step(plain_loss, microbatches=4)
+        return px.train_step(by_rows)
+
+    num_bytes, parts = sum(x.nbytes for x in plain_params().values()), px.train_step(plain_loss, microbatches=4)
     with pytest.raises(AssertionError, match=f"found {4 * (num_bytes + 4):,}"):
         assert_communication(parts, plain_state(), rows(64), max_bytes=2 * num_bytes)
-    found, expected = (trained(plain_state(), each, [rows(61)])[0].params for each in (step, parts))
-    assert_near(found, expected)
+    expected = trained(plain_state(), parts, [rows(61)])[0].params
+    for step in map(step_with, (None, 1, 4)):
+        assert_communication(step, plain_state(), rows(64), all_reduce=1, all_gather=0, max_bytes=num_bytes + 8)
+        assert_near(trained(plain_state(), step, [rows(61)])[0].params, expected)
 
 
 def test_train_state_begins_in_parts_where_its_step_lays_it() -> None:
