@@ -2,6 +2,7 @@
 
 import itertools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import sklearn.linear_model as oracle
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import paraxis as px
 from paraxis import solve
@@ -162,8 +164,8 @@ def test_estimators_take_columns_in_any_units(ours: Any, theirs: Any, y: Any, co
 @pytest.mark.parametrize("fit_intercept", [True, False])
 def test_least_squares_that_are_not_determined_have_the_least_norm(dtype: Any, fit_intercept: bool) -> None:
     wide = np.random.default_rng(1).normal(size=(20, 50))
-    units = np.stack([X[:, 0], X[:, 1], 1e-3 * (X[:, 0] + X[:, 1]), X[:, 2]], 1)
-    constant = np.concatenate([X, np.full((61, 1), 5.3), np.zeros((61, 1))], 1)
+    units = np.concatenate([X, np.random.default_rng(2).normal(size=(61, 3)), 1e-3 * X[:, :2].sum(1, keepdims=True)], 1)
+    constant = np.concatenate([X, np.full((61, 1), 5.3), np.zeros((61, 3))], 1)  # all but the first have one shape
     for rows in (wide, units, constant, np.concatenate([X, X], 1)):
         y = Y[: len(rows)].astype(dtype)
         model = solve.Ridge(alpha=0.0, fit_intercept=fit_intercept, devices=1).fit(rows.astype(dtype), y)
@@ -215,6 +217,17 @@ def test_estimators_begin_a_warm_start_at_the_end() -> None:
     model = solve.Lasso(0.3, fit_intercept=False, warm_start=True, devices=2, max_iter=1)
     model.coef_ = exact.coef_
     assert_same_fit(model.fit(X, Y), exact, 1e-6)
+
+
+NAMES = "LogisticRegression", "Ridge", "LinearRegression", "PoissonRegressor", "Lasso", "ElasticNet"
+# On one device: what the suite asks for does not depend on the number, and each of its shapes is compiled.
+CHECKED = [solve.LogisticRegression(l1_ratio=0.5, devices=1), *(getattr(solve, name)(devices=1) for name in NAMES)]
+
+
+@pytest.mark.slow
+@parametrize_with_checks(CHECKED)
+def test_estimators_pass_scikit_learn_s_checks(estimator: Any, check: Callable[[Any], None]) -> None:
+    check(estimator)
 
 
 @pytest.mark.slow
