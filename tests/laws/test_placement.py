@@ -82,22 +82,24 @@ def oracle(size: int) -> Program:
     return run
 
 
-def total(f: Program) -> Callable[[jax.Array, jax.Array], jax.Array]:
+def total(f: Callable[..., Any]) -> Callable[..., jax.Array]:
     """A scalar in which every result counts, each by another factor."""
 
-    def run(w: jax.Array, x: jax.Array) -> jax.Array:
-        leaves = jax.tree.leaves(f(w, x))
+    def run(*args: jax.Array) -> jax.Array:
+        leaves = jax.tree.leaves(f(*args))
         return sum((jnp.sum(leaf) * (1.0 + i / 7) for i, leaf in enumerate(leaves)), jnp.zeros(()))
 
     return run
 
 
-def with_gradients(f: Program) -> Program:
-    def scalar(w: jax.Array, x: jax.Array) -> tuple[jax.Array, Any]:
-        results = f(w, x)
-        return total(lambda *_: results)(w, x), results
+def with_gradients(f: Callable[..., Any]) -> Callable[..., Any]:
+    """The results, their total, and its gradient by every argument."""
 
-    return jax.value_and_grad(scalar, argnums=(0, 1), has_aux=True)
+    def scalar(*args: jax.Array) -> tuple[jax.Array, Any]:
+        results = f(*args)
+        return total(lambda: results)(), results
+
+    return lambda *args: jax.value_and_grad(scalar, argnums=tuple(range(len(args))), has_aux=True)(*args)
 
 
 def _in_scan(f: Program) -> Program:

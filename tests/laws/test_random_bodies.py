@@ -16,6 +16,7 @@ import pytest
 
 import paraxis as px
 from tests._support import assert_close, axis_on, in_double, values
+from tests.laws.test_placement import with_gradients
 
 NUM_AT_NIGHT = 600
 SEEDS_OF_EVERY_DAY = [1, 2, 3, 4, 6, 35]  # every place, every reduction, and another body that calls back
@@ -110,20 +111,6 @@ def arguments(size: int, seed: int) -> tuple[jax.Array, ...]:
     return tuple(values(*shape, seed=seed + k) - 0.3 for k, shape in enumerate(shapes))
 
 
-def with_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
-    """The results, and the gradient, by every argument, of a number in which all of them count."""
-
-    def scalar(*args: jax.Array) -> tuple[jax.Array, Any]:
-        results = f(*args)
-        return sum((jnp.sum(y) * (1.0 + i / 7) for i, y in enumerate(results)), jnp.zeros(())), results
-
-    def run(*args: jax.Array) -> Any:
-        (_, results), gradient = jax.value_and_grad(scalar, argnums=tuple(range(len(args))), has_aux=True)(*args)
-        return results, gradient
-
-    return run
-
-
 SEEDS = [s if s in SEEDS_OF_EVERY_DAY else pytest.param(s, marks=pytest.mark.slow) for s in range(NUM_AT_NIGHT)]
 
 
@@ -143,6 +130,7 @@ def test_reductions_of_any_body_and_their_gradients_are_those_of_vmap(seed: int)
     def oracle(p: jax.Array, r: jax.Array, x: jax.Array, y: jax.Array, w: jax.Array) -> Any:
         return there(jax.vmap(functools.partial(body, p, r))(x, y), w)
 
-    expected = in_double(with_gradient(oracle), *args)
-    scale = max(1.0, *(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(expected)))
-    assert_close(jax.jit(with_gradient(program))(*args), expected, rtol=1e-4, atol=2e-5 * scale)
+    expected = in_double(with_gradients(oracle), *args)
+    (_, results), gradient = expected
+    scale = max(1.0, *(float(np.abs(leaf).max()) for leaf in jax.tree.leaves((results, gradient))))
+    assert_close(jax.jit(with_gradients(program))(*args), expected, rtol=1e-4, atol=2e-5 * scale)
