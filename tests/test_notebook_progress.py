@@ -56,8 +56,7 @@ def test_fit_in_a_notebook_shows_one_area_that_changes(kernel: Kernel, capfd: py
     assert "step 5 of 10, epoch 1 of 2  loss 0.2  test/<b> 0.25" in forms[-1]["text/plain"]
     assert '<progress value="10" max="10">' in forms[-1]["text/html"]
     assert "test/&lt;b&gt; 0.25" in forms[-1]["text/html"]
-    captured = capfd.readouterr()
-    assert (captured.out, captured.err) == ("", "")
+    assert capfd.readouterr() == ("", "")
 
 
 def test_fit_in_a_notebook_shows_a_form_a_quarter_of_a_second(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,8 +85,7 @@ def test_stream_in_a_notebook_shows_one_area_that_changes(kernel: Kernel, capfd:
     assert forms[-1]["text/plain"].startswith("pass 1 of 1: 40 of 40 <rows>, ")
     assert '<progress value="40" max="40">' in forms[-1]["text/html"]
     assert "&lt;rows&gt;" in forms[-1]["text/html"]
-    captured = capfd.readouterr()
-    assert (captured.out, captured.err) == ("", "")
+    assert capfd.readouterr() == ("", "")
 
 
 def test_ensemble_fit_in_a_notebook_shows_one_area_that_changes_unless_it_is_off(kernel: Kernel) -> None:
