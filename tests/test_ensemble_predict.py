@@ -1,7 +1,7 @@
 """Averages over members against NumPy in float64: of probabilities, of values, of moments, of mixtures."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -30,13 +30,24 @@ def linear(devices: int = 3, weights: Any = W, apply: Apply | None = apply_linea
     return px.ensemble(lambda key, w: w, len(weights), 0, weights, apply=apply, mesh=mesh_of(devices), **options)
 
 
-AVERAGES: dict[str, tuple[Apply, Callable[[np.ndarray], Any]]] = {
+def largest(outputs: Any, axis: px.Axis, where: Any) -> Any:
+    """An average of a user's."""
+    return px.reduce_max(outputs, axis, where=where)
+
+
+AVERAGES: dict[Any, tuple[Apply, Callable[[np.ndarray], Any]]] = {
     "softmax": (apply_linear, lambda x: softmax(x).mean(0)),
     "sigmoid": (apply_linear, lambda x: (1 / (1 + np.exp(-x))).mean(0)),
     "mean": (apply_linear, lambda x: x.mean(0)),
     "moments": (apply_linear, lambda x: (x.mean(0), x.var(0))),
     "mixture": (lambda w, x: (x @ w, (x @ w) ** 2 + 0.5), lambda x: (x.mean(0), (x**2 + 0.5).mean(0) + x.var(0))),
+    largest: (apply_linear, lambda x: x.max(0)),
 }
+
+
+def test_each_average_that_can_be_named_has_an_oracle() -> None:
+    names, _ = get_args(get_type_hints(px.Ensemble.predict)["average"])
+    assert {*get_args(names), largest} == {*AVERAGES}
 
 
 def check(actual: Any, expected: Any) -> None:

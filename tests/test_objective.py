@@ -75,6 +75,7 @@ def test_objective_of_a_distribution_is_minus_the_likelihood_of_scipy() -> None:
             counts,
             lambda m: -scipy.stats.nbinom.logpmf(counts, 2, 1 / (1 + 0.5 * m)),
         ),
+        (objective.glm(lambda z, y: jnp.exp(z) - y * z), counts, lambda m: -scipy.stats.poisson.logpmf(counts, m)),
         (objective.glm("gamma"), positive, lambda m: -scipy.stats.gamma.logpdf(positive, 1, scale=m)),
         (objective.glm("tweedie", power=3), positive, lambda m: (positive - m) ** 2 / (2 * positive * m**2)),
         (objective.glm("tweedie", power=0), positive, lambda m: (positive - m) ** 2 / 2),

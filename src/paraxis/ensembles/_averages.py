@@ -1,5 +1,6 @@
 """Averages over members: what is taken of each, and how it is combined."""
 
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import jax
@@ -11,11 +12,12 @@ from paraxis._core.verbs import broadcast, map_fn
 from paraxis.errors import DataError
 from paraxis.train._loss import wide
 
-Average = Literal["softmax", "sigmoid", "mean", "moments", "mixture"]
-NAMES: tuple[str, ...] = get_args(Average)
+Name = Literal["softmax", "sigmoid", "mean", "moments", "mixture"]
+NAMES: tuple[str, ...] = get_args(Name)
+Average = Name | Callable[[Any, Axis, Any], Any]  # of predictions (size, ...), the members' axis, and which count
 
 
-def of_each(average: str, prediction: Any, inputs: tuple[Any, ...]) -> Any:
+def of_each(average: Average, prediction: Any, inputs: tuple[Any, ...]) -> Any:
     """Return what is averaged of one member's prediction, at least float32."""
     if average == "mixture" and not (isinstance(prediction, tuple) and len(prediction) == 2):
         raise DataError("ensemble.predict: average='mixture' needs a model that gives (mean, variance)")
@@ -26,9 +28,11 @@ def of_each(average: str, prediction: Any, inputs: tuple[Any, ...]) -> Any:
     return jax.tree.map(jax.nn.sigmoid, found) if average == "sigmoid" else found
 
 
-def combined(average: str, rows: Any, axis: Axis, where: Any) -> Any:
+def combined(average: Average, rows: Any, axis: Axis, where: Any) -> Any:
     """Combine what :func:`of_each` took, ``(size, ...)``. Communicates: one all-reduce for each part of the result."""
-    if average not in ("moments", "mixture"):
+    if callable(average):
+        return average(rows, axis, where)
+    if average in ("softmax", "sigmoid", "mean"):
         return reduce_mean(rows, axis, where=where)
     means, within = rows if average == "mixture" else (rows, None)
     # The mean of squares less the square of the mean would lose a variance that is small beside the mean.

@@ -207,7 +207,8 @@ class Ensemble:
             average: what to average: ``"softmax"``, probabilities of logits ``(..., classes)``; ``"sigmoid"``, those
                 of logits entry by entry; ``"mean"``, outputs; ``"moments"``, outputs, with their variance between
                 members (``ddof=0``); ``"mixture"``, of models that return ``(mean, variance)``: mean and variance of
-                the mixture of these normal distributions (Lakshminarayanan et al. 2017, arXiv 1612.01474).
+                the mixture of these normal distributions (Lakshminarayanan et al. 2017, arXiv 1612.01474). Or a
+                function of your own, ``average(outputs, axis, where)``, of placed outputs ``(size, ...)``.
             where: booleans ``(size,)``, such as ``ens.finite()``; members with ``False`` are left out, NaN or not.
             apply, in_axes: as in :func:`ensemble` and :meth:`train`, for this call.
 
@@ -228,7 +229,8 @@ class Ensemble:
         self, *inputs: Any, average: Any = "softmax", where: Any = None, apply: Any = None, in_axes: Any = None
     ) -> tuple[Any, ...]:
         """Return the program of :meth:`predict`, and what it is called with."""
-        check.one_of("ensemble.predict", "average", average, _averages.NAMES)
+        if not callable(average):
+            check.one_of("ensemble.predict", "average", average, _averages.NAMES)
         program, args = self._prepared(average, apply or self._apply, Form.apply, inputs, in_axes)
         return program, self._members, args, np.asarray(where) if isinstance(where, (list, tuple)) else where
 
@@ -266,7 +268,7 @@ class Ensemble:
         here = dataclasses.replace(self, _members=jax.tree.map(rows, self._members), _placement=placement)
         return here, jax.eval_shape(lambda *args: args, *args)
 
-    def _prepared(self, kind: str, fn: Any, one: Callable[..., Any], args: Any, in_axes: Any) -> tuple[Any, Any]:
+    def _prepared(self, kind: Any, fn: Any, one: Callable[..., Any], args: Any, in_axes: Any) -> tuple[Any, Any]:
         """Return the program of ``one(form, fn, state, args)`` for all members, and arguments that it takes.
 
         ``kind`` says what is done with the results. As by ``jax.jit``, a program is kept while its function lives.
@@ -299,9 +301,14 @@ class Ensemble:
             programs[key] = alive, self._compiled(kind, held, one, own)
         return programs[key][1], args
 
-    def _compiled(self, kind: str, held: Callable[[], Any], one: Callable[..., Any], own: tuple[bool, ...]) -> Any:
+    def _compiled(self, kind: Any, held: Callable[[], Any], one: Callable[..., Any], own: tuple[bool, ...]) -> Any:
         """Return the jitted function; it does not keep the ensemble, nor the user's function, which is ``held``."""
-        form, placement, lowering, average = self._form, self._placement, self._lowering, kind in _averages.NAMES
+        form, placement, lowering, average = (
+            self._form,
+            self._placement,
+            self._lowering,
+            callable(kind) or kind in _averages.NAMES,
+        )
 
         def element(state: State, args: tuple[Any, ...]) -> Any:
             with axis_advice(f"ensemble: write the axis of the members, px.psum(x, {placement.axis.name!r})"):

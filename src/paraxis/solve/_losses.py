@@ -128,6 +128,12 @@ LOSSES = {
 }
 
 
+@functools.lru_cache
+def of_cost(cost: Callable[[Any, Any], jax.Array]) -> Loss:
+    """Return a user's loss. Its curvature, which scales steps, is taken for 1: it may vanish far from the targets."""
+    return _by_output(cost, curvature=jnp.ones_like)
+
+
 @functools.lru_cache(maxsize=128)
 def tweedie(power: float) -> Loss:
     """Return half the deviance of a variance ``mean**power``, but for what depends on the targets alone."""

@@ -8,6 +8,7 @@ to the linear model's predictions. The rows may lie on any devices in any way, a
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import jax
@@ -16,7 +17,7 @@ import numpy as np
 
 from paraxis._core import arrays, check
 from paraxis.errors import DataError
-from paraxis.solve._losses import LOSSES, Loss, negative_binomial, tweedie
+from paraxis.solve._losses import LOSSES, Loss, negative_binomial, of_cost, tweedie
 from paraxis.solve._problem import Linear
 from paraxis.solve._rows import require_sum
 from paraxis.solve._streaming import TableRows
@@ -46,8 +47,9 @@ class LinearObjective:
         loss: ``"softmax"`` (classes, an output for each), ``"logistic"`` (targets 0 and 1, or between), ``"squared"``
             (half the squared residual), ``"huber"`` (quadratic up to a residual of 1, linear beyond it); or, with a
             logarithmic link and without the terms that depend on the targets alone, ``"poisson"`` (counts),
-            ``"negative_binomial"`` (counts), ``"gamma"`` (positive numbers) or ``"tweedie"``. Several outputs are
-            several fits: the loss is a mean over the rows and a sum over the outputs.
+            ``"negative_binomial"`` (counts), ``"gamma"`` (positive numbers) or ``"tweedie"``; or a function of your
+            own, ``loss(predictions, targets)`` → what each costs, of arrays of one shape, convex in predictions.
+            Several outputs are several fits: the loss is a mean over the rows and a sum over the outputs.
         intercept: whether ``params`` are a pair ``(coef, intercept)``; else they are ``coef``: ``(d,)``, or ``(d, k)``
             for k outputs.
         l2: whether it is called as ``fun(params, l2reg, data)``, which adds ``l2reg / 2`` times the squared norm of
@@ -63,7 +65,7 @@ class LinearObjective:
         Array(1., dtype=float32)
     """
 
-    loss: LossName
+    loss: LossName | Callable[[jax.Array, jax.Array], jax.Array]
     _: dataclasses.KW_ONLY
     intercept: bool = False
     l2: bool = False
@@ -71,12 +73,15 @@ class LinearObjective:
     dispersion: float = 1.0
 
     def __post_init__(self) -> None:
-        check.one_of("glm", "loss", self.loss, get_args(LossName))
+        if not callable(self.loss):
+            check.one_of("glm", "loss", self.loss, get_args(LossName))
         check.number("glm", "power", self.power, least=1 if self.power else 0)
         check.number("glm", "dispersion", self.dispersion, above=0)
 
     @property
     def _loss(self) -> Loss:
+        if callable(self.loss):
+            return of_cost(self.loss)
         if self.loss == "tweedie":
             return tweedie(self.power)
         return negative_binomial(self.dispersion) if self.loss == "negative_binomial" else LOSSES[self.loss]

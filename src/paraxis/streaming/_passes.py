@@ -18,12 +18,12 @@ import numpy as np
 from paraxis._core import arrays, jax_api, lowerings, maps, sums
 from paraxis._core.jax_api import JaxprEqn, Literal
 from paraxis._core.record import Map
-from paraxis._core.reductions import identity
+from paraxis._core.reductions import REDUCTIONS, identity
 from paraxis.errors import AxisError
 from paraxis.streaming import _rowwise
 from paraxis.streaming._trace import Flat, Operation, refuse_mixing, rows_p, size_p, verbs_in
 
-_FOLDS = {f"px_reduce_{kind}": kind for kind in ("sum", "max", "min", "any", "all")}
+_FOLDS = {primitive.name: kind for kind, primitive in REDUCTIONS.items()}
 _FOLDS |= {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_or": "any", "reduce_and": "all"}
 _FOLDS |= {"dot_general": "sum"}
 _SAME_ROWS = frozenset(("optimization_barrier", rows_p.name, "select_n", "convert_element_type"))
