@@ -17,7 +17,8 @@ from paraxis._host import files
 from paraxis.errors import AxisError
 from paraxis.reports._page import Page, Section
 
-_PAYS = 3.0  # what the busiest device computes by vmap over what it needs, from which lanes take less time, as measured
+# What the busiest device computes by vmap over what it needs, from which lanes take less time, and CPUs one by one.
+_PAYS, _WAITS = 3.0, 1.5
 _UNEVEN = 1.2  # how much busier one device is, in blocks, if it pays to deal
 
 
@@ -65,7 +66,7 @@ def balance(fn: Callable[..., Any], args: Any, axis: Axis, *, widths: Sequence[i
     """Run each element, and tell how often its loops turn, and how often elements wait for each other.
 
     Counted are turns of the innermost loops that elements leave at different times. They run on one device, in the
-    groups that would share one.
+    groups that would share one. That compiles the elements once for ``vmap``, and once for each of ``widths``.
 
     Args:
         fn: function of one element, as of :func:`map_fn`.
@@ -142,12 +143,10 @@ def _program(fn: Callable[..., Any], args: Any, axis: Axis, num_local: int) -> t
 
 def _advice(axis: Axis, waste: dict[str, float], devices: dict[str, float], gain: float) -> str:
     """Return what to write; ``gain``: what the busiest device computes by vmap over what it needs at best."""
+    also = "; on CPU, try at_once=1 too" if gain > _WAITS else ""
     if gain < _PAYS:
-        return f"elements wait little: leave the lowering out, px.Axis({axis.name!r}, {axis.size})"
-    deals = devices["blocks"] > _UNEVEN * devices["cyclic"]
+        return f"elements wait little: leave the lowering out, px.Axis({axis.name!r}, {axis.size}){also}"
     widths = [name for name in waste if name.startswith("lanes") and name != "lanes, at_once=1"]
     best = next(name for name in widths if waste[name] < 1.1 * min(map(waste.__getitem__, widths)))  # the widest
-    options = best.removeprefix("lanes") + ', layout="cyclic"' * deals
-    return (
-        f'write px.map_fn(…, px.Axis({axis.name!r}, {axis.size}{options}), lowering="lanes"); on CPU, try at_once=1 too'
-    )
+    options = best.removeprefix("lanes") + ', layout="cyclic"' * (devices["blocks"] > _UNEVEN * devices["cyclic"])
+    return f'write px.map_fn(…, px.Axis({axis.name!r}, {axis.size}{options}), lowering="lanes"){also}'
