@@ -21,10 +21,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "an axis without elements": (lambda: px.Axis("rows", 0), r"size must be an integer of at least 1"),
     "a layout that there is not": (lambda: px.Axis("rows", 4, layout="round"), "layout must be one of 'blocks', 'cy"),  # pyright: ignore
     "an axis that is only a name": (lambda: px.broadcast(X, "b"), "there is no axis 'b', and this is in no"),
-    "an axis that a program lacks": (
-        lambda: px.program(a=4)(lambda x: px.reduce_sum(x, "b"))(X),
-        "there is no axis 'b', and the program has 'a'",
-    ),
+    "a missing axis": (lambda: px.program(a=4)(lambda x: px.reduce_sum(x, "b"))(X), "'b', and the program has 'a'"),
     "one of several axes": (lambda: px.program(a=4, b=2)(px.reduce_max)(X), "the program has 'a', 'b'"),
     "a program without axes": (lambda: px.program()(jnp.sin), "no axis was given"),
     "a decorator without parentheses": (lambda: px.program(lambda x: x), "write @px.program"),  # pyright: ignore
@@ -43,6 +40,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: px.map_fn(lambda x: px.psum(x, px.Axis("rows", 99)), X, ROWS),
         "not being mapped here .'rows' of 4 elements is",
     ),
+    "a collective in jax.vmap": (lambda: jax.vmap(lambda x: px.psum(x, "i"), axis_name="i")(X), "vmap write jax.lax's"),
     "an axis, and parts of one": (lambda: members(px.Axis("a", 2), mesh=MESH), "which has mesh, over and at_once"),
     "pmap of nothing": (lambda: px.pmap(lambda: 1)(), "no argument is mapped"),
     "pmap of two sizes": (

@@ -160,7 +160,7 @@ def dev(step: Any, **options: Any) -> px.Evaluate:
 NOT_OK = start().replace(ok=jnp.array(False))
 NO_DEV = "'test/loss', but there is 'loss'; write one of these, or evaluate="
 ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
-    (run(iter([1])), px.DataError, "does not give batches anew"),
+    (run(jax.random.PRNGKey(0)), px.DataError, "does not give batches anew.*without data, give a key: jax.random.key"),
     (run({"x": 1}), px.DataError, r"data is a dict, .*px.loader"),
     (run((np.ones(6), np.ones(6))), px.DataError, r"data is a tuple.*px.loader"),
     (run(data(), lambda s, b: jnp.ones(()), start()), px.StateError, "train_step"),

@@ -179,7 +179,7 @@ class GivenBatches(Batches):
             raise DataError(
                 f"{what} is a {type(data).__name__}, which does not give batches anew for each epoch; of rows, make "
                 "batches, px.loader({'x': x, 'y': y}, 32), or px.fit(…, batch_size=32); or pass a function that makes "
-                "them: lambda epoch: read_batches(epoch)"
+                "them: lambda epoch: read_batches(epoch); without data, give a key: jax.random.key(0)"
             )
         self._is_listed, takes_epoch = isinstance(data, list), not is_iterable and _takes_epoch(data)
         batches: Any = data
