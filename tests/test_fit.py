@@ -174,6 +174,7 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (run([0], evaluate=dev(_ok), stop_early=StopEarly("test/loss")), px.DataError, NO_DEV),
     (run([0], lambda s, b: (s, {"dev/a": 1.0}), evaluate=dev(lambda s, b: {"a": 1.0})), px.DataError, "called 'dev/a'"),
     (run(jax.random.key(0), steps=None, epochs=1), px.DataError, "a random key, which has no epochs; write steps="),
+    (lambda: px.train.History((), 1, (), ()).curve("loss"), px.DataError, "must be one of none, as nothing was rec"),
     (run([0, 1], _raising), ZeroDivisionError, r"raised by step 3 \(number 1 of"),
     (run(_breaking), OSError, "data: raised when batch number 4 of epoch 1"),
     (run(lambda: iter([0]), step, start().replace(step=jnp.int32(3))), px.DataError, "a state after 3 steps continues"),

@@ -169,8 +169,8 @@ class Ensemble:
             batch_size, seed: in place of a loader, for a tree of arrays: ``px.loader(data, batch_size, seed=seed)``.
             **words: those of ``px.fit``: ``epochs`` or ``steps``, ``checkpoint``, ``log``, ``callbacks`` and so on. The
                 step of ``evaluate=px.Evaluate(step, data)`` is a ``px.eval_step``, or a function of the model, in
-                ``eval()`` mode, and a batch. By ``stop_early``, each member stops by itself, and has its best state
-                in the end.
+                ``eval()`` mode, or of a ``px.TrainState``, and a batch. By ``stop_early``, each member stops by
+                itself, and has its best state in the end.
 
         Returns:
             A ``px.train.Fitted``, whose ``state`` is this ensemble, and ``last`` one of the last states.

@@ -78,8 +78,8 @@ class History:
         records = (*self.steps, *self.evaluations)
         points = [(r.step, r.metrics[metric]) for r in records if metric in r.metrics]
         if not points:
-            known = dict.fromkeys(name for r in records for name in r.metrics)
-            raise DataError(f"History.curve: metric must be one of {', '.join(map(repr, known))}, got {metric!r}")
+            known = ", ".join({repr(name): 0 for r in records for name in r.metrics}) or "none, as nothing was recorded"
+            raise DataError(f"History.curve: metric must be one of {known}, got {metric!r}")
         return np.array([step for step, _ in points], np.int64), np.array([value for _, value in points], np.float64)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
