@@ -104,7 +104,7 @@ def compare(
             one function of an element: ``compare(fn, args, axis)`` times the lowerings of ``map_fn(fn, args, axis)``.
         *args: what the functions are called with. One that donates them is given copies, outside of its time.
         baseline: the name of the function that the others are compared with; ``None``: the first.
-        seconds: after which no other round begins; there is at least one, and at most 200.
+        seconds: of rounds, first calls not counted: then no other begins; there is at least one, and at most 200.
         check: whether to raise an error if results differ from the baseline's; integers have to be equal.
         rtol: how far results may differ, relative to the baseline's.
         atol: how far they may differ besides.
