@@ -156,10 +156,11 @@ def mapped_axis(collective: str, axis: Axis | str) -> Axis:
     if known is None or size not in (None, known.size):
         here = ", ".join(f"{a.name!r} of {a.size} elements" for a in mapped) or "nothing"
         of_size = f" of {size} elements" if size else ""
-        belongs = "belong in a mapped function; in jax.vmap write jax.lax's, on a placed value px.reduce_sum(x, {!r})"
-        write = f"name it: px.{collective}(…, {mapped[-1].name!r})" if mapped else belongs.format(name)
+        belongs = f"belong in a mapped function; on a placed value write px.reduce_sum(x, {name!r})"
+        write = f"name it: px.{collective}(…, {mapped[-1].name!r})" if mapped else belongs
         raise AxisError(
-            f"{collective}: axis {name!r}{of_size} is not being mapped here ({here} is). Collectives {write}"
+            f"{collective}: axis {name!r}{of_size} is not being mapped here ({here} is). Collectives {write}; along "
+            f"an axis of jax.vmap, write jax.lax.{collective}(…, {name!r})"
         )
     return known
 
