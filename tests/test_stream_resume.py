@@ -103,3 +103,4 @@ def test_stream_goes_on_when_it_was_killed(tmp_path):
     whole, left = [], []
     assert bits(run(tmp_path / "run", progress=left.append)) == bits(run(None, progress=whole.append))
     assert len(left) < len(whole)
+    assert [x.per_second is None for x in whole[:2]] == [True, False]

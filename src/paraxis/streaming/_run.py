@@ -38,7 +38,7 @@ class Progress(NamedTuple):
         done, elements: elements of this pass that are done, and of all.
         pass_number, passes: the pass under way, from 1, and how many there are; ``None``: that depends on values.
         seconds_left: in all passes; ``None``: it is not known.
-        per_second: elements; ``None``: it is not known.
+        per_second: elements; ``None``: it is not known, as after the first chunk, which waited for the compiler.
         lost: how many elements were left out, as they raised.
     """
 
@@ -104,7 +104,7 @@ class Run:
         self._padded = self._padded_elements()
         for lengths in self._padded[2:] if self._padded else ():
             self._add(lengths)
-        self._began, self._ran = time.monotonic(), 0
+        self._began, self._ran = 0.0, 0
 
     def _add(self, lengths: Lengths) -> None:
         """Have the values that a program for these lengths needs."""
@@ -226,8 +226,9 @@ class Run:
     def _progress(self, number: int, at: int) -> Progress:
         size, passes = self._num_present, len(self._plan.passes)
         done = sum(len(chunk.numbers) for chunk in self._chunks[:at])
-        self._ran += len(self._chunks[at - 1].numbers)
-        rate = self._ran / max(time.monotonic() - self._began, 1e-9)
+        self._ran += len(self._chunks[at - 1].numbers) if self._began else 0  # the first waits for the compiler
+        self._began = self._began or time.monotonic()
+        rate = self._ran / max(time.monotonic() - self._began, 1e-9) or None
         left = ((passes - number) * size - done) / rate if rate else None
         return Progress(self._program.axis.name, done, size, number + 1, passes, left, rate, len(self.lost))
 
