@@ -8,7 +8,6 @@ from typing import Any, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from paraxis._core import arrays, check, jax_api, placing, pytrees, reductions, verbs
 from paraxis._core.placing import Axis, Placement, current, mapped_axis
@@ -194,7 +193,7 @@ def _size(axes: Sequence[int | None], arguments: Any, axis_size: int | None) -> 
     labels: dict[Any, str] = {} if axis_size is None else {axis_size: "axis_size"}  # of sizes, the first with each
     for ((part, *path), x), at in zip(jax.tree_util.tree_leaves_with_path(arguments), axes, strict=True):
         if at is not None:
-            shape = np.shape(x)
+            shape = x.shape if hasattr(x, "shape") else jax.typeof(x).shape  # np.shape might read a source for ever
             size = shape[at] if -len(shape) <= at < len(shape) else f"no axis {at} in {shape}"
             labels.setdefault(size, pytrees.name(("args", "kwargs")[part.idx], path))
     if len(labels) == 1 and not isinstance(size := next(iter(labels)), str):

@@ -111,8 +111,9 @@ def arrays(verb: str, argument: str, tree: Any) -> Any:
     if all([isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree)]):  # noqa: C419  # fewer calls
         return tree
     check.leaves(verb, argument, tree)
-    # jnp.asarray of NumPy's arrays is an implicit transfer.
-    return jax.tree.map(lambda leaf: jax.device_put(leaf) if isinstance(leaf, np.ndarray) else jnp.asarray(leaf), tree)
+    # jnp.asarray of NumPy's arrays is an implicit transfer, and of a source, a loop that may have no end.
+    is_put = lambda x: isinstance(x, np.ndarray) or (hasattr(x, "__len__") and not hasattr(x, "__array__"))  # noqa: E731
+    return jax.tree.map(lambda leaf: jax.device_put(leaf) if is_put(leaf) else jnp.asarray(leaf), tree)
 
 
 def placed(verb: str, argument: str, tree: Any, axis: Axis) -> Any:

@@ -29,8 +29,8 @@ class Groups:
 
     Args:
         source: has a length, and gives element ``i`` by ``source[i]``: a list, a Grain source, a PyTorch or Hugging
-            Face dataset, an object of your own. If it has ``__getitems__(indices)``, many are read at once. It is read
-            from two threads.
+            Face dataset, an object of your own; a generator has neither. If it has ``__getitems__(indices)``, many are
+            read at once. It is read from two threads.
         lengths: number of rows of each element, integers ``(size,)``; default: all elements have the same shapes.
 
     Attributes:
@@ -246,7 +246,7 @@ _canonical = jax.dtypes.canonicalize_dtype
 
 def _shown(element: Any) -> str:
     leaves = jax.tree_util.tree_leaves_with_path(element)
-    return ", ".join(f"{jax.tree_util.keystr(path)} {x.dtype}{list(x.shape)}".strip() for path, x in leaves)
+    return ", ".join(f"{jax.tree_util.keystr(path)} {_canonical(x.dtype)}{list(x.shape)}".strip() for path, x in leaves)
 
 
 @jax.tree_util.register_dataclass
@@ -296,12 +296,13 @@ class _Rows:
 
     def __init__(self, tree: Any) -> None:
         check.by_position("Groups.of_arrays", "tree", tree)
-        self.tree = jax.tree.map(np.asanyarray, tree)
-        counts = {x.shape[:1] for x in jax.tree.leaves(self.tree)}
-        if len(counts) != 1 or counts == {()}:
-            shapes = ", ".join(str(x.shape) for x in jax.tree.leaves(self.tree)) or "none"
-            raise DataError(f"Groups.of_arrays: tree must have arrays of equally many rows, (size, ...), got {shapes}")
-        ((self.count,),) = counts
+        shapes = [getattr(x, "shape", ()) for x in jax.tree.leaves(tree)]  # NumPy may read a source without an end
+        if len({shape[:1] for shape in shapes}) != 1 or not shapes[0]:
+            raise DataError(
+                "Groups.of_arrays: tree must have arrays of equally many rows, (size, ...), got "
+                f"{', '.join(map(str, shapes)) or 'none'}; write px.Groups(source) for elements source[i]"
+            )
+        self.tree, self.count = jax.tree.map(np.asanyarray, tree), shapes[0][0]
 
     def __len__(self) -> int:
         return self.count
