@@ -40,7 +40,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: px.map_fn(lambda x: px.psum(x, px.Axis("rows", 99)), X, ROWS),
         "not being mapped here .'rows' of 4 elements is",
     ),
-    "a collective in jax.vmap": (lambda: jax.vmap(lambda x: px.psum(x, "i"), axis_name="i")(X), r"jax.lax.psum\(…, 'i'"),
+    "a collective in jax.vmap": (
+        lambda: jax.vmap(lambda x: px.psum(x, "i"), axis_name="i")(X),
+        r"jax.lax.psum\(…, 'i'",
+    ),
     "an axis, and parts of one": (lambda: members(px.Axis("a", 2), mesh=MESH), "which has mesh, over and at_once"),
     "pmap of nothing": (lambda: px.pmap(lambda: 1)(), "no argument is mapped"),
     "pmap of two sizes": (
