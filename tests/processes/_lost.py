@@ -38,22 +38,39 @@ def main(turns: int, plan: Any) -> None:
 
     step = px.train_step(lambda params, row: (row @ params["w"] - 1) ** 2)
     data, full = px.loader(ROWS, 7, seed=0), jax.device_count()
+    first = px.TrainState.create({"w": jnp.zeros(3)}, optax.adam(0.01))
 
-    def body(i: int, state: Any) -> Any:
+    refused = [lambda: px.fit(first, step, data, steps=1, checkpoint="x"), lambda: px.Checkpoints("x").save(1, first)]
+    for needs_all_processes in refused:
+        try:
+            needs_all_processes()
+        except px.StateError as error:
+            assert "all processes" in str(error)
+        else:
+            raise AssertionError("it is refused")
+
+    def before(i: int) -> None:
         if i >= dies:
             os.kill(os.getpid(), signal.SIGKILL)
         if plan == {} and here.process == 1 and i == 3:
             raise ValueError("row 4711 is bad")
         if jax.sharding.get_mesh().size < full:
             time.sleep(3)  # it comes back before the end
+
+    def body(i: int, state: Any) -> Any:
+        before(i)
         w, trained, key, count = state
         trained, _ = step(trained, next(data.batches(i)))
         return w - 0.1 * gradient(w, CLIENTS), trained, jax.random.fold_in(key, i), count + 1
 
-    trained = px.TrainState.create({"w": jnp.zeros(3)}, optax.adam(0.01))
-    w, trained, key, count = here.fori_loop(0, turns, body, (np.zeros(3, np.float32), trained, jax.random.key(0), 0))
-    results = [w, trained.params["w"], jax.random.key_data(key)]
-    numbers = [count, *(x for result in results for x in np.asarray(result).tolist())]
+    if "fit" in plan:
+        late = lambda state, batch: before(int(state.step)) or step(state, batch)  # noqa: E731
+        results = [px.fit(first, late, data, steps=turns, progress=False).state.params["w"]]
+    else:
+        init = np.zeros(3, np.float32), first, jax.random.key(0), 0
+        w, trained, key, count = here.fori_loop(0, turns, body, init)
+        results = [trained.params["w"], w, jax.random.key_data(key), np.array([count])]
+    numbers = [x for result in results for x in np.asarray(result).tolist()]
     sys.stdout.write(f"END {' '.join(map(str, numbers))}\n")
 
 

@@ -1,6 +1,7 @@
 """``initialize``: join the other processes of a run."""
 
 import atexit
+import collections
 import dataclasses
 import functools
 import os
@@ -44,7 +45,7 @@ class Processes:
         With ``px.initialize(lost="continue")``, a process that dies ends none of this: a turn in which it was lost is
         repeated on the devices of those that live, and one that comes back, as ``paraxis launch --rejoin`` has it,
         takes part with the newest state. The answer is that of an undisturbed run to rounding. Experimental, as what
-        it is made of is in JAX. In a job there is one such loop.
+        it is made of is in JAX. A job has one such loop, or one ``px.fit``, whose steps are turns.
 
         Args:
             lower, upper: the first turn, and the one after the last.
@@ -68,11 +69,10 @@ class Processes:
             >>> px.initialize().fori_loop(0, 10, lambda i, state: state + i, 0)
             45
         """
-        if _lost.is_enabled():
-            return _lost.fori_loop(lower, upper, body, init)
-        for i in range(lower, upper):
-            init = body(i, init)
-        return init
+        if processes.members is None:
+            return functools.reduce(lambda state, i: body(i, state), range(lower, upper), init)
+        last = collections.deque(processes.members.turns(lower, upper, body, init), maxlen=1)
+        return last[0][1] if last else init
 
 
 _initialized: Processes | None = None
@@ -117,7 +117,7 @@ def initialize(*, stuck_after: float = 0, lost: Literal["raise", "continue"] = "
         _initialized = _join(continues=lost == "continue")
         if jax.distributed.is_initialized():
             sys.excepthook = functools.partial(_rank.end_after, sys.excepthook)
-        if _lost.is_enabled():
+        if processes.members is not None:
             atexit.register(_lost.leave)
         processes.watch(stuck_after)
     return _initialized
@@ -143,10 +143,10 @@ def _join(*, continues: bool) -> Processes:
             return _join_launched(options)
         _schedulers.require_all_gpus()
         jax.distributed.initialize(**options)
-    elif continues and not _lost.is_enabled():
+    elif continues:
         raise DeviceError(
             "px.initialize(lost='continue'): jax.distributed.initialize() has joined the processes already, and ends "
-            "all with one; call px.initialize in its place, or set JAX_ENABLE_RECOVERABILITY=1"
+            "all with one; call px.initialize in its place"
         )
     return Processes(jax.process_index(), jax.process_count())
 

@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ from paraxis.errors import DeviceError, StateError
 
 HEARTBEAT = 6  # seconds without a sign of life after which a process is lost
 _together = jax_api.multihost_utils
+_WHO = "px.initialize(lost='continue')"
 _TIMEOUT = "--xla_cpu_collective_timeout_seconds"  # without it, a device waits for ever for one that has an error
 _ORDER, _RAISED = "paraxis/order/", "paraxis/raised/"  # keys of what processes tell each other
 
@@ -33,11 +34,7 @@ def enable() -> None:
     jax.config.update("jax_enable_preemption_service", False)  # it counts the calls of a process, from its first
     if _TIMEOUT not in (flags := os.environ.get("XLA_FLAGS", "")):
         os.environ["XLA_FLAGS"] = f"{flags} {_TIMEOUT}=20".strip()
-
-
-def is_enabled() -> bool:
-    """Return whether this process lives when another is lost."""
-    return jax.distributed.is_initialized() and jax.config.jax_enable_recoverability  # pyright: ignore[reportAttributeAccessIssue]
+    processes.members = Members()
 
 
 def leave() -> None:
@@ -53,10 +50,33 @@ class Members:
 
     def __init__(self) -> None:
         self._known: dict[Any, int] | None = None  # of each device, the incarnation of its process
-        self._mesh: Any = None
+        self._mesh, self._has_begun = None, False
         self._orders: dict[tuple[int, ...], list[str]] = {}  # of devices, each set of incarnations; in process 0
 
-    def together(self, turn: Callable[[bool], Any]) -> Any:
+    def turns(
+        self, lower: int, upper: int, body: Callable[[int, Any], Any], init: Any
+    ) -> Generator[tuple[int, Any], None, None]:
+        """Yield how many turns are done, and the state; see :meth:`paraxis.launch.Processes.fori_loop`."""
+        if self._has_begun:
+            raise StateError(
+                f"{_WHO}: a job whose processes may be lost has one loop, as one that comes back begins with the "
+                "first; write one body for both, def body(i, state): … if i < 100 else …"
+            )
+        self._has_begun, number, state = True, lower, init
+
+        def turn(is_new: bool) -> tuple[int, Any]:
+            start, before = _newest(number, state) if is_new else (number, state)
+            if start >= upper:
+                return start, before
+            # A copy, as the body may consume it, and the turn be repeated.
+            copy = jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, before)
+            return start + 1, _whole(body(start, copy))
+
+        while number < upper:
+            number, state = self._together(turn)
+            yield number, state
+
+    def _together(self, turn: Callable[[bool], Any]) -> Any:
         """Return ``turn(is_new)``, called on the mesh of those that live, until none of them is lost meanwhile.
 
         ``is_new`` says that they are others than in the turn before. What one raises ends the turn in all.
@@ -85,7 +105,7 @@ class Members:
                     raise failure
                 time.sleep(1)  # JAX ends all with process 0, and one of them has more to tell
                 number, text = key.rpartition("/")[2], told.partition(" ")[2]
-                raise DeviceError(f"fori_loop: process {number} cannot continue: {text}") from failure
+                raise DeviceError(f"{_WHO}: process {number} cannot continue: {text}") from failure
             return result
 
     def _enter(self, members: dict[Any, int]) -> None:
@@ -104,7 +124,7 @@ class Members:
             number = int(client.blocking_key_value_get(key, 60_000))
             if number >= math.factorial(len(devices)):
                 raise DeviceError(
-                    f"fori_loop: {len(devices)} CPU devices have met {number} times, in each order that there is; "
+                    f"{_WHO}: {len(devices)} CPU devices have met {number} times, in each order that there is; "
                     "start all processes again, with more devices: paraxis launch --devices 2"
                 )
         if self._mesh is not None:
@@ -123,44 +143,18 @@ def _telling(client: Any, key: str) -> Iterator[None]:
         raise
 
 
-_members: Members | None = None
-
-
-def fori_loop(lower: int, upper: int, body: Callable[[int, Any], Any], init: Any) -> Any:
-    """Return the state after the turns; see :meth:`paraxis.launch.Processes.fori_loop`."""
-    global _members
-    if _members is not None:
-        raise StateError(
-            "fori_loop: a job whose processes may be lost has one loop, as one that comes back begins with the first; "
-            "write one body for both, def body(i, state): … if i < 100 else …"
-        )
-    _members, number, state = Members(), lower, init
-
-    def turn(is_new: bool) -> tuple[int, Any]:
-        start, before = newest(number, state) if is_new else (number, state)
-        if start >= upper:
-            return start, before
-        # A copy, as the body may consume it, and the turn be repeated.
-        copy = jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, before)
-        return start + 1, _whole(body(start, copy))
-
-    while number < upper:
-        number, state = _members.together(turn)
-    return state
-
-
 def _whole(state: Any) -> Any:
     """Return a state, of which this process has every value."""
     for path, x in jax.tree_util.tree_leaves_with_path(state):
         if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
             raise StateError(
-                f"fori_loop: body's state{jax.tree_util.keystr(path)} is divided among processes, so one that is lost "
+                f"{_WHO}: body's state{jax.tree_util.keystr(path)} is divided among processes, so one that is lost "
                 "takes its part with it; return px.gather(x), or a mean or a sum"
             )
     return state
 
 
-def newest(number: int, state: Any) -> tuple[int, Any]:
+def _newest(number: int, state: Any) -> tuple[int, Any]:
     """Return the number of turns and the state, in NumPy, of the process that has come furthest.
 
     Communicates: what ``reports`` does, and an all-reduce of the state's bytes.
@@ -172,7 +166,7 @@ def newest(number: int, state: Any) -> tuple[int, Any]:
     kind = digests.of_bytes(repr([(x.dtype, x.shape) for x in hosts]).encode())
     reports = {process: report.split() for process, report in processes.reports(f"{number} {kind}").items()}
     if {other for _, other in reports.values()} != {kind}:
-        raise StateError("fori_loop: the state has other leaves, shapes or dtypes in one process than in another")
+        raise StateError(f"{_WHO}: the state has other leaves, shapes or dtypes in one process than in another")
     owner = max(reports, key=lambda process: (int(reports[process][0]), -process))
     mine = np.frombuffer(b"".join(x.tobytes() for x in hosts), np.uint8)
     rows = np.zeros((jax.local_device_count(), mine.size), np.uint8)

@@ -152,6 +152,11 @@ class Checkpoints:
         Communicates: barriers of JAX's coordination service. Each process copies the parts that it writes to its host.
         """
         processes.require_joined("px.Checkpoints")
+        if processes.members is not None:
+            raise StateError(
+                "px.Checkpoints: Orbax writes and reads with all processes, and px.initialize(lost='continue') lets "
+                "some die; leave checkpoint= out, or save by np.savez in process 0, if here.process == 0: …"
+            )
         step = check.count("Checkpoints.save", "step", step, least=0, write="int(state.step)", error=DataError)
         noted: dict[str, Any] = json.loads(json.dumps(dict(notes or {}), default=_plain))
         if self.best_by is not None and not isinstance(noted.get(self.best_by), (int, float)):

@@ -168,6 +168,12 @@ def fit(
         raise DataError("px.fit: data is a random key, which has no epochs; write steps=1000")
     arrays = {name: x for name, x in batches.leaves.items() if isinstance(x, np.ndarray)}
     processes.require_same("px.fit", arrays, "give each process the same data: px.fit divides them")
+    needs_all = evaluate or stop_early or checkpoint or trained.shape
+    if processes.members is not None and (needs_all or (batches.length is None and not isinstance(batches, Keys))):
+        raise StateError(
+            "px.fit: with px.initialize(lost='continue'), it trains one state on data of a known length, or on a key, "
+            "without evaluate=, stop_early= and checkpoint=, which need all processes"
+        )
     heard: Any = callbacks if isinstance(callbacks, (list, tuple)) else (callbacks,)
     evaluations, is_first = evaluations_of(evaluate), processes.is_first()
     with contextlib.ExitStack() as stack:

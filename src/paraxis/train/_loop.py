@@ -198,10 +198,9 @@ class Loop:
             self._finish(stop, saves=True)
         if not self.is_over and not stop.asked():
             processes.begin_progress()  # what came before was no step
-            stretches = self.trained.stretches(self.data, self.next, self._is_quiet)
-            with contextlib.closing(stretches):
-                for stretch in stretches:
-                    self._advance(stretch)
+            with contextlib.closing(self._advanced() if processes.members is None else self._outlived()) as taken:
+                for stretch, metrics in taken:
+                    self._note(stretch, metrics)
                     if self._between(stop) or stop.asked():
                         break
         self._drain()
@@ -212,16 +211,45 @@ class Loop:
         self._wait_for_checkpoint()
         return signal or stop.asked()
 
-    def _advance(self, stretch: Stretch) -> None:
+    def _advanced(self) -> Generator[tuple[Stretch, Any], None, None]:
+        """Take steps; yield each with its metrics, which are under way."""
+        with contextlib.closing(self.trained.stretches(self.data, self.next, self._is_quiet)) as stretches:
+            for stretch in stretches:
+                yield stretch, self._advance(stretch)
+
+    def _outlived(self) -> Generator[tuple[Stretch, Any], None, None]:
+        """Take steps as :meth:`_advanced`, each of them again on the devices that are left if a process is lost."""
+        length, known, stretches = self.data.length, None, iter(())
+        result: tuple[Stretch, Any] | None = None
+
+        def body(number: int, tree: Any) -> Any:
+            nonlocal known, stretches, result
+            self.trained.tree, here = tree, (number, jax.sharding.get_mesh())
+            if known != here:  # batches are laid out anew
+                stretches = self.trained.stretches(self.data, Position.of(number, length), lambda *_: False)
+            stretch, known = next(stretches), (number + 1, here[1])
+            result = stretch, self._advance(stretch)
+            return self.trained.tree
+
+        total = self.steps if self.steps is not None else (self.epochs or 0) * (length or 0)
+        for _, tree in processes.members.turns(self.next.number, total, body, self.trained.tree):
+            self.trained.tree, taken, result = tree, result, None
+            if taken is not None:
+                yield taken
+
+    def _advance(self, stretch: Stretch) -> Any:
         position = stretch.position
         try:
-            metrics = self.trained.advance(stretch.batch, None if self.rule is None else self.verdict.active)
+            return self.trained.advance(stretch.batch, None if self.rule is None else self.verdict.active)
         except Exception as error:
             hint = _hint(self.trained.step, "px.train_step")
             first, last = position.number + 2 - stretch.num_steps, position.number + 1
             which = f"step {last} ({position})" if first == last else f"one of the steps {first} to {last}"
             error.add_note(f"px.fit: raised by {which}{hint}")
             raise
+
+    def _note(self, stretch: Stretch, metrics: Any) -> None:
+        position = stretch.position
         self._pending.append((stretch, metrics))
         if len(self._pending) > AHEAD:
             self._take()
