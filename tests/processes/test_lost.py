@@ -31,7 +31,7 @@ def undisturbed() -> list[float]:
 
 def random_plan(seed: int, kills: int) -> dict[str, list[int]]:
     """Deaths of ranks 1 and 2: in any turn, at once when they are back, before they join, and of both in one turn."""
-    choose, plan = random.Random(seed), dict[str, list[int]]()
+    choose, plan = random.Random(seed), {"fit": []} if seed else dict[str, list[int]]()
     for rank in choose.choices("12", k=kills):
         own = plan.setdefault(rank, [])
         own.append(choose.choice([-1, max(own, default=0), 5 * len(own), choose.randrange(TURNS - 10)]))
