@@ -71,7 +71,7 @@ if typing.TYPE_CHECKING:
         variables,
     )
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 __all__ = [
     "Axis",
