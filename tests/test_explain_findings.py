@@ -45,6 +45,18 @@ def until(x):
     return jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x * 2, x)  # condition
 
 
+def together(x):
+    return jax.lax.while_loop(lambda x: jax.lax.psum(x.sum(), "rows") < 9, lambda x: x * 2, x)
+
+
+def turned(x, number):
+    return px.map_fn(lambda x: jax.lax.fori_loop(0, number, lambda _, x: x * 2, x), x, ROWS)
+
+
+def less(g, state):
+    return jax.tree.map(jnp.subtract, state, g)
+
+
 def moved(state, x):
     return {name: value + x for name, value in state.items()}
 
@@ -123,26 +135,38 @@ def test_explain_tells_first_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) 
     assert report.fits is False
     assert report.findings[0].kind == "too_large"
     assert "64 MiB; 256 MiB are temporaries" in report.findings[0].text
-    assert px.explain(jnp.sin)(struct(8)).found("too_large") == []
+    assert px.explain(lambda x: (x @ x.T) @ x)(struct(1024, 8)).found("too_large") == []
 
 
 PAIR = {"a": struct(1024, 1024), "b": struct(1024, 1024)}
-NO_STATE: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "other names": (lambda pair, x: {"u": x @ pair["a"], "v": x.T @ pair["b"]}, (PAIR, PAIR["a"])),
-    "another is donated": (jax.jit(lambda g, state: moved(state, g["a"]), donate_argnums=1), (STATE, STATE)),
-    "a bare array": (lambda x: x * 2, (struct(4 * MIB),)),
-    "laid otherwise": (lambda x: [jax.lax.with_sharding_constraint(x[0], over("d"))], ([struct(MIB, lies=over())],)),
+WHOLE = [struct(MIB, lies=over())]
+NOTHING: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
+    "other names": ("undonated", lambda pair, x: {"u": x @ pair["a"], "v": x.T @ pair["b"]}, (PAIR, PAIR["a"])),
+    "another is donated": ("undonated", jax.jit(less, donate_argnums=1), (STATE, STATE)),
+    "a bare array": ("undonated", lambda x: x * 2, (struct(4 * MIB),)),
+    "laid otherwise": ("undonated", lambda x: [jax.lax.with_sharding_constraint(x[0], over("d"))], (WHOLE,)),
+    "a small state": ("undonated", moved, ({"a": struct(MIB // 8)}, struct())),
+    "few rows": ("gather", compared, (struct(64, 128, lies=over("d")),)),
+    "an element each": ("waiting", lambda x: px.map_fn(until, x, px.Axis("rows", 8)), (struct(8, 4),)),
+    "lanes": ("waiting", lambda x: px.map_fn(until, x, ROWS, lowering="lanes"), (struct(64, 4),)),
+    "no loop": ("waiting", lambda x: px.map_fn(jnp.sin, x, ROWS), (struct(64, 4),)),
+    "in step": ("waiting", lambda x: px.map_fn(together, x, ROWS), (struct(64, 4),)),
+    "as often each": ("waiting", turned, (struct(64, 4), struct(dtype=jnp.int32))),
+    "one device": ("replicated", jnp.sum, (struct(4 * MIB),)),
+    "a copy on some": ("replicated", jnp.sum, (struct(4 * MIB, lies=lies(mesh_over(d=2, m=4), "m")),)),
+    "few numbers": ("replicated", jnp.sum, (struct(3 * MIB, lies=over()),)),
+    "a short table": ("constant", lambda x: x + TABLE[1:], (struct(MIB // 4 - 1),)),
 }
 
 
-@pytest.mark.parametrize("case", NO_STATE)
-def test_explain_asks_to_donate_nothing_that_is_no_state(case: str) -> None:
-    fn, args = NO_STATE[case]
-    assert px.explain(fn)(*args).found("undonated") == []
+@pytest.mark.parametrize("case", NOTHING)
+def test_explain_finds_nothing_where_there_is_no_fault_or_a_small_one(case: str) -> None:
+    kind, fn, args = NOTHING[case]
+    assert px.explain(fn)(*args).found(kind) == []
 
 
 def test_explain_writes_which_state_to_donate_and_guesses_none_of_two() -> None:
-    (finding,) = px.explain(lambda state, g: jax.tree.map(jnp.subtract, state, g))(STATE, STATE).found("undonated")
+    (finding,) = px.explain(lambda state, g: less(g, state))(STATE, STATE).found("undonated")
     assert finding.text.startswith("state or g (1 MiB on each device)")
     (finding,) = px.explain(lambda x, state: ({"new": moved(state, x)}, x))(struct(), STATE).found("undonated")
     assert "jax.jit(…, donate_argnames='state')" in finding.write
@@ -221,6 +245,16 @@ def test_explain_knows_what_a_training_step_was_told_and_needs_no_arrays(shard: 
     assert whole == ['split it: px.train_step(…, shard="params")'] * (shard is None)
     assert not report.found("gather")
     assert px.explain(px.eval_step(squares))(state, batch).work.factor == 1
+
+
+def test_explain_says_first_that_the_rows_of_a_step_do_not_divide() -> None:
+    """Then compilers may gather the rows, where they else gather the parameters."""
+    state = jax.eval_shape(lambda: px.TrainState.create({"w": jnp.zeros((1024, 2048))}, optax.adam(0.1)))
+    found = px.explain(px.train_step(squares, shard="params"))(state, {"x": struct(4100, 1024)}).found("gather")
+    words = "take a multiple of 8 rows, as 4,100 of padded['x'] do not divide; else compute on each device's own rows"
+    assert found
+    assert all(finding.write.startswith(words) for finding in found)
+    assert px.explain(compared)(struct(256, 128, lies=over("d"))).found("gather")[0].write.startswith("compute on")
 
 
 def test_explain_takes_an_ensemble_of_shapes_as_one_of_arrays() -> None:

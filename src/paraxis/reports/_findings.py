@@ -47,9 +47,12 @@ def unchecked(report: Report) -> Iterator[str]:
 
 
 def _gathers(fn: Any, report: Report, jaxpr: jax_api.Jaxpr) -> Iterator[Finding]:
-    map_axes = set[str]()  # the axes along which elements of a map are gathered
-    for eqn, *_ in _flops.walk(jaxpr):
-        map_axes.update(jax_api.named_axes(eqn) if eqn.primitive.name == "all_gather" else ())
+    # The axes along which elements of a map are gathered, and the rows of arguments, without those that fill up blocks.
+    map_axes = {x for e, *_ in _flops.walk(jaxpr) if e.primitive.name == "all_gather" for x in jax_api.named_axes(e)}
+    sliced: list[Any] = [e for e in jaxpr.eqns if e.primitive.name == "slice"]
+    cuts = {e.invars[0].aval.shape: e.outvars[0].aval.shape for e in sliced}
+    rows = [(x.name, cuts.get(x.shape, x.shape)[0], x.split[0]) for x in report.arguments if x.cut]
+    uneven = [f"take a multiple of {k} rows, as {n:,} of {x} do not divide; else " for x, n, k in rows if n % k]
     # What a training step was told to split; of 32,000 rows, a TPU's compiler may gather bf16[256,125,2048], by blocks.
     sharded = [x for x in report.arguments if getattr(fn, "shard", None) and x.name.startswith("state.") and x.cut]
     blocks = lambda x: [n for dim, k in zip(x.shape, x.split, strict=True) for n in (k, dim // k) if n > 1]  # noqa: E731
@@ -68,7 +71,8 @@ def _gathers(fn: Any, report: Report, jaxpr: jax_api.Jaxpr) -> Iterator[Finding]
                 kind="gather",
                 text=f"{what} gathered on each device{along}: {first.shape}, {units.size(sent)} in all",
                 line=line,
-                write="compute on each device's own rows, by px.map_fn over them or jax.shard_map; or, if the array is "
+                write="".join(uneven[:1])
+                + "compute on each device's own rows, by px.map_fn over them or jax.shard_map; or, if the array is "
                 "small, keep it whole on each device",
                 weight=sent / report.total_bytes,
             )
@@ -96,8 +100,7 @@ def _redundant(report: Report, jaxpr: jax_api.Jaxpr) -> Iterator[Finding]:
     if devices == 1 or not work.share or work.flops < _TWICE * whole:
         return
     excess = {one: one.flops - fair[one.line] for one in work.lines if one.line and one.line in fair}
-    least = 0.05 * work.flops
-    lines = [one for one, more in excess.items() if more >= max((_TWICE - 1) * fair[one.line], least)]
+    lines = [one for one, more in excess.items() if more >= max((_TWICE - 1) * fair[one.line], 0.05 * work.flops)]
     for one in lines or [LineWork(None, work.flops, work.share)]:
         share = one.share or math.inf
         yield Finding(
@@ -133,7 +136,7 @@ def _padding(jaxpr: jax_api.Jaxpr) -> Iterator[Finding]:
 def _waiting(jaxpr: jax_api.Jaxpr) -> Iterator[Finding]:
     for eqn, *_ in _flops.walk(jaxpr):
         m = Map.of(eqn.params) if _meshes.placement(eqn) is not None else None
-        if m is None or m.lowering == "lanes" or not jax_api.holds(m.body.jaxpr, "while"):
+        if m is None or m.uses_axis or m.lowering == "lanes" or not jax_api.holds(m.body.jaxpr, "while"):
             continue
         axis, number = m.placement.axis, m.placement.num_local
         with contextlib.suppress(AxisError, NotImplementedError):  # elements that exchange values have to be in step
@@ -200,8 +203,7 @@ def _constants(report: Report, jaxpr: jax_api.Jaxpr, consts: Sequence[Any]) -> I
         inside += [v.val for v in eqn.invars if isinstance(v, jax_api.Literal)]
         for value in jax.tree.leaves([*eqn.params.values()]):
             inside += value.consts if isinstance(value, jax_api.ClosedJaxpr) else []
-    arrays = {id(x): x for x in inside if isinstance(x, (np.ndarray, jax.Array))}
-    for array in arrays.values():
+    for array in {id(x): x for x in inside if isinstance(x, (np.ndarray, jax.Array))}.values():
         if array.nbytes >= _STATE:
             yield Finding(
                 kind="constant",
