@@ -153,13 +153,10 @@ def _join(*, continues: bool) -> Processes:
 
 def _join_launched(options: dict[str, Any]) -> Processes:
     try:
-        coordinator, grace = os.environ[COORDINATOR], float(os.environ.get(GRACE, 300))
+        variables = {ATTEMPT: "0", GRACE: "300", **os.environ}
+        coordinator, grace = variables[COORDINATOR], float(variables[GRACE])
         host, _ = coordinator.rsplit(":", 1)
-        numbers = (
-            int(os.environ[processes.PROCESS]),
-            int(os.environ[processes.NUM_PROCESSES]),
-            int(os.environ.get(ATTEMPT, 0)),
-        )
+        numbers = [int(variables[name]) for name in (processes.PROCESS, processes.NUM_PROCESSES, ATTEMPT)]
     except (KeyError, ValueError) as error:
         raise DeviceError(
             f"px.initialize: cannot read the variables of several processes ({error}); write "

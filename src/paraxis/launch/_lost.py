@@ -51,7 +51,7 @@ class Members:
     def __init__(self) -> None:
         self._known: dict[Any, int] | None = None  # of each device, the incarnation of its process
         self._mesh, self._has_begun = None, False
-        self._orders: dict[tuple[int, ...], list[str]] = {}  # of devices, each set of incarnations; in process 0
+        self._orders: dict[tuple[int, ...], dict[str, int]] = {}  # of devices, each set of incarnations; in process 0
 
     def turns(
         self, lower: int, upper: int, body: Callable[[int, Any], Any], init: Any
@@ -70,7 +70,14 @@ class Members:
                 return start, before
             # A copy, as the body may consume it, and the turn be repeated.
             copy = jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, before)
-            return start + 1, _whole(body(start, copy))
+            after = body(start, copy)
+            for path, x in jax.tree_util.tree_leaves_with_path(after):
+                if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
+                    raise StateError(
+                        f"{_WHO}: body's state{jax.tree_util.keystr(path)} is divided among processes, so one that is "
+                        "lost takes its part with it; return px.gather(x), or a mean or a sum"
+                    )
+            return start + 1, after
 
         while number < upper:
             number, state = self._together(turn)
@@ -117,10 +124,8 @@ class Members:
         if devices[0].platform == "cpu":
             client, key = jax_api.coordination(), _ORDER + digests.of_bytes(repr([*members.values()]).encode())
             if jax.process_index() == 0:
-                known = self._orders.setdefault(tuple(device.id for device in devices), [])
-                if key not in known:
-                    known.append(key)
-                    client.key_value_set(key, str(known.index(key)))
+                known = self._orders.setdefault(tuple(device.id for device in devices), {})
+                client.key_value_set(key, str(known.setdefault(key, len(known))), allow_overwrite=True)
             number = int(client.blocking_key_value_get(key, 60_000))
             if number >= math.factorial(len(devices)):
                 raise DeviceError(
@@ -143,17 +148,6 @@ def _telling(client: Any, key: str) -> Iterator[None]:
         raise
 
 
-def _whole(state: Any) -> Any:
-    """Return a state, of which this process has every value."""
-    for path, x in jax.tree_util.tree_leaves_with_path(state):
-        if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
-            raise StateError(
-                f"{_WHO}: body's state{jax.tree_util.keystr(path)} is divided among processes, so one that is lost "
-                "takes its part with it; return px.gather(x), or a mean or a sum"
-            )
-    return state
-
-
 def _newest(number: int, state: Any) -> tuple[int, Any]:
     """Return the number of turns and the state, in NumPy, of the process that has come furthest.
 
@@ -163,18 +157,18 @@ def _newest(number: int, state: Any) -> tuple[int, Any]:
     keys = [isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in leaves]
     pairs = [*zip(leaves, keys, strict=True)]
     hosts = [np.asarray(jax.random.key_data(x) if is_key else x) for x, is_key in pairs]
-    kind = digests.of_bytes(repr([(x.dtype, x.shape) for x in hosts]).encode())
-    reports = {process: report.split() for process, report in processes.reports(f"{number} {kind}").items()}
-    if {other for _, other in reports.values()} != {kind}:
+    kind = np.dtype([(str(at), x.dtype, x.shape) for at, x in enumerate(hosts)])
+    digest = digests.of_bytes(repr(kind).encode())
+    reports = {process: report.split() for process, report in processes.reports(f"{number} {digest}").items()}
+    if {other for _, other in reports.values()} != {digest}:
         raise StateError(f"{_WHO}: the state has other leaves, shapes or dtypes in one process than in another")
     owner = max(reports, key=lambda process: (int(reports[process][0]), -process))
     mine = np.frombuffer(b"".join(x.tobytes() for x in hosts), np.uint8)
     rows = np.zeros((jax.local_device_count(), mine.size), np.uint8)
     rows[0] = mine if owner == jax.process_index() else 0
-    taken = arrays.on_host(jnp.sum(arrays.of_processes(rows, processes.living or ()), 0, dtype=rows.dtype)).tobytes()
-    received, start = list[Any](), 0
-    for x, (leaf, is_key) in zip(hosts, pairs, strict=True):
-        y = np.frombuffer(taken[start : start + x.nbytes], x.dtype).reshape(x.shape)
-        received.append(jax.random.wrap_key_data(jnp.asarray(y), impl=jax.random.key_impl(leaf)) if is_key else y)
-        start += x.nbytes
+    total = arrays.on_host(jnp.sum(arrays.of_processes(rows, processes.living or ()), 0, dtype=rows.dtype))
+    taken = np.ndarray((), kind, total.tobytes())
+    wrapped = lambda x, like: jax.random.wrap_key_data(jnp.asarray(x), impl=jax.random.key_impl(like))  # noqa: E731
+    values = zip(map(taken.__getitem__, kind.names or ()), pairs, strict=True)
+    received = [wrapped(x, leaf) if is_key else x for x, (leaf, is_key) in values]
     return int(reports[owner][0]), jax.tree.unflatten(structure, received)

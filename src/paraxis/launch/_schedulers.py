@@ -31,7 +31,8 @@ def require_all_gpus() -> None:
     Raises:
         DeviceError: with the variable that gives it more.
     """
-    tasks, gpus = _tasks(), _gpus()
+    tasks, visible = _tasks(), os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    gpus = len([name for name in visible if name.strip()])  # of NVIDIA
     platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
     if tasks and tasks < gpus and platforms != "cpu":
         chosen = ",".join(map(str, range(gpus)))
@@ -52,8 +53,3 @@ def _tasks() -> int:
     of_nodes = [int(tasks) for tasks, nodes in written for _ in range(int(nodes or 1))]
     node = int(os.environ.get("SLURM_NODEID", 0))
     return of_nodes[node] if node < len(of_nodes) else 0
-
-
-def _gpus() -> int:
-    """Return how many GPUs of NVIDIA a scheduler lets this process use."""
-    return len([name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()])
