@@ -172,9 +172,6 @@ def _expect_step(seconds: float) -> None:
         faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
 
 
-# --- signals ---------------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def handling(handlers: Mapping[int, Callable[[int, FrameType | None], Any]]) -> Iterator[None]:
     """Handle signals within; what handled them before does so again afterwards.

@@ -28,10 +28,7 @@ _PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds"
 
 
 def patient(variables: Mapping[str, str]) -> str:
-    """Return ``XLA_FLAGS`` without a number of simulated devices; these wait a day for each other, unless they say.
-
-    Else XLA ends all after 40 s.
-    """
+    """Return ``XLA_FLAGS`` without a number of devices; these wait a day for each other, not 40 s, unless they say."""
     flags = re.sub(rf"{SIMULATED}=\S*\s*", "", variables.get("XLA_FLAGS", "")).strip()
     return flags if _PATIENCE in flags else f"{flags} {_PATIENCE}=86400".strip()
 
