@@ -110,11 +110,7 @@ def _variables(rank: int, num_processes: int, devices: int | None, gpus: int) ->
 
 
 def _run(
-    command: Sequence[str],
-    environments: Sequence[dict[str, str]],
-    received: list[int],
-    grace: float,
-    rejoins: int | None,
+    command: list[str], environments: Sequence[dict[str, str]], received: list[int], grace: float, rejoins: int | None
 ) -> int:
     """Run the ranks until all have exited with 0, or one has failed, or their time is over. Return the status."""
     ended, ranks, copies = _Ended(), dict[int, subprocess.Popen[str]](), list[threading.Thread]()

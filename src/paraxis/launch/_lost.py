@@ -106,14 +106,14 @@ class Members:
                 continue
             except Exception as error:
                 result, failure = None, error
-            if raised := client.key_value_dir_get(_RAISED):
-                key, told = min(raised, key=lambda item: float(item[1].partition(" ")[0]))
-                if failure is not None and key == own:
-                    raise failure
-                time.sleep(1)  # JAX ends all with process 0, and one of them has more to tell
-                number, text = key.rpartition("/")[2], told.partition(" ")[2]
-                raise DeviceError(f"{_WHO}: process {number} cannot continue: {text}") from failure
-            return result
+            if not (raised := client.key_value_dir_get(_RAISED)) and failure is None:
+                return result
+            key, told = min(raised, key=lambda item: float(item[1].partition(" ")[0]), default=(own, ""))
+            if failure is not None and key == own:
+                raise failure
+            time.sleep(1)  # JAX ends all with process 0, and one of them has more to tell
+            number, text = key.rpartition("/")[2], told.partition(" ")[2]
+            raise DeviceError(f"{_WHO}: process {number} cannot continue: {text}") from failure
 
     def _enter(self, members: dict[Any, int]) -> None:
         """Make a mesh of these devices, in an order which no other incarnations of them had.
