@@ -286,10 +286,8 @@ class Ensemble:
         meshes = {getattr(x.sharding, "mesh", None) for x in bound}
         is_abstract = any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves)
         if not is_abstract and (self._placement.spans_processes or meshes - {self._placement.mesh}):
-            settled = [
-                arrays.to_mesh(jnp.asarray(x), self._placement, rows=o) for x, o in zip(leaves, own, strict=True)
-            ]
-            args = jax.tree.unflatten(structure, settled)
+            pairs = zip(leaves, own, strict=True)
+            args = structure.unflatten([arrays.to_mesh(jnp.asarray(x), self._placement, rows=o) for x, o in pairs])
         owner, method = (fn.__self__, fn.__func__) if inspect.ismethod(fn) else (fn, None)
         programs, key = self._programs, (id(owner), method, kind, own)
         if key not in programs or programs[key][0]() is not owner:
@@ -303,12 +301,8 @@ class Ensemble:
 
     def _compiled(self, kind: Any, held: Callable[[], Any], one: Callable[..., Any], own: tuple[bool, ...]) -> Any:
         """Return the jitted function; it does not keep the ensemble, nor the user's function, which is ``held``."""
-        form, placement, lowering, average = (
-            self._form,
-            self._placement,
-            self._lowering,
-            callable(kind) or kind in _averages.NAMES,
-        )
+        form, placement, lowering = self._form, self._placement, self._lowering
+        average = callable(kind) or kind in _averages.NAMES
 
         def element(state: State, args: tuple[Any, ...]) -> Any:
             with axis_advice(f"ensemble: write the axis of the members, px.psum(x, {placement.axis.name!r})"):
