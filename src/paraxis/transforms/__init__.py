@@ -10,13 +10,4 @@ with needed("paraxis.transforms", "nnx"):
     from paraxis.transforms._variables import Gradients, Variables, variables
     from paraxis.transforms._vectorize import Vectorize
 
-__all__ = [
-    "GradValues",
-    "Gradients",
-    "Jit",
-    "Optimizer",
-    "Parallel",
-    "Variables",
-    "Vectorize",
-    "variables",
-]
+__all__ = ["GradValues", "Gradients", "Jit", "Optimizer", "Parallel", "Variables", "Vectorize", "variables"]

@@ -59,8 +59,6 @@ def split(transform: str, batch_axis: Axes, args: Sequence[Any], kwargs: Mapping
     return Batch([x for _, x in leaves], axes, next(iter(sizes.values()), None), structure)
 
 
-# --- results and variables of all elements --------------------------------------------------------------------------
-
 # "mean", "sum", "max", "min", "first", "stack", or a function of all values stacked
 Rule = str | Callable[[jax.Array], Any]
 Sync = Mapping[type, Rule | None]  # rules by a variable's type

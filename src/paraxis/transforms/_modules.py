@@ -76,9 +76,6 @@ def is_module(x: Any) -> bool:
     return isinstance(x, (nnx.Pytree, nnx.Variable))
 
 
-# --- names -----------------------------------------------------------------------------------------------------------
-
-
 def _names(modules: tuple[Any, ...], paths: Sequence[Path]) -> tuple[str, ...]:
     """Return the names of variables: ``(Sequential).layers[0](Linear).kernel``.
 
@@ -102,9 +99,6 @@ def _place_and_name(nodes: Sequence[Any], path: Path) -> tuple[str, str]:
             if isinstance(node, nnx.Pytree) and not isinstance(node, (nnx.List, nnx.Dict)):
                 name += f"({type(node).__name__})"
     return place, name
-
-
-# --- random streams --------------------------------------------------------------------------------------------------
 
 
 # The numbers of the variables with a stream's key and with its count of draws; a key alone is split by who draws.

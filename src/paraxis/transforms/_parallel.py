@@ -189,10 +189,7 @@ class Call:
                 node.axis_name = self._axis.name
 
     def _uneven(self, one: Any, traced: Any, row_dims: Sequence[int | None]) -> Any:
-        """Return the function of a share where the last one that has rows has fewer, and those after it have none.
-
-        Rows that fill shares up leave nothing when the results are cut.
-        """
+        """Return the function of a share, of which the last has fewer rows or none: what fills it up leaves nothing."""
         (body, out_tree), share, size = traced, self._share, self._batch.size or 0
         rows = size % share or share + 1  # if no share is shorter, another number still tells what is rows
         avals = [
@@ -215,10 +212,8 @@ class Call:
         whole = jax_api.jaxpr_as_fun(body)
 
         def shorter(*xs: jax.Array) -> list[jax.Array]:
-            rows_only = [
-                x if at is None else jax.lax.slice_in_dim(x, 0, rows, axis=at)
-                for x, at in zip(xs, row_dims, strict=True)
-            ]
+            pairs = zip(xs, row_dims, strict=True)
+            rows_only = [x if at is None else jax.lax.slice_in_dim(x, 0, rows, axis=at) for x, at in pairs]
             return [arrays.repeat_last(y, share) for y in jax_api.jaxpr_as_fun(short)(*rows_only)]
 
         return whole if size % share == 0 else lambda i, *xs: jax.lax.cond(i == size // share, shorter, whole, i, *xs)

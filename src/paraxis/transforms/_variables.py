@@ -123,9 +123,8 @@ def variables(module: Any) -> Variables:
         (Sequential).layers[1](Linear).kernel 12 (3, 4)
         +Total(2)                             16
     """
-    modules = module if type(module) is tuple else (module,)
     if not isinstance(module, Wrapped):
-        graph = _modules.split(modules)
+        graph = _modules.split(module if type(module) is tuple else (module,))
         return Variables(dict(zip(graph.names, graph.variables, strict=True)))
     return Variables({f"({type(module).__name__}){name}": v for name, v in variables(module.modules).items()})
 

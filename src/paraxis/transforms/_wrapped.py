@@ -98,9 +98,6 @@ class Wrapped(Generic[R]):
         return self._binding
 
 
-# --- modules from outside --------------------------------------------------------------------------------------------
-
-
 def refuse_outside(body: Body, code: types.CodeType | None = None) -> None:
     """Refuse a module from outside, whose values would be constants in silence; ``net.bias.shape`` may be read.
 
@@ -143,9 +140,6 @@ def _holds_module(x: Any) -> bool:
     x = getattr(x, "__self__", x)
     items = x.values() if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else (x,)
     return any(isinstance(item, Wrapped) or _modules.is_module(item) for item in items)
-
-
-# --- bound modules ---------------------------------------------------------------------------------------------------
 
 
 class Binding:
