@@ -41,10 +41,7 @@ def num_rows(what: str, argument: str, batch: Any) -> int:
 
 def rows_of(batch: Any) -> int:
     """Return the number of rows of a batch for any step, of which nothing is checked; 0: it has no arrays."""
-    for leaf in jax.tree.leaves(batch):
-        if getattr(leaf, "ndim", 0):
-            return int(leaf.shape[0])
-    return 0
+    return next((int(leaf.shape[0]) for leaf in jax.tree.leaves(batch) if getattr(leaf, "ndim", 0)), 0)
 
 
 class Devices:
@@ -92,10 +89,8 @@ class Devices:
         """Return which rows of a batch this process reads, ascending: all, if they do not divide by the devices."""
         if self.blocks is None or not self.placement.spans_processes or number % self.placement.num_devices:
             return slice(None)
-        mine = np.zeros(number, bool)
-        for index in self.blocks.addressable_devices_indices_map((number,)).values():
-            mine[index] = True
-        return np.flatnonzero(mine)
+        mine = self.blocks.addressable_devices_indices_map((number,)).values()
+        return np.unique(np.concatenate([np.arange(number)[index] for index in mine]))
 
     def assemble(self, local: Any, number: int) -> Any:
         """Return a batch over the devices of all processes, of the rows that this one has read.

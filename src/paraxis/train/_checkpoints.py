@@ -160,9 +160,7 @@ class Checkpoints:
         step = check.count("Checkpoints.save", "step", step, least=0, write="int(state.step)", error=DataError)
         noted: dict[str, Any] = json.loads(json.dumps(dict(notes or {}), default=_plain))
         if self.best_by is not None and not isinstance(noted.get(self.best_by), (int, float)):
-            raise DataError(
-                f"Checkpoints.save: best= needs a number in the notes; write save(step, tree, {{{self.best_by!r}: …}})"
-            )
+            raise DataError(f"Checkpoints.save: best= needs a number; write save(step, tree, {{{self.best_by!r}: …}})")
         arrays, record = _leaves.split(_leaves.by_path(tree) | _leaves.by_path(best, _leaves.BEST))
         self.wait()
         self.claim()

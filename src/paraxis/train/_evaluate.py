@@ -140,9 +140,7 @@ class Verdict:
             metrics = {name: pick(x, old.metrics.get(name, math.nan)) for name, x in record.metrics.items()}
             self.best = Record(pick(record.step, old.step), pick(record.epoch, old.epoch), metrics, record.evaluation)
         if not self.active.any():
-            best = (
-                self.best
-                and f"better than {cell(self.best.metrics[metric])}, its best, of step {cell(self.best.step)},"
-            )
-            self.reason = f"{metric} was not {best or 'a number'} {self._rule.patience} times in a row"
+            best = self.best
+            than = best and f"better than {cell(best.metrics[metric])}, its best, of step {cell(best.step)},"
+            self.reason = f"{metric} was not {than or 'a number'} {self._rule.patience} times in a row"
         return improved

@@ -183,7 +183,7 @@ def fit(
         display = RunDisplay(total, epochs)
         say = display.say if is_first else lambda text: None
         loop = Loop(trained, batches, epochs, steps, evaluations, stop_early, checkpoint, heard)
-        first_line, reporters, before = loop.begin(), loop.reporters, loop.num_steps
+        first_line, reporters, before = loop.begin(), loop.reporters, loop.next.number
         with processes.together("px.fit"):
             if is_first and progress:
                 reporters.append(stack.enter_context(contextlib.closing(display)))
@@ -202,7 +202,7 @@ def fit(
         with processes.StopSignal() as stop:
             signal = loop.until(stop)
         if loop.verdict.reason is not None and progress:
-            say(f"px.fit: ended after step {loop.num_steps}: {loop.verdict.reason}")
+            say(f"px.fit: ended after step {loop.next.number}: {loop.verdict.reason}")
     history = loop.recorder.history()
     if signal is None:
         last, verdict = copy.copy(trained.state), loop.verdict
@@ -211,6 +211,6 @@ def fit(
         return Fitted(trained.state, history, verdict.reason, verdict.best, last, verdict.active)
     told = "not saved: the state is in the exception, except px.TrainingStopped as stopped"
     if checkpoint is not None and loop.is_saved:
-        told = f"saved in {checkpoint.path / str(loop.num_steps)}; the same command resumes from there"
-    say(f"px.fit: {'Ctrl-C' if signal == 'SIGINT' else signal}: stopped after step {loop.num_steps}, {told}")
+        told = f"saved in {checkpoint.path / str(loop.next.number)}; the same command resumes from there"
+    say(f"px.fit: {'Ctrl-C' if signal == 'SIGINT' else signal}: stopped after step {loop.next.number}, {told}")
     raise TrainingStopped(trained.state, history, is_saved=loop.is_saved or checkpoint is None)

@@ -107,9 +107,7 @@ def loader(
         order = Order(num_rows, size, shuffle is not False, bool(drop_last), seed, weights)
         batches = Rows(order, read, leaves, chosen)
         if not batches.length:
-            raise DataError(
-                f"px.loader: with drop_last and batch_size {size} there is no batch, as source has {num_rows} rows"
-            )
+            raise DataError(f"px.loader: with drop_last there is no batch of {size}, as source has {num_rows} rows")
         plain = [leaf for leaf in leaves.values() if type(leaf) is np.ndarray and transform is None]
         if plain and len(plain) == len(leaves):
             nbytes = sum(leaf.nbytes for leaf in plain)

@@ -155,10 +155,6 @@ class Loop:
         return lines + [f"{name}: {was} when it was saved, {now[name]} now" for name, was in changes.items()]
 
     @property
-    def num_steps(self) -> int:
-        return self.next.number
-
-    @property
     def is_over(self) -> bool:
         following = self.next
         is_done = following.number >= self.steps if self.steps is not None else following.epoch >= (self.epochs or 0)
@@ -166,19 +162,18 @@ class Loop:
 
     @property
     def is_saved(self) -> bool:
-        return self._saved == self.num_steps
+        return self._saved == self.next.number
 
     @property
     def due(self) -> list[str]:
         """The evaluations that are due after the last step and not done; at the end, all of them are due."""
-        ends = self.is_over
-        due = [name for name, one in self.evaluations.items() if ends or self._is_time(one.every)]
-        done = {record.evaluation for record in self.recorder.evaluations if due and record.step == self.num_steps}
+        due = [name for name, one in self.evaluations.items() if self.is_over or self._is_time(one.every)]
+        done = {record.evaluation for record in self.recorder.evaluations if due and record.step == self.next.number}
         return [name for name in due if name not in done]
 
     def _is_time(self, every: int | SaveDecision | None) -> bool:
         """Return whether so many steps are done again; of ``None``, whether an epoch is."""
-        return self.next.within == 0 if every is None else is_time(every, self.num_steps)
+        return self.next.within == 0 if every is None else is_time(every, self.next.number)
 
     def _is_quiet(self, first: int, last: int) -> bool:
         """Return whether nothing is due after a step between these two, nor the end."""
@@ -188,7 +183,7 @@ class Loop:
 
     @property
     def _epoch(self) -> int:
-        return self.next.epoch - (self.next.within == 0 and self.num_steps > 0)
+        return self.next.epoch - (self.next.within == 0 and self.next.number > 0)
 
     def until(self, stop: processes.StopSignal) -> str | None:
         """Run all steps, or until a signal. The signal is returned; the run is saved in any case."""
@@ -272,13 +267,13 @@ class Loop:
         while due := self.due:
             name, one = due[0], self.evaluations[due[0]]
             hint = _hint(one.step, "px.eval_step")
-            with noted(f"px.fit: raised by evaluation {name!r}, after step {self.num_steps}{hint}"):
+            with noted(f"px.fit: raised by evaluation {name!r}, after step {self.next.number}{hint}"):
                 metrics = one(self.trained, stop.asked)
             if not metrics:
                 return
             self._require_named(metrics, name)
             saves = saves or self._best_by in metrics  # it is saved, though no checkpoint is due
-            record = Record(self.num_steps, self._epoch, metrics, name)
+            record = Record(self.next.number, self._epoch, metrics, name)
             self.recorder.evaluations.append(record)
             self._judge(record)
             self._tell("evaluate", metrics)
@@ -384,9 +379,9 @@ class Loop:
                 "on": environment(),
             }
             unknown = {self._best_by: math.nan} if self._best_by else {}  # unless it was evaluated after this step
-            notes = unknown | self.recorder.latest(self.num_steps) | {_NAME: note}
-            checkpoints.save(self.num_steps, self.trained.tree, notes, best=self.best)
-            self._saved = self.num_steps
+            notes = unknown | self.recorder.latest(self.next.number) | {_NAME: note}
+            checkpoints.save(self.next.number, self.trained.tree, notes, best=self.best)
+            self._saved = self.next.number
             self._tell("checkpoint")
 
     def _wait_for_checkpoint(self) -> None:
@@ -409,7 +404,7 @@ class Loop:
             warnings.warn(f"px.fit: {error}; later steps are in memory, and in what px.fit returns", stacklevel=4)
 
     def _tell(self, kind: Kind, metrics: dict[str, Any] | None = None) -> None:
-        self._report(Event(kind, self.num_steps, self._epoch, metrics or {}, 0, self.trained.state))
+        self._report(Event(kind, self.next.number, self._epoch, metrics or {}, 0, self.trained.state))
 
     def _report(self, event: Event) -> None:
         for reporter in self.reporters:

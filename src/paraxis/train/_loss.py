@@ -125,9 +125,7 @@ class LossFunction:
         if isinstance(value, Mean):
             return Mean(wide(value.total), wide(value.weight))
         if value is None or isinstance(value, (Mapping, str)):
-            raise DataError(
-                f"{self._what}: {which} is a {type(value).__name__}, not a number; flatten it: {{'a/b': …}}"
-            )
+            raise DataError(f"{self._what}: {which} is a {type(value).__name__}, not a number; flatten: {{'a/b': …}}")
         x = wide(value)
         if x.shape == (size, size) and size > 1:
             warnings.warn(

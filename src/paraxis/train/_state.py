@@ -259,8 +259,7 @@ def updated(
         # With the loss, which Polyak's step and reduce_on_plateau need.
         updates, opt_state = update(gradient, state.opt_state, state.params, value=value_of(loss))
         params = optax.apply_updates(state.params, updates)
-        wider = jax.tree.map(wide, params)
-        ema = state.ema if decay is None else optax.incremental_update(wider, state.ema, 1 - decay)
+        ema = state.ema if decay is None else optax.incremental_update(jax.tree.map(wide, params), state.ema, 1 - decay)
         return state.replace(step=state.step + 1, params=params, opt_state=opt_state, mutable=outcome.mutable, ema=ema)
 
     if not guard:

@@ -28,15 +28,7 @@ class _Step(abc.ABC):
     """A function of a state and a batch, compiled by one ``jax.jit``, which tells states, sizes and devices apart."""
 
     def __init__(
-        self,
-        what: str,
-        fn: Any,
-        *,
-        axis: Any,
-        microbatches: Any,
-        precision: Any,
-        shard: Any = None,
-        donate: bool = False,
+        self, what: str, fn: Any, axis: Any, microbatches: Any, precision: Any, shard: Any = None, donate: bool = False
     ) -> None:
         check.one_of(what, "precision", precision, (None, "bfloat16"), StateError)
         if not callable(shard):
@@ -274,11 +266,7 @@ def train_step(
 
 
 def eval_step(
-    fn: Callable[..., Any],
-    *,
-    axis: str | Axis = "batch",
-    microbatches: int = 1,
-    precision: str | None = None,
+    fn: Callable[..., Any], *, axis: str | Axis = "batch", microbatches: int = 1, precision: str | None = None
 ) -> EvalStep:
     """Make a function that computes metrics of a batch on all devices: ``metrics = evaluate(state, batch)``.
 
