@@ -29,8 +29,6 @@ _TURNS = 4
 """A loop whose number of turns is not known is priced as so many."""
 
 
-# --- an element by itself ------------------------------------------------------------------------------------------
-
 _OF_A_BATCH = ("unvmap_any", "unvmap_all", "unvmap_max", "nonbatchable", "select_if_vmap")
 """Equinox's operations that ask about a batch. They have an ``impl`` of one element."""
 
@@ -201,9 +199,6 @@ def _counts(eqn: JaxprEqn, differ: Sequence[bool]) -> bool:
     return is_apart and is_known and set(step.jaxpr.outvars).isdisjoint(step.jaxpr.invars)
 
 
-# --- cutting -------------------------------------------------------------------------------------------------------
-
-
 INDEX = ShapedArray((), np.dtype(np.int32))
 
 
@@ -324,8 +319,7 @@ class Program:
         outputs, [index] = self.variables([v.aval for v in eqn.outvars]), self.variables([INDEX])
         start = self.block()
         row_of = [jax_api.call(jax.jit(lambda x, i: x[i]), x, index) for x in loop.rows]
-        rows = [self.append(start, at, at.invars)[0] for at in row_of]
-        inner = [*loop.of_body, *outputs[:number], *rows]
+        inner = [*loop.of_body, *outputs[:number], *(self.append(start, at, at.invars)[0] for at in row_of)]
         results, end = self.inline(loop.body, inner, start, _price(loop.body.jaxpr, turns=0))
         end.stores += zip(outputs[number:], [index] * len(outputs[number:]), results[number:], strict=True)
         to_next = jax_api.call(jax.jit(lambda index: (index + step, index + step != stop)), index)

@@ -39,9 +39,6 @@ def without_references(body: ClosedJaxpr, names: Mapping[str, int]) -> ClosedJax
 _PRIMITIVES = (map_p, broadcast_p, *REDUCTIONS.values())
 
 
-# --- checkify ----------------------------------------------------------------------------------------------------
-
-
 def _know_checkify() -> None:
     from jax._src import checkify
 
@@ -75,12 +72,10 @@ def _know_checkify() -> None:
         def told(effect: Any) -> Any:
             return type(effect)(effect.error_type, (jax.ShapeDtypeStruct((), jnp.int32), *effect.shape_dtypes))
 
-        def structure(error: Any) -> Any:
-            return jax.tree.structure(ElementError(0, error.unflatten([0] * error.num_leaves)))
-
         parts: list[dict[Any, Any]] = [one._pred, one._code, {e: [index, *xs] for e, xs in one._payload.items()}]
         pred, code, payload = ({told(effect): value for effect, value in part.items()} for part in parts)
-        return checkify.Error(pred, code, {code: structure(error) for code, error in one._metadata.items()}, payload)
+        raised = {code: ElementError(0, e.unflatten([0] * e.num_leaves)) for code, e in one._metadata.items()}
+        return checkify.Error(pred, code, {code: jax.tree.structure(e) for code, e in raised.items()}, payload)
 
     def rule(*args: Any, **params: Any) -> Any:
         """Map the checked body; merge the first element's error with those of the operations before."""
@@ -104,9 +99,6 @@ def _know_checkify() -> None:
         checkify.error_checks[primitive] = functools.partial(checkify.nan_error_check, primitive)
 
 
-# --- jet, sparsify ------------------------------------------------------------------------------------
-
-
 def _know_jet() -> None:
     from jax.experimental import jet
 
@@ -124,9 +116,6 @@ def know_sparsify() -> None:
 
 def _refuse(interpreter: str, write: str, *_: Any, axis: str, **params: Any) -> Any:
     raise AxisError(f"{interpreter} does not look into a map (axis {axis!r}); write it inside: map {write}")
-
-
-# --- jax.debug_nans ----------------------------------------------------------------------------------------------
 
 
 def _know_debug_nans() -> None:

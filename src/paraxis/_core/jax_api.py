@@ -9,7 +9,7 @@ import itertools
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +228,10 @@ def holds(jaxpr: Jaxpr, *names: str) -> bool:
 _operations: weakref.WeakKeyDictionary[Jaxpr, frozenset[str]] = weakref.WeakKeyDictionary()
 
 
+def is_jit_with(eqn: JaxprEqn, names: Iterable[str]) -> bool:
+    return eqn.primitive.name == "jit" and holds(eqn.params["jaxpr"].jaxpr, *names)
+
+
 def holds_foreign(jaxpr: Jaxpr) -> bool:
     """Return whether an operation in a program is a library's own, by its rules."""
     rules = {ad.primitive_transposes.get(eqn.primitive) for eqn in equations(jaxpr)} - {None}
@@ -343,11 +347,7 @@ def batch(
 
 
 def varying_results(
-    closed: ClosedJaxpr,
-    in_axes: Sequence[int | None],
-    size: int,
-    name: str | None,
-    axis_env: Sequence[tuple[str, int]] = (),
+    closed: ClosedJaxpr, in_axes: Sequence[Any], size: int, name: str | None, axis_env: Sequence[tuple[str, int]] = ()
 ) -> list[bool]:
     """Return, for each result of a jaxpr, whether it may differ along the batch in which these arguments do."""
     from jax._src.interpreters import batching
@@ -430,10 +430,7 @@ def checks_numbers() -> bool:
 
 
 def is_staging() -> bool:
-    """Return whether operations are noted here to be run elsewhere: in ``jit``, loops, ``shard_map``; not in ``grad``.
-
-    ``grad`` and ``vmap`` alone carry each operation out at once.
-    """
+    """Return whether operations are noted to run later: in ``jit``, loops, ``shard_map``; not in ``grad``, ``vmap``."""
     from jax._src.interpreters.partial_eval import DynamicJaxprTrace
 
     trace: Any = core.trace_ctx.trace

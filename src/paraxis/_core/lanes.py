@@ -25,10 +25,7 @@ from paraxis.errors import AxisError
 
 
 def prepare(m: Map, env: Mapping[str, int]) -> tuple[Map, Program | None]:
-    """Return a map and its program; if no loop is to be cut, the same map to run by ``vmap``, and ``None``.
-
-    So it is for elements that lie over several devices, which have to be in step there.
-    """
+    """Return a map and its program; one for ``vmap`` and ``None`` if no loop is cut, or elements lie over devices."""
     m = m._replace(body=blocks.alone(m.body, env))
     if jax_api.has_effects(m.body.jaxpr):
         raise AxisError(

@@ -32,10 +32,7 @@ def trace(
     lowering: Lowering,
     axis_env: tuple[tuple[str, int], ...],
 ) -> tuple[Map, list[Any], Any]:
-    """Trace ``fn`` of one element; return its map, the map's operands, and the structure of what ``fn`` returns.
-
-    What the body closes over are its first operands, shared.
-    """
+    """Trace ``fn`` of one element; return its map, operands, what it closes over first, and its result's structure."""
     structs = [jax_api.struct(x, 0 if s else 1) for x, s in zip(operands, shared, strict=True)]
     body, structure = jax_api.trace(fn, structs, dict(axis_env))
     body, consts = jax_api.without_constants(body)
@@ -58,15 +55,9 @@ def bind(m: Map, operands: Sequence[Any]) -> list[jax.Array]:
     if not all(read):
         operands, shared, alike, linear = (select(xs, read) for xs in (operands, m.shared, m.alike, m.linear))
         m = m._replace(shared=shared, alike=alike, linear=linear)
-    masks = {name: tuple(getattr(m, name)) for name in ("shared", "alike", "linear", "summed")}
-    m = m._replace(body=body, **masks)
-    return map_p.bind(
-        *operands,
-        axis=m.placement.axis.name,
-        size=m.placement.size,
-        devices=placing.mesh_witness(m.placement),
-        **m._asdict(),
-    )
+    m = m._replace(body=body, **{name: tuple(getattr(m, name)) for name in ("shared", "alike", "linear", "summed")})
+    devices = placing.mesh_witness(m.placement)
+    return map_p.bind(*operands, axis=m.placement.axis.name, size=m.placement.size, devices=devices, **m._asdict())
 
 
 def _avals(*operands: Any, **params: Any) -> Any:

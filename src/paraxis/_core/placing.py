@@ -82,10 +82,7 @@ class Axis:
 
 @dataclasses.dataclass(eq=False)
 class Number:
-    """An element's number, where elements do not run together and it is an operand. Equal to itself alone.
-
-    ``depth`` is that of its axis among the mapped ones.
-    """
+    """The number of an element that runs by itself, an operand, and the depth of its axis; equal to itself alone."""
 
     depth: int
     value: Any = None
@@ -163,9 +160,6 @@ def mapped_axis(collective: str, axis: Axis | str) -> Axis:
             f"an axis of jax.vmap, write jax.lax.{collective}(…, {name!r})"
         )
     return known
-
-
-# --- the place of an axis -----------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(unsafe_hash=True)  # once made, it stays as it is
@@ -288,10 +282,7 @@ def place(axis: Axis) -> Placement:
 
 @functools.lru_cache(maxsize=64)
 def mesh_of(devices: tuple[Any, ...], name: str = DEVICES) -> Mesh:
-    """Return a mesh of one axis over these devices, by default one to set: axes that leave their place open lie on it.
-
-    It is the same one each time.
-    """
+    """Return the one mesh of one axis over these devices; by default, axes without a place of their own lie on it."""
     return Mesh(np.array(devices), (name,))
 
 
@@ -321,10 +312,7 @@ def shard_map(
 def on_devices(
     fn: Callable[..., Any], placement: Placement, ins: Sequence[int | None], outs: Sequence[int]
 ) -> Callable[..., Any]:
-    """Return a function that each device runs on its own rows.
-
-    ``ins`` and ``outs`` say in which dimension of operands and results they are; ``None``: an operand is whole.
-    """
+    """Return a function that each device runs on its rows, in these dimensions; ``None``: an operand is whole."""
     if not placement.mesh_axes:
         return fn
     specs = [P() if dim is None else P(*[None] * dim, placement.mesh_axes) for dim in (*ins, *outs)]

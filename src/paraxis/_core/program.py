@@ -98,9 +98,7 @@ class Program:
 _NUMBERS = (int, float, complex, np.ndarray, np.generic, jax.Array)
 
 
-def _evaluated(
-    fn: Callable[..., Any], operands: Sequence[Any], placement: Placement, declared: tuple[Axis, ...]
-) -> Any:
+def _evaluated(fn: Callable[..., Any], operands: list[Any], placement: Placement, declared: tuple[Axis, ...]) -> Any:
     """``fn(*operands)``, by a compiled program that is found by the structure of its trace.
 
     Where a function is traced to be compiled, its operations are noted there; where JAX looks for numbers that are not
@@ -116,17 +114,14 @@ def _evaluated(
     is_ruled = jax_api.holds(closed.jaxpr, "custom_jvp_call", "custom_vjp_call")
     may_raise = placement.is_on_cpu_devices and jax_api.calls_back(closed.jaxpr)
     if may_raise or (is_ruled and arrays.is_traced([*closed.consts, *operands])):
-        run = functools.partial(jax_api.evaluate, closed, opens=_has_map)
+        opens = functools.partial(jax_api.is_jit_with, names=("px_map",))
+        run = functools.partial(jax_api.evaluate, closed, opens=opens)
     else:
         closed, consts = jax_api.without_constants(closed)
         compiled = cached(jaxpr_key(closed), lambda: jax.jit(jax_api.jaxpr_as_fun(jax_api.with_copies(closed))))
         run = functools.partial(compiled, *consts)
     with entered(declared=declared):  # a rule of the user's is traced only now
         return jax.tree.unflatten(out_tree, run(*operands))
-
-
-def _has_map(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name == "jit" and jax_api.holds(eqn.params["jaxpr"].jaxpr, "px_map")
 
 
 def share_out(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:

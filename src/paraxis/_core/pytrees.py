@@ -103,9 +103,6 @@ def evaluating(tree: Any) -> Any:
     return tree if equinox is None else equinox.nn.inference_mode(tree)
 
 
-# --- leaves that carry an axis -----------------------------------------------------------------------------------
-
-
 def arrays(verb: str, argument: str, tree: Any) -> Any:
     """Return the same tree with every leaf an array; integers that JAX would cut are a DataError."""
     if all([isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree)]):  # noqa: C419  # fewer calls

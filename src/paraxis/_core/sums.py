@@ -24,6 +24,7 @@ from paraxis._core.record import Map, OperandMask, ResultMask
 _LINEAR = {"neg", "transpose", "reshape", "squeeze", "broadcast_in_dim", "reduce_sum", "convert_element_type", "copy"}
 _ADDING = {"add", "add_any", "sub"}
 _PRODUCTS = {"dot_general", "conv_general_dilated"}
+_has_product = functools.partial(jax_api.is_jit_with, names=_PRODUCTS)
 
 
 def varying(jaxpr: Jaxpr, shared: OperandMask) -> set[Any]:
@@ -47,37 +48,28 @@ def of_rows(rows: jax.Array, real: jax.Array | None = None) -> jax.Array:
 
 
 def over_elements(
-    m: Map,
-    operands: Sequence[jax.Array],
-    real: jax.Array | None,
-    count: int,
-    axis_name: str | None = None,
-    *,
-    merge: bool = False,
+    m: Map, operands: Sequence[Any], real: jax.Array | None, count: int, axis: str | None = None, merge: bool = False
 ) -> list[jax.Array]:
     """Run a function of one element for ``count`` rows: where ``summed``, return the sum over ``real`` rows, else rows.
 
-    Collectives call the rows ``axis_name``. To ``merge`` is to take elements and rows as one dimension of a product,
+    Collectives call the rows ``axis``. To ``merge`` is to take elements and rows as one dimension of a product,
     which may not lie over devices. Operands ``(count, ...)``, or ``(...)`` if shared; results ``(count, ...)``, or
     sums ``(...)`` of a dtype to add in.
     """
     operands = [x[0] if a else x for x, a in zip(operands, m.alike, strict=True)]
     m = m._replace(shared=[s or a for s, a in zip(m.shared, m.alike, strict=True)], alike=[False] * len(m.alike))
     if any(m.linear) and any(m.summed):
-        return _contracted(m, operands, real, count, merge, axis_name)
-    if axis_name is None and (ending := split(m.body, m.shared, m.summed)) is not None:
+        return _contracted(m, operands, real, count, merge, axis)
+    if axis is None and (ending := split(m.body, m.shared, m.summed)) is not None:
         return _run(ending, m, operands, real, count, merge)
-    over = jax.vmap(jax_api.jaxpr_as_fun(m.body), _axes(m.shared), axis_name=axis_name, axis_size=count)
+    over = jax.vmap(jax_api.jaxpr_as_fun(m.body), _axes(m.shared), axis_name=axis, axis_size=count)
     return [of_rows(y, real) if s else y for y, s in zip(over(*operands), m.summed, strict=True)]
 
 
 def _contracted(
     m: Map, operands: Sequence[Any], real: Any, count: int, merge: bool, axis_name: str | None = None
 ) -> list[jax.Array]:
-    """Transpose twice a function that is linear in some arguments, over all elements together the second time.
-
-    Shapes are those of :func:`over_elements`.
-    """
+    """Transpose a function twice, the second time over all elements; shapes are those of :func:`over_elements`."""
     fn, known, is_shared = jax_api.jaxpr_as_fun(m.body), select(operands, m.linear, False), select(m.shared, m.linear)
     moving = [x if s else _masked(real, x) for x, s in zip(select(operands, m.linear), is_shared, strict=True)]
     of_one = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in select(m.body.in_avals, m.linear)]
@@ -96,10 +88,6 @@ def _contracted(
     closed = jax_api.trace(lambda *xs: back(list(xs)), moving, {})[0] if merge else None
     outs = back(moving) if closed is None else jax_api.evaluate(closed, *moving, opens=_has_product, apply=_over_one)
     return [y.astype(wide(y.dtype)) if s else y for y, s in zip(outs, m.summed, strict=True)]
-
-
-def _has_product(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name == "jit" and jax_api.holds(eqn.params["jaxpr"].jaxpr, *_PRODUCTS)
 
 
 def _over_one(eqn: JaxprEqn, *operands: Any) -> Sequence[Any]:

@@ -108,10 +108,7 @@ def map_fn(
 def map_static(
     fn: Callable[..., Any], args: Any, axis: Axis, lowering: Lowering = "auto", in_blocks: bool = False
 ) -> Any:
-    """:func:`map_fn` for trees in which what is static is part of the structure, in the function as well.
-
-    ``in_blocks``: each leaf of the result stays as devices have it, ``(num_padded, ...)``.
-    """
+    """Do as :func:`map_fn`, with what is static in the structure; ``in_blocks``: results stay ``(num_padded, ...)``."""
     placement = placing.place(axis)
     check.no_sparse("map_fn", "args", args)
     interpreters.know_sparsify()
