@@ -7,15 +7,7 @@ from paraxis.reports._layout import Layout
 from paraxis.reports._report import Report
 from paraxis.reports._show import Arrays, Leaf, show
 from paraxis.reports._tabulate import ModuleRow, ModuleTable, tabulate
-from paraxis.reports._values import (
-    Collective,
-    Communication as Communication,
-    Finding,
-    LineWork,
-    Memory,
-    Traffic,
-    Work,
-)
+from paraxis.reports._values import Collective, Communication as Communication, Finding, LineWork, Memory, Traffic, Work
 
 __all__ = [
     "Arrays",

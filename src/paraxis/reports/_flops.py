@@ -138,22 +138,23 @@ def of_product(eqn: Any) -> int:
     if name == "conv_general_dilated":
         before, stride = [low for low, _ in params["padding"]], params["window_strides"]
         ways = stride, before, params["lhs_dilation"], params["rhs_dilation"]
+        shapes = [v.aval.shape for v in (*eqn.invars, *eqn.outvars)]
         each = 6 if is_complex else 2  # JAX makes three convolutions of real numbers of it
-        return each * _convolution([*map(_shape, (*eqn.invars, *eqn.outvars))], params["dimension_numbers"], ways)
+        return each * _convolution(shapes, params["dimension_numbers"], ways)
     ragged = params.get("ragged_dot_dimension_numbers")
     (contracted, _), _ = ragged.dot_dimension_numbers if ragged else params["dimension_numbers"]
     each = 8 if is_complex else 2
-    size = each * math.prod(_shape(eqn.outvars[0])) * math.prod(_shape(eqn.invars[0])[d] for d in contracted)
+    size = each * math.prod(eqn.outvars[0].aval.shape) * math.prod(eqn.invars[0].aval.shape[d] for d in contracted)
     return size // groups(eqn) if ragged and ragged.lhs_ragged_dimensions[0] in contracted else size  # one for each
 
 
-def groups(eqn: jax_api.JaxprEqn) -> int:
+def groups(eqn: Any) -> int:
     """Return with how many groups' matrices JAX multiplies each row of ``jax.lax.ragged_dot``, but on TPUs: all."""
     if eqn.primitive.name != "ragged_dot_general":
         return 1
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     _, (batch, _) = numbers.dot_dimension_numbers
-    return 1 if numbers.lhs_ragged_dimensions[0] in batch else max(_shape(eqn.invars[2])[-1], 1)
+    return 1 if numbers.lhs_ragged_dimensions[0] in batch else max(eqn.invars[2].aval.shape[-1], 1)
 
 
 def _convolution(shapes: Sequence[tuple[int, ...]], specs: Sequence[Sequence[int]], ways: Sequence[Any]) -> int:
@@ -177,7 +178,3 @@ def _met(size: int, kernel: int, results: int, stride: int, before: int, apart: 
     places = (np.arange(many) * stretch - before + step * number for number in range(few))
     inside = ((at >= 0) & (at <= (size - 1) * apart) & (at % apart == 0) for at in places)
     return sum(map(int, map(np.count_nonzero, inside)))
-
-
-def _shape(variable: Any) -> tuple[int, ...]:
-    return variable.aval.shape

@@ -6,7 +6,6 @@ the body of a loop runs as often as the loop does, if the compiler knows how oft
 
 import contextlib
 import dataclasses
-import functools
 import math
 import re
 from collections.abc import Iterator
@@ -92,8 +91,7 @@ class Program:
 
     def sent_bytes(self, operation: Operation) -> int:
         """Return what a device gives to a collective or gets from it, whichever is larger; of several arrays, all."""
-        scattered = self.group_size(operation) if operation.kind == "reduce_scatter" else 1
-        return num_bytes(operation.shape) * scattered
+        return num_bytes(operation.shape) * (self.group_size(operation) if operation.kind == "reduce_scatter" else 1)
 
     def frames(self, operation: Operation) -> list[Frame]:
         """Return the calls that an operation comes from, the innermost first; none if a pass has not kept them."""
@@ -270,7 +268,6 @@ def plain(shape: str) -> str:
     return ", ".join(parts) if len(parts) < 4 else f"{parts[0]}, … ({len(parts)} arrays)"
 
 
-@functools.lru_cache
 def _bits(dtype: str) -> int:
     digits = re.search(r"\d+", dtype)
     return int(digits[0]) if digits else 8 * (dtype == "pred")

@@ -79,8 +79,6 @@ def _bytes(shape: Sequence[int], dtype: Any) -> int:
 @functools.lru_cache(maxsize=1024)
 def _blocks(sharding: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
     """Return the number of blocks along each dimension, and the devices that hold each."""
-    if len(sharding.device_set) == 1:
-        return (1,) * len(shape), (tuple(device.id for device in sharding.device_set),)
     holders: dict[tuple[int, ...], list[int]] = {}
     for device, index in sharding.devices_indices_map(shape).items():
         holders.setdefault(tuple(cut.start or 0 for cut in index), []).append(device.id)

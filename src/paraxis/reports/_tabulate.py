@@ -70,9 +70,8 @@ class ModuleTable(Page):
         return f"{total.kind}: {units.of(total.parameters, 'parameter')}, {units.size(total.bytes)}"
 
     def _sections(self) -> Iterator[Section]:
-        *rows, total = [*map(_cells, self.rows[1:]), _cells(self.rows[0])]
-        total[0] = "total"
-        yield Section("", [*rows, total], _HEAD, has_head=True, most=len(self.rows))
+        rows = [*map(_cells, self.rows[1:]), ["total", *_cells(self.total)[1:]]]
+        yield Section("", rows, _HEAD, has_head=True, most=len(rows))
 
 
 _Path = tuple[str, ...]

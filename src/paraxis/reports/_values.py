@@ -131,10 +131,7 @@ class Work:
     uncounted: tuple[str, ...]
     elementwise: int
 
-    @property
-    def factor(self) -> float | None:
-        """Return how often the work is done: 1 if nothing is done twice; ``None``: unknown, or not counted."""
-        return self.flops / self.share if self.flops and self.share else None
+    factor = LineWork.factor
 
 
 @dataclasses.dataclass(frozen=True)

@@ -93,11 +93,7 @@ def assert_communication(
 
 
 def assert_same_everywhere(
-    fn: Callable[..., Any],
-    *args: Any,
-    devices: Sequence[int] = (1, 2, 3, 8),
-    rtol: float = 1e-5,
-    atol: float = 1e-6,
+    fn: Callable[..., Any], *args: Any, devices: Sequence[int] = (1, 2, 3, 8), rtol: float = 1e-5, atol: float = 1e-6
 ) -> None:
     """Assert that a function gives the same answer on any number of devices.
 
