@@ -4,7 +4,7 @@ import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,19 +35,17 @@ CHAPTERS = {
 }
 
 
-def run_demo(names: Sequence[str], *, devices: int | None, out: Path, quick: bool, only_list: bool) -> int:
-    """List the chapters and their time, then run them; all of them if ``names`` is empty. Return the exit status, 0.
-
-    Raises:
-        CommandError: if there is no such chapter, a package is missing, or a chapter fails.
-        OSError: if the directory cannot be made.
-    """
+def run_demo(names: Sequence[str], *, devices: int | None, out: Path, quick: bool, only_list: bool) -> None:
+    """List the chapters and their time, then run them; all of them if ``names`` is empty."""
     if unknown := [name for name in names if name not in CHAPTERS]:
         raise CommandError(f"the demo has no chapter {unknown[0]!r}; its chapters are: {', '.join(CHAPTERS)}")
     chosen = [name for name in CHAPTERS if name in names or not names]
-    _print_list(chosen)
+    for name in chosen:
+        print(f"{name:{max(map(len, CHAPTERS))}}  {CHAPTERS[name].summary}")
+    minutes = sum(CHAPTERS[name].minutes for name in chosen)
+    print(f"On two CPU cores, this takes about {minutes:.1f} minutes; with --quick, less.", flush=True)
     if only_list:
-        return 0
+        return
     try:
         with needed("demo", "demo"):
             for package in _PACKAGES:
@@ -66,11 +64,3 @@ def run_demo(names: Sequence[str], *, devices: int | None, out: Path, quick: boo
         done = subprocess.run([sys.executable, path, *rest], env=os.environ | variables, check=False)
         if done.returncode:
             raise CommandError(f"the chapter {name} ended with the exit status {done.returncode}")
-    return 0
-
-
-def _print_list(chosen: Iterable[str]) -> None:
-    for name in chosen:
-        print(f"{name:{max(map(len, CHAPTERS))}}  {CHAPTERS[name].summary}")
-    minutes = sum(CHAPTERS[name].minutes for name in chosen)
-    print(f"On two CPU cores, this takes about {minutes:.1f} minutes; with --quick, less.", flush=True)

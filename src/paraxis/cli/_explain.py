@@ -35,17 +35,10 @@ def run_explain(
     on: str | None,
     html: Path | None,
     as_json: bool,
-) -> int:
+) -> None:
     """Print the report on ``module:function``, or ``file.py:function``; on several numbers of devices, a table.
 
     For a topology, as many devices are simulated as it has chips, so that the file's meshes can be made.
-
-    Returns:
-        The exit status, 0.
-
-    Raises:
-        CommandError: if there is no such function, or its arguments are malformed.
-        DeviceError: if JAX has already started with fewer devices.
     """
     if shapes is not None and arguments is not None:
         raise CommandError("--shapes and --arguments both say what the function is given; write one of them")
@@ -54,9 +47,8 @@ def run_explain(
             raise CommandError("--html, --json and --on are of one report; write --devices once")
         options = {"--shapes": shapes, "--arguments": arguments}
         passed_on = [word for option, value in options.items() if value for word in (option, value)]
-        rows = [_HEAD, *(_row(target, passed_on, number) for number in devices)]
-        print(*columns(rows, str.rjust), sep="\n")
-        return 0
+        print(*columns([_HEAD, *(_row(target, passed_on, number) for number in devices)], str.rjust), sep="\n")
+        return
     if devices or on is not None:
         simulate_devices(*devices or [math.prod(map(int, re.findall(r"\d+", (on or "").partition(":")[2])))])
     place, _, name = target.rpartition(":")
@@ -77,7 +69,6 @@ def run_explain(
             report.save(html)
         except (OSError, ValueError) as error:
             raise CommandError(f"--html {html}: {getattr(error, 'strerror', None) or error}") from None
-    return 0
 
 
 def _row(target: str, options: Sequence[str], devices: int) -> list[str]:
@@ -99,11 +90,7 @@ def _row(target: str, options: Sequence[str], devices: int) -> list[str]:
 
 
 def _structs(text: str) -> Sequence[jax.ShapeDtypeStruct]:
-    """Return arrays without values for words such as ``float32[64,10]``.
-
-    Raises:
-        CommandError: if a word is none.
-    """
+    """Return arrays without values for words such as ``float32[64,10]``."""
     structs = []
     for match in _SHAPE.finditer(text):
         try:

@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = vars(_parser().parse_args(arguments))  # the arguments of what it runs, by their names
     try:
-        return options.pop("run")(**options)
+        return options.pop("run")(**options) or 0
     except (CommandError, DeviceError) as error:
         print(f"paraxis: {error}", file=sys.stderr)
         return 2
@@ -63,10 +63,7 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="CHAPTER", help="chapters to run (default: all)")
     parser.add_argument("--list", dest="only_list", action="store_true", help="list the chapters and exit")
     parser.add_argument(
-        "--devices",
-        type=int,
-        metavar="N",
-        help="CPU devices to simulate (default: the machine's own; two on a CPU)",
+        "--devices", type=int, metavar="N", help="CPU devices to simulate (default: the machine's own; two on a CPU)"
     )
     parser.add_argument("--out", type=Path, default=Path("paraxis-demo"), help="directory for the plots")
     parser.add_argument("--quick", action="store_true", help="run a few rounds or epochs only")
