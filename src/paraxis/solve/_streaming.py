@@ -21,9 +21,8 @@ from paraxis.errors import AxisError, DataError, DeviceError
 
 _KEPT = 8  # numbers by row that a solver holds beside X: targets, weights, predictions, steps of these
 _ROWS_PER_FEATURE = 6
-
+# Columns up to which a matrix (d, d) is made: it is on every device, and inverted in (d, d, d) operations.
 MAX_FEATURES = 4096
-"""Columns up to which a matrix ``(d, d)`` is made: it is on every device, and inverted in ``(d, d, d)`` operations."""
 
 
 def while_loop(in_python: bool, go_on: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any) -> Any:
@@ -139,8 +138,7 @@ class TableRows:
         by_row, sums = jax.eval_shape(of_chunk, np.int32(0), X, *operands)
 
         def zeros(x: Any) -> jax.Array:
-            sharding = arrays.sharding(self.blocks, x.ndim - 1)
-            return jnp.zeros((*x.shape[:-1], self.shape[0]), x.dtype, device=sharding)
+            return jnp.zeros((*x.shape[:-1], self.shape[0]), x.dtype, device=arrays.sharding(self.blocks, x.ndim - 1))
 
         totals = arrays.device_put(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), sums), everywhere)
         carry, before = (jax.tree.map(zeros, by_row), totals), None

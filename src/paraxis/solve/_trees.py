@@ -66,9 +66,8 @@ def inverse(derivative: Callable[[Any], Any], right: tuple[Any, Any]) -> tuple[A
 
     whole = along(right[1], 1, prox(right[0]))
     rest = minus(whole, prox(whole))
-    free = prox(minus(along(whole, 1, rest), hessian(rest)))
     # On one vector: of a tree, some leaves might not depend on what is differentiated, which JAX cannot transpose.
-    vector, unravel = jax.flatten_util.ravel_pytree(free)
+    vector, unravel = jax.flatten_util.ravel_pytree(prox(minus(along(whole, 1, rest), hessian(rest))))
 
     def operator(vector: jax.Array) -> jax.Array:
         w = unravel(vector)

@@ -147,10 +147,9 @@ class LinearModel(BaseEstimator, abc.ABC):
         check.number(self._who, "tol", self.tol, above=0)
         check.count(self._who, "max_iter", self.max_iter)
         require_unmasked(self._who, X=X, y=y, sample_weight=sample_weight)
-        rows: Any
         if isinstance(X, Table):
             with fitting.surroundings(X.dtype, self.devices):
-                rows = TableRows(self._who, X, y, engine, fitting.axis_of(max(1, len(X)), self.devices))
+                rows: Any = TableRows(self._who, X, y, engine, fitting.axis_of(max(1, len(X)), self.devices))
             vars(self).pop("feature_names_in_", None)
             if X._is_named:
                 self.feature_names_in_ = np.array(X.columns, object)
@@ -189,8 +188,7 @@ class LinearModel(BaseEstimator, abc.ABC):
         fun = dataclasses.replace(posed.fun, intercept=has_intercept)
         options: Any = {"tol": float(self.tol), "maxiter": int(self.max_iter), "verbose": self.verbose}
         if posed.by_hessians:
-            solver = Quadratic(fun, **options)
-            params, state = solver.run(begin, (penalty, posed.hessian), data)
+            params, state = Quadratic(fun, **options).run(begin, (penalty, posed.hessian), data)
             posed.hessian = state.hessian if fun.loss == "squared" else None
         else:
             fun = dataclasses.replace(fun, l2=True)
@@ -256,8 +254,7 @@ class Regression(RegressorMixin, LinearModel):
         largest = np.where(largest > 0, largest, 1)
         scale = largest * np.sqrt(np.average(((y - origin) / largest) ** 2, axis=0, weights=weight))
         scale = np.where(scale > 0, scale, 1)
-        scaled = ((y - origin) / scale).astype(dtype)
-        return Posed(glm("squared"), scaled, weight, y.shape[1:], origin, scale)
+        return Posed(glm("squared"), ((y - origin) / scale).astype(dtype), weight, y.shape[1:], origin, scale)
 
     def _penalty(self, strength: float, posed: Posed) -> Penalty:
         # On targets divided by their scale, the mean of squares is less by its square, and |coef|₁ by the scale.
