@@ -21,12 +21,7 @@ _REPORTS, _OURS, _JAX, _STANDARD = (f"{folder}{os.sep}" for folder in _FOLDERS)
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A line of a program's source.
-
-    Attributes:
-        file: where.
-        number: of the line.
-    """
+    """A line of a program's source: its file, and its number there."""
 
     file: str
     number: int
