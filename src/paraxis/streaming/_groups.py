@@ -50,7 +50,7 @@ class Groups:
     def __init__(self, source: Any, *, lengths: Any = None) -> None:
         check.by_position("Groups", "source", [source] if hasattr(source, "shape") else [])
         self._source, self.numbers = source, np.arange(len(source))
-        self._all_lengths = None if lengths is None else np.asarray(lengths)
+        self._all_lengths: Any = None if lengths is None else np.asarray(lengths)
         if self._all_lengths is not None and (
             self._all_lengths.shape != (len(source),)
             or self._all_lengths.dtype.kind not in "iu"
@@ -131,19 +131,16 @@ class Groups:
 
         Samples of the same size are padded to the same few lengths: these depend on the whole source.
         """
-        assert self._all_lengths is not None
         together = max(1, round(count * len(self._all_lengths) / len(self)))
         if together not in self._padded_to:
-            longest = np.sort(self._all_lengths)[::-together]
-            self._padded_to[together] = _fewest(longest, _NUM_LENGTHS)
+            self._padded_to[together] = _fewest(np.sort(self._all_lengths)[::-together], _NUM_LENGTHS)
         among = self._padded_to[together]
         return int(among[np.searchsorted(among, lengths.max())])
 
     def _look(self) -> "Form":
         """Return what elements look like, as the first does; of different length, the shortest and the longest."""
-        lengths, ends = self._all_lengths, [0]
-        if lengths is not None:
-            ends = [int(lengths.argmin()), int(lengths.argmax())]
+        lengths = self._all_lengths
+        ends = [0] if lengths is None else [int(lengths.argmin()), int(lengths.argmax())]
         elements = [*map(self._element, ends)]
         leaves, structure = jax.tree.flatten(elements[0])
         shapes = [x.shape for x in leaves]
@@ -198,8 +195,7 @@ def _as_arrays(name: str, read: Callable[[], Any]) -> Any:
     return tree
 
 
-_LENGTH = -1
-"""In a shape, the element's own length."""
+_LENGTH = -1  # in a shape: the element's own length
 
 
 class Form(NamedTuple):

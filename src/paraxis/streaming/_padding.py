@@ -19,10 +19,8 @@ def counted(
 ) -> int | None:
     """Return the number of a result that depends on padding.
 
-    Args:
-        run: gives the results for elements padded to their length, or to a longer one, and these shared values.
-        shared, shared_longer: for both lengths.
-        varies: whether other shared values than these may be tried.
+    ``run`` gives the results for elements padded to their length, or to a longer one, and for shared values, of which
+    there are some for both lengths; ``varies``: whether others than these may be tried.
     """
     for change in (0.0, 0.1) if varies else (0.0,):
         values = [_near(x, at, change) for at, x in enumerate(shared)]

@@ -26,8 +26,8 @@ from paraxis.streaming._trace import Flat, Operation, refuse_mixing, rows_p, siz
 _FOLDS = {primitive.name: kind for kind, primitive in REDUCTIONS.items()}
 _FOLDS |= {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_or": "any", "reduce_and": "all"}
 _FOLDS |= {"dot_general": "sum"}
+# Operations whose results have the last bits of an operand.
 _SAME_ROWS = frozenset(("optimization_barrier", rows_p.name, "select_n", "convert_element_type"))
-"""Operations whose results have the last bits of an operand."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,9 +79,8 @@ class Pass:
                     values.setdefault(v, y)  # what the pass is given is as an earlier one has computed it
             return [values[v] for v in self.results]
 
-        structs = [jax_api.struct(flat.avals[v]) for v in arguments]
         size = next((flat.avals[v].shape[self.dims[v] or 0] for v in self.rows), 0)
-        return run, [*structs, jax.ShapeDtypeStruct((size,), bool)]
+        return run, [*(jax_api.struct(flat.avals[v]) for v in arguments), jax.ShapeDtypeStruct((size,), bool)]
 
 
 def _mapped(m: Map, operands: Sequence[Any], real: jax.Array | None) -> list[jax.Array]:

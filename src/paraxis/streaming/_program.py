@@ -18,9 +18,8 @@ from paraxis.streaming._resume import is_key, plain
 from paraxis.streaming._trace import Flat
 
 READERS = 2  # threads that read elements ahead
-
+# For each of a call's groups, the length to which their elements are padded; None: they have the same shapes.
 Lengths = tuple[int | None, ...]
-"""For each of a call's groups, the length to which their elements are padded; ``None``: they have the same shapes."""
 
 
 class Leaf(NamedTuple):
@@ -250,8 +249,7 @@ class Program:
         needed, devices = [], self.placement.num_devices
         for one in self.plan.passes:
             fn, (*structs, _) = one.program(self.part(count, lengths))
-            used = jax.jit(fn, compiler_options=self._options).lower(*structs).compile().memory_analysis()
-            assert used is not None
+            used: Any = jax.jit(fn, compiler_options=self._options).lower(*structs).compile().memory_analysis()
             each = used.temp_size_in_bytes + used.output_size_in_bytes + used.argument_size_in_bytes
             ahead = sum(x.size * x.dtype.itemsize for x in structs[len(one.shared) :])
             needed.append(devices * (each + READERS * ahead))

@@ -85,5 +85,4 @@ class Results:
             np.moveaxis(mask, dim, 0)[lost] = True
             return np.ma.MaskedArray(rows, mask)
 
-        results = {v: one(v) for v in self._flat.results if isinstance(v, int)}
-        return self._tree(results.get)
+        return self._tree({v: one(v) for v in self._flat.results if isinstance(v, int)}.get)

@@ -8,7 +8,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from paraxis.errors import CheckpointError
 _EVERY = 10.0  # seconds between two savings; more where saving takes long
 
 
-class Saved:
+class Saved(contextlib.AbstractContextManager["Saved"]):
     """The file of a run: within, it is kept up to date; an error leaves it, and success removes it.
 
     Each process has its own in the folder. A run ``depends`` on a tree of texts, numbers and arrays.
@@ -61,12 +61,8 @@ class Saved:
                     f"Stream: checkpoint {str(self._path.parent)!r} holds another run, of other arguments, data, "
                     f"chunks or code; give this one another folder, or remove {str(self._path)!r}"
                 )
-            kinds = map(jnp.dtype, about["dtypes"])
-            leaves = [file[f"arr_{at}"].view(kind) for at, kind in enumerate(kinds)]
+            leaves = [file[f"arr_{at}"].view(jnp.dtype(kind)) for at, kind in enumerate(about["dtypes"])]
         return jax.tree.map(leaves.__getitem__, about["tree"])
-
-    def __enter__(self) -> Self:
-        return self
 
     def keep(self, make: Callable[[], Any] | None) -> None:
         """Note how to make the state, numbers and arrays in lists and dicts; save it if it is time, or at an error."""

@@ -11,10 +11,9 @@ from paraxis._core import jax_api
 from paraxis._core.jax_api import JaxprEqn, Literal
 from paraxis.streaming._resume import is_key, plain
 
-PLACES = frozenset(("sharding_constraint", "reshard", "device_put"))
-"""Operations that only say where their operands, which are their results, lie."""
+PLACES = frozenset(("sharding_constraint", "reshard", "device_put"))  # they only say where an operand is to lie
+# Operations that are not run to see what they do: which branch they take, and when they end, depends on values.
 _UNKNOWN = ("while", "cond", "pure_callback", "io_callback", "debug_callback", "debug_print")
-"""Operations that are not run to see what they do: which branch they take, and when they end, depends on values."""
 
 
 def reason_rows_mix(

@@ -146,8 +146,7 @@ class Run:
             self._parts, begun, self._is_stale = [], [], False
             if saved:
                 saved.keep(None)  # what is on the disk is right, up to the loss
-        lengths = self._chunks[0].lengths
-        returned = self._results.returned(self._values[lengths], sorted(self.lost), self._gathered)
+        returned = self._results.returned(self._values[self._chunks[0].lengths], sorted(self.lost), self._gathered)
         if self.lost:
             first, lines = min(self.lost), self.lost[min(self.lost)].splitlines()
             why = next((line for line in reversed(lines) if "Error: " in line), lines[0])
@@ -175,21 +174,18 @@ class Run:
                 return False
             dtypes = tuple(avals[v].dtype for v in one.results[: len(one.kinds)])
             everywhere = arrays.sharding(self._program.placement, ())
-            totals = met(one.kinds, dtypes, everywhere, self._parts_laid(self._parts[number]))
+            totals = met(one.kinds, dtypes, everywhere, [self._program.laid(x, 0, 1) for x in self._parts[number]])
             for values in self._values.values():
                 values.update(zip(one.results, totals, strict=False))
             number += 1
         return True
-
-    def _parts_laid(self, parts: Sequence[Any]) -> list[Any]:
-        return [self._program.laid(x, 0, 1) for x in parts]
 
     def _pass(self, number: int, one: Pass, done: Any = 0, held: Sequence[Any] = ()) -> list[Any]:
         """Return what the parts of a pass come to, of which some chunks are ``done``; its rows go to the results."""
         known = self._program.checked
         if self._padded and one not in known and _caught(self._check, one, *self._padded) is True:
             known.add(one)  # what raises does so again, below
-        sums = [[int(rank), self._parts_laid(parts)] for rank, parts in held]
+        sums = [[int(rank), [self._program.laid(x, 0, 1) for x in parts]] for rank, parts in held]
         ats = [at for at in range(int(done), len(self._chunks)) if len(self._chunks[at].numbers)]
         with contextlib.closing(self._outcomes(one, ats)) as outcomes:
             for at, outcome in zip(ats, outcomes, strict=True):
@@ -398,9 +394,8 @@ class Run:
         longest, numbers = self._chunks[0].lengths, self._chunks[0].numbers
         candidates = list[tuple[int, np.ndarray, Lengths, Lengths]]()
         for at, x in enumerate(self._chunks):
-            pairs = zip(x.lengths, longest, strict=True)
             if x.lengths != longest:
-                longer = tuple(None if n is None or m is None else max(n, m) for n, m in pairs)
+                longer = tuple(n and m and max(n, m) for n, m in zip(x.lengths, longest, strict=True))
                 candidates.append((at, x.numbers, x.lengths, longer))
         for n, lengths in ragged:
             where = np.flatnonzero(lengths[numbers] < longest[n])

@@ -154,9 +154,8 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
         """
         if not groups:
             raise DataError("Stream.map: give what fn is to be called with: px.Stream(at_once=64).map(fn, xs)")
-        has_keys = [any(map(is_key, jax.tree.leaves(x))) for x in groups]  # which are cut, and not read
-        pairs = zip(groups, has_keys, strict=True)
-        inputs = [x if keys or isinstance(x, Groups) else Groups.of_arrays(x) for x, keys in pairs]
+        has_keys = lambda x: any(map(is_key, jax.tree.leaves(x)))  # noqa: E731  # which are cut, and not read
+        inputs = [x if has_keys(x) or isinstance(x, Groups) else Groups.of_arrays(x) for x in groups]
         axis = Axis("elements", len(inputs[0]) if isinstance(inputs[0], Groups) else len(jax.tree.leaves(inputs[0])[0]))
         return self.run(lambda *xs: map_fn(fn, xs, axis), *inputs)
 
@@ -178,8 +177,9 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
         def run(*args: Any) -> _R:
             call = Call(fn, args)
             program = known.get(call.key) or known.setdefault(call.key, self._program(call))
-            if program.placement.spans_processes:
-                self._require_one_process()
+            for name, value in {"lost='mask'": self._masks, "out": self._out, "map": self._map}.items():
+                if value and program.placement.spans_processes:
+                    raise ValueError(f"Stream: {name} is for one process, and elements lie on {jax.process_count()}")
             results = Results(program.plan, program.whole(program.lengths), self._each, self._out)
             one = Run(call, program, self._count(call, program), self._map, results, masks=self._masks)
             with shown(self._progress) as show, self._saved(one.depends) as file:
@@ -207,15 +207,10 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
         kept = [tuple(n for d, n in enumerate(avals[v].shape) if d != plan.dims[v]) for v in plan.kept]
         return Schedule(len(plan.passes), [(len(chunk.numbers), chunk.lengths) for chunk in chunks], kept)
 
-    def _require_one_process(self) -> None:
-        for name, value in {"lost='mask'": self._masks, "out": self._out, "map": self._map}.items():
-            if value:
-                raise ValueError(f"Stream: {name} is for one process, and elements lie on {jax.process_count()}")
-
     def _program(self, call: Call) -> Program:
         # On CPU, XLA puts matrix products and what is between them into a library's calls, of unknown memory.
-        without_calls = {"xla_cpu_experimental_ynn_fusion_type": ""} if jax.default_backend() == "cpu" else {}
-        options = None if self.memory is None else without_calls
+        is_bounded_on_cpu = self.memory is not None and jax.default_backend() == "cpu"
+        options = {"xla_cpu_experimental_ynn_fusion_type": ""} if is_bounded_on_cpu else None
         return Program(call, alone=self._map is not None, masks=self._masks, options=options)
 
     def _count(self, call: Call, program: Program) -> int:
@@ -266,8 +261,7 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
         return self._saved(lambda: described)
 
     def _saved(self, depends: Callable[[], Any]) -> contextlib.AbstractContextManager[Saved | None]:
-        folder = self.checkpoint
-        return contextlib.nullcontext() if folder is None else Saved(folder, depends())
+        return contextlib.nullcontext() if self.checkpoint is None else Saved(self.checkpoint, depends())
 
 
 def _balanced(most: int, devices: int, size: int) -> int:

@@ -11,8 +11,7 @@ import numpy as np
 from paraxis.streaming._groups import Groups
 from paraxis.streaming._program import Chunk, Lengths
 
-Map = Callable[..., Iterable[Any]]
-"""A function with the signature of ``concurrent.futures.Executor.map``."""
+Map = Callable[..., Iterable[Any]]  # with the signature of concurrent.futures.Executor.map
 
 _MOST_SENT = 16 * 2**20  # bytes of a source that is sent with each task; of larger ones, rows are sent
 
@@ -64,13 +63,8 @@ def perform(work: Work, task: Task) -> list[np.ndarray] | Exception:
             real = [np.arange(work.rows) < len(chunk.numbers)] * masked
             return [*map(np.asarray, run(*work.shared[chunk.lengths], *read, *real))]
     except Exception as error:
-        return _sendable(error)
-
-
-def _sendable(error: Exception) -> Exception:
-    """Return an exception, or one that says the same if a process cannot send it to another."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # a process cannot send it to another
+            return RuntimeError(f"{type(error).__name__}: {error}")
+        return error

@@ -79,16 +79,15 @@ class Flat:
         return [*map(read, closed.jaxpr.outvars)]
 
 
+# The first rows of an array of all elements, or more of them: as many as a trace is for.
 rows_p = jax_api.Primitive("px_rows")
-"""The first rows of an array of all elements, or more of them: as many as a trace is for."""
 rows_p.def_abstract_eval(lambda x, *, size: x.update(shape=(size, *x.shape[1:])))
 jax_api.define_lowering(rows_p, lambda x, *, size: x[:size])
 jax_api.ad.deflinear2(rows_p, lambda ct, x, *, size: [rows_p.bind(ct, size=x.aval.shape[0])])
 jax_api.batching.primitive_batchers[rows_p] = lambda x, at, **to: (rows_p.bind(jnp.moveaxis(x[0], at[0], 1), **to), 1)
 
-
+# The number of elements of an axis by which a mean divides: fewer than all, if some are lost.
 size_p = jax_api.Primitive("px_size")
-"""The number of elements of an axis by which a mean divides: fewer than all, if some are lost."""
 size_p.def_abstract_eval(lambda *, axis, size: jax_api.ShapedArray((), np.dtype(np.int32)))
 jax_api.define_lowering(size_p, lambda *, axis, size: jnp.int32(size))
 
@@ -179,11 +178,10 @@ def dims_of(whole: Flat, part: Flat, size: int, count: int) -> list[int | None]:
 
 def with_literals(whole: Flat, part: Flat) -> list[Operation]:
     """Return the operations for some elements, with the literals of those for all, in bodies, too."""
-    operations = []
-    for a, b in zip(whole.operations, part.operations, strict=True):
-        inputs = [*map(_literal, a.inputs, b.inputs)]
-        operations.append(Operation(_equation(a, a.eqn, b.eqn), inputs, b.outputs, a.line))
-    return operations
+    return [
+        Operation(_equation(a, a.eqn, b.eqn), [*map(_literal, a.inputs, b.inputs)], b.outputs, a.line)
+        for a, b in zip(whole.operations, part.operations, strict=True)
+    ]
 
 
 def require_uncounted(whole: Flat, part: Flat, size: int) -> None:
@@ -215,11 +213,10 @@ def _equation(at: Operation, whole: JaxprEqn, part: JaxprEqn) -> JaxprEqn:
     return part.replace(invars=[*map(_literal, whole.invars, part.invars)], params=params)
 
 
-_SIZES = (
+_SIZES = (  # parameters that say shapes or places, in which two traces may differ
     "shape new_sizes limit_indices slice_sizes sizes size rows padded layout devices placement axis_env sharding "
     "out_sharding"
 )
-"""Parameters that say shapes or places, in which two traces may differ."""
 
 
 def _parameter(at: Operation, name: str, whole: Any, part: Any) -> Any:
