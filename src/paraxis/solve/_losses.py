@@ -92,10 +92,7 @@ def _by_output(cost: Callable[[Any, Any], jax.Array], *options: Any, curvature: 
 
     def mean_curvature(z: jax.Array, y: jax.Array) -> jax.Array:
         one, y = jnp.ones_like(z), (y if y.ndim == 1 else y.T).astype(z.dtype)
-
-        def slope(z: jax.Array) -> jax.Array:
-            return jax.jvp(lambda z: cost(z, y), (z,), (one,))[1]
-
+        slope = lambda z: jax.jvp(lambda z: cost(z, y), (z,), (one,))[1]  # noqa: E731
         second = jax.jvp(slope, (z,), (one,))[1] if curvature is None else curvature(z)
         return _sum_of_outputs(second) / (1 if z.ndim == 1 else z.shape[0])
 

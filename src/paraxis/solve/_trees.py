@@ -57,13 +57,8 @@ def inverse(derivative: Callable[[Any], Any], right: tuple[Any, Any]) -> tuple[A
     is symmetric, and no less definite than H where M is not zero. (Of a projection, what it holds fast is eliminated.)
     """
     zero = jax.tree.map(jnp.zeros_like, right[0])
-
-    def hessian(x: Any) -> Any:
-        return derivative((x, zero))[0]
-
-    def prox(x: Any) -> Any:
-        return derivative((zero, x))[1]
-
+    hessian = lambda x: derivative((x, zero))[0]  # noqa: E731
+    prox = lambda x: derivative((zero, x))[1]  # noqa: E731
     whole = along(right[1], 1, prox(right[0]))
     rest = minus(whole, prox(whole))
     # On one vector: of a tree, some leaves might not depend on what is differentiated, which JAX cannot transpose.
