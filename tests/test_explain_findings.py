@@ -251,7 +251,7 @@ def test_explain_says_first_that_the_rows_of_a_step_do_not_divide() -> None:
     """Then compilers may gather the rows, where they else gather the parameters."""
     state = jax.eval_shape(lambda: px.TrainState.create({"w": jnp.zeros((1024, 2048))}, optax.adam(0.1)))
     found = px.explain(px.train_step(squares, shard="params"))(state, {"x": struct(4100, 1024)}).found("gather")
-    words = "take a multiple of 8 rows, as 4,100 of padded['x'] do not divide; else compute on each device's own rows"
+    words = "take a multiple of 8 rows, as 4,100 of batch['x'] do not divide; else compute on each device's own rows"
     assert found
     assert all(finding.write.startswith(words) for finding in found)
     assert px.explain(compared)(struct(256, 128, lies=over("d"))).found("gather")[0].write.startswith("compute on")

@@ -62,7 +62,7 @@ class _Step(abc.ABC):
         return shardings(state, _batches.devices_of(self.axis).placement, self.shard)
 
     @abc.abstractmethod
-    def _body(self, state: TrainState, padded: Any, size: int, devices: _batches.Devices) -> Any: ...
+    def _body(self, state: TrainState, batch: Any, size: int, devices: _batches.Devices) -> Any: ...
 
     def _run(self, function: Callable[..., Any], state: TrainState, batch: Any) -> Any:
         """Call the compiled function with arguments on the devices, by the mesh in force."""
@@ -159,7 +159,7 @@ class TrainStep(_Step):
         """
         return self._run(self._jitted, state, batch)
 
-    def _body(self, state: TrainState, padded: Any, size: int, devices: _batches.Devices) -> tuple[TrainState, Metrics]:
+    def _body(self, state: TrainState, batch: Any, size: int, devices: _batches.Devices) -> tuple[TrainState, Metrics]:
         is_whole = min(self._microbatches, size) == 1
 
         def part(rows: Any, size: int, key: Any, mutable: Any) -> tuple[Any, Any]:
@@ -172,7 +172,7 @@ class TrainStep(_Step):
             gradient = jax.tree.map(jnp.conj, gradient)  # JAX's of a complex number is the conjugate of uphill
             return outcome.mutable, (gradient, outcome.loss, outcome.metrics)
 
-        mutable, (gradient, loss, metrics) = self._scan(part, state.mutable, padded, size, self._key(state))
+        mutable, (gradient, loss, metrics) = self._scan(part, state.mutable, batch, size, self._key(state))
         if not is_whole:  # the sums are divided once, so that the mean is that of the whole batch
             weight = jnp.where(loss.weight == 0, 1, loss.weight)
             gradient = jax.tree.map(lambda g: g / weight.astype(g.dtype), gradient)
@@ -190,12 +190,12 @@ class EvalStep(_Step):
         """Return the metrics of a batch; raises as a training step does."""
         return self._run(self._jitted, state, batch)
 
-    def _body(self, state: TrainState, padded: Any, size: int, devices: _batches.Devices) -> Metrics:
+    def _body(self, state: TrainState, batch: Any, size: int, devices: _batches.Devices) -> Metrics:
         def part(rows: Any, size: int, key: Any, _: Any) -> tuple[None, Any]:
             outcome = self._call(state, state.params, state.mutable, rows, size, key)
             return None, outcome.metrics if outcome.loss is None else {"loss": outcome.loss, **outcome.metrics}
 
-        return self._scan(part, None, padded, size, self._key(state))[1]
+        return self._scan(part, None, batch, size, self._key(state))[1]
 
 
 def train_step(
