@@ -395,7 +395,8 @@ class Run:
         candidates = list[tuple[int, np.ndarray, Lengths, Lengths]]()
         for at, x in enumerate(self._chunks):
             if x.lengths != longest:
-                longer = tuple(n and m and max(n, m) for n, m in zip(x.lengths, longest, strict=True))
+                pairs = zip(x.lengths, longest, strict=True)
+                longer = tuple(None if n is None or m is None else max(n, m) for n, m in pairs)
                 candidates.append((at, x.numbers, x.lengths, longer))
         for n, lengths in ragged:
             where = np.flatnonzero(lengths[numbers] < longest[n])
