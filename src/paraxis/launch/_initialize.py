@@ -61,7 +61,7 @@ class Processes:
             DeviceError: in the other processes, if ``body`` raises in one; or if no order of the CPU devices is left,
                 of which each comeback takes one: six for three devices.
 
-        Communicates: with ``lost="continue"``, two messages to process 0 a turn, about a millisecond; at the beginning
+        Communicates: with ``lost="continue"``, two messages to process 0 a turn; at the beginning
             and whenever others take part, 400 bytes per device and one all-reduce of the state's bytes.
 
         Example:

@@ -22,7 +22,7 @@ from paraxis._host import digests, processes
 from paraxis.errors import DeviceError, StateError
 
 HEARTBEAT = 6  # seconds without a sign of life after which a process is lost
-_together = jax_api.multihost_utils
+_multihost = jax_api.multihost_utils
 _WHO = "px.initialize(lost='continue')"
 _TIMEOUT = "--xla_cpu_collective_timeout_seconds"  # without it, a device waits for ever for one that has an error
 _ORDER, _RAISED = "paraxis/order/", "paraxis/raised/"  # keys of what processes tell each other
@@ -39,7 +39,7 @@ def enable() -> None:
 
 def leave() -> None:
     """Wait at the end of the program until all that live are there: they need process 0 until they have left it."""
-    with contextlib.suppress(Exception), _together.live_devices(jax.devices()):
+    with contextlib.suppress(Exception), _multihost.live_devices(jax.devices()):
         pass
     if jax.process_index() == 0:
         time.sleep(2)
@@ -91,13 +91,13 @@ class Members:
         while True:
             client, own = jax_api.coordination(), f"{_RAISED}{jax.process_index()}"
             try:
-                with _together.live_devices(jax.devices()), _telling(client, own):
-                    members = dict[Any, int](_together.live_devices.devices or {})
+                with _multihost.live_devices(jax.devices()), _telling(client, own):
+                    members = dict[Any, int](_multihost.live_devices.devices or {})
                     if is_new := members != self._known:
                         self._enter(members)
                     with jax.set_mesh(self._mesh):
                         result, failure = jax.block_until_ready(turn(is_new)), None
-            except _together.ProcessFailureError as error:
+            except _multihost.ProcessFailureError as error:
                 lost = sorted({device.process_index for device in error.failed_devices})
                 sys.stderr.write(f"paraxis: lost process {', '.join(map(str, lost))}; the others repeat the turn\n")
                 for number in {*lost, jax.process_index()}:

@@ -26,7 +26,7 @@ _CERTAIN = 0.99
 _ALIKE = 0.05  # functions are as fast as each other if their ratio is certain to be within this of 1
 _LEAST_SAMPLE, _MOST_CALLS = 1e-3, 1000  # of a function that takes fewer seconds, several calls are one sample
 _MOST_ROUNDS = 200
-_MOST_UNROLLED = 8  # elements of a device: what is unrolled takes as many times as long to compile
+_MOST_UNROLLED = 8  # elements of a device: each is compiled by itself
 _HEAD = ("function", "a call", "ratio", "", "first call", "turns")
 
 

@@ -47,7 +47,7 @@ def unchecked(report: Report) -> Iterator[str]:
 
 
 def _gathers(fn: Any, report: Report, jaxpr: jax_api.Jaxpr) -> Iterator[Finding]:
-    # The axes along which elements of a map are gathered, and the rows of arguments, without those that fill up blocks.
+    # The axes along which maps gather their elements; and the rows of each argument, padding left out.
     map_axes = {x for e, *_ in _flops.walk(jaxpr) if e.primitive.name == "all_gather" for x in jax_api.named_axes(e)}
     sliced: list[Any] = [e for e in jaxpr.eqns if e.primitive.name == "slice"]
     cuts = {e.invars[0].aval.shape: e.outvars[0].aval.shape for e in sliced}
