@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 
@@ -51,6 +52,25 @@ def test_table_gives_rows_in_blocks_in_the_order_of_the_files_names(tmp_path, ki
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, X, rtol=1e-6)  # a CSV file has nine digits
     assert threading.active_count() < 20
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_table_has_a_column_of_each_folder_that_names_one(tmp_path, kind):
+    """As Arrow's own dataset has it; folders of unfinished work are none."""
+    frame = pd.DataFrame(X, columns=["x0", "x1", "x2"]).assign(y=Y, year=[2023, 2024] * 11 + [2023], share=0.25)
+    parts = pa.Table.from_pandas(frame, preserve_index=False), tmp_path, ["year", "share"]
+    pyarrow.dataset.write_dataset(*parts[:2], format=kind, partitioning=parts[2], partitioning_flavor="hive")
+    (tmp_path / "_temporary").mkdir()
+    (tmp_path / "_temporary" / f"half.{kind}").write_text("half")
+    read = pyarrow.dataset.dataset(tmp_path, format=kind, partitioning="hive").to_table().to_pandas()
+    table = getattr(px.Table, kind)(tmp_path, target="y")
+    ((found, y),) = table.blocks(23)
+    assert (table.columns, y.tolist()) == (["x0", "x1", "x2", "year", "share"], read["y"].tolist())
+    np.testing.assert_allclose(found, read[table.columns].astype(float), rtol=1e-6)
+    (tmp_path / "year=all").mkdir()
+    next(tmp_path.rglob(f"share=0.25/*.{kind}")).rename(tmp_path / "year=all" / f"0.{kind}")
+    with pytest.raises(px.DataError, match=r"'share' once, got it 0 times|'year' \(string\)"):
+        getattr(px.Table, kind)(tmp_path, target="y")
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv"])

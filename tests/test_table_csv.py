@@ -91,6 +91,19 @@ def test_table_of_csv_has_text_for_labels_that_become_text_after_the_first_block
     assert y.tolist() == ["0"] * 20 + ["unknown"]
 
 
+@pytest.mark.parametrize(("kind", "wanted"), [("string", ["007", "8"]), ("double", [7, 8])])
+def test_table_of_csv_takes_the_types_that_it_is_told(tmp_path, kind, wanted):
+    (tmp_path / "1.csv").write_text("y,x\n007,1\n8,1\n")
+    ((_, y),) = px.Table.csv(tmp_path, target="y", types={"y": kind}).blocks(9)
+    assert y.tolist() == wanted
+    with pytest.raises(ValueError, match="No type alias for text"):
+        px.Table.csv(tmp_path, target="y", types={"y": "text"})
+    (tmp_path / "2.csv").write_text("y,x\nsome,1\n")
+    if kind == "double":
+        with pytest.raises(px.DataError, match=r"2.csv' cannot be read: .*invalid value 'some'"):
+            px.Table.csv(tmp_path, target="y", types={"y": kind})
+
+
 @pytest.mark.parametrize("values", ["1e3 +2 .5 -1. 0", "true false", "NA 1", "1 inf"])
 def test_table_of_csv_reads_the_numbers_that_arrow_reads(tmp_path, values):
     (tmp_path / "1.csv").write_text("y,x\n" + "".join(f"{value},1\n" for value in values.split()))

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,20 @@ _GAPS = pyarrow.csv.ConvertOptions().null_values  # and what Arrow reads as no f
 _GAPS += ["inf", "-inf", "+inf", "Inf", "-Inf", "+Inf", "INF", "-INF", "+INF", "infinity", "-infinity"]
 _PACKED = "", ".gz", ".bz2", ".zst", ".lz4"
 _WHOLE = r"^[ \t]*([+-]?[0-9]+)?[ \t]*$"  # or missing
+_Form = tuple[str, str, str]
 
 
 class File:
-    """A file as it was when it was first looked at."""
+    """A file as it was when it was first looked at.
 
-    def __init__(self, who: str, path: Path) -> None:
+    Attributes:
+        added: the columns that its folders ``name=value`` add, as Hive has it, each with its one value.
+    """
+
+    def __init__(self, who: str, path: Path, folders: Sequence[str]) -> None:
         self.who, self.path, self._stat = who, path, _size_and_time(path)
+        pairs = (name.partition("=") for name in folders if "=" in name)
+        self.added = {name: _value(text) for name, _, text in pairs}
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -45,8 +52,10 @@ class File:
         try:
             yield
         except Exception as error:
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            raise DataError(f"{self.who}: {str(self.path)!r} cannot be read: {reason}") from error
+            reason = " ".join(str(error).split())[-300:]  # Arrow says last what was wrong
+            raise DataError(
+                f"{self.who}: {str(self.path)!r} cannot be read: {type(error).__name__}: {reason}"
+            ) from error
         self._require_same()
 
     def _require_same(self) -> None:
@@ -60,21 +69,24 @@ class File:
 
 
 class Files:
-    """Rows of a folder's files, whose columns are the same, in any order.
+    """Rows of the files in a folder, and in folders of that, whose columns are the same, in any order.
 
     Columns into which pandas wrote the names of rows are left out, unless they are asked for: of sorted rows, they
     tell the target. In CSV files, columns to predict from are numbers of double precision, whatever their first rows
-    look like; targets are so, too, or integers, or text. ``csv`` has the delimiter and the decimal point.
+    look like; targets are so, too, or integers, or text, or of a type that is ``known``. ``csv`` has the delimiter, the
+    decimal point and the encoding.
     """
 
     def __init__(
-        self, who: str, folder: Path, target: str, columns: Any, dtype: Any, csv: tuple[str, str, str] | None = None
+        self, who: str, folder: Path, target: str, columns: Any, dtype: Any, csv: _Form | None = None, known: Any = None
     ) -> None:
         self.target, self._who, self._csv = target, who, csv
+        self._known = {name: pa.type_for_alias(kind) for name, kind in (known or {}).items()}
         suffix = ".parquet" if csv is None else ".csv"
-        paths = [folder] if folder.is_file() else sorted(folder.glob("*"))
+        paths = [folder] if folder.is_file() else sorted(folder.rglob("*"))
         endings = tuple(suffix + packed for packed in _PACKED)
-        self._files = [File(who, path) for path in paths if path.name.lower().endswith(endings)]
+        within = ((path, path.relative_to(folder).parts[:-1]) for path in paths if path.name.lower().endswith(endings))
+        self._files = [File(who, *pair) for pair in within if not any(name[0] in "._" for name in pair[1])]
         if not self._files:
             raise DataError(f"{who}: folder must have {suffix} files, or be one, got {str(folder)!r}, which has none")
         schemas = [self._schema(file) for file in self._files]
@@ -131,7 +143,7 @@ class Files:
         delimiter, decimal, encoding = self._csv or ("", "", "")
         form: Any = pyarrow.dataset.CsvFileFormat(
             pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            convert_options=pyarrow.csv.ConvertOptions(column_types=types, decimal_point=decimal),
+            convert_options=pyarrow.csv.ConvertOptions(column_types=types or self._known, decimal_point=decimal),
             read_options=pyarrow.csv.ReadOptions(block_size=_BYTES, encoding=encoding),
         )
         return pyarrow.dataset.dataset(file.path, format=form)
@@ -140,16 +152,22 @@ class Files:
         with file.reading():
             schema = self._csv_dataset(file).schema if self._csv else pyarrow.parquet.read_schema(file.path)
             list(schema.names)  # which decodes them
+            for name, value in file.added.items():
+                schema = schema.append(pa.field(name, value.type))
             return schema
 
     def _batches(self, file: File, types: Mapping[str, Any], size: int = _BATCH) -> Iterator[Any]:
-        names = list(types)
-        with file.reading():
+        names = [name for name in types if name not in file.added]
+        with file.reading(), contextlib.ExitStack() as stack:
             if self._csv:
-                yield from self._csv_dataset(file, types).to_batches(names, batch_size=size, batch_readahead=2)
+                batches = self._csv_dataset(file, types).to_batches(names, batch_size=size, batch_readahead=2)
             else:  # a dataset would hold whole row groups
-                with pyarrow.parquet.ParquetFile(file.path, memory_map=True) as opened:
-                    yield from opened.iter_batches(size, columns=names)
+                opened = stack.enter_context(pyarrow.parquet.ParquetFile(file.path, memory_map=True))
+                batches = opened.iter_batches(size, columns=names)
+            for batch in batches:
+                for name, value in file.added.items():
+                    batch = batch.append_column(name, pa.repeat(value, len(batch)))
+                yield batch
 
     @functools.cached_property
     def _survey(self) -> tuple[list[int], bool, bool]:
@@ -157,7 +175,7 @@ class Files:
         sizes, are_whole, are_codes = [], self._csv is not None, False
         kinds = [kinds[self.target] for kinds in self._kinds]  # by their first rows
         is_text = not all(map(_is_number, kinds))
-        may_be_text = not is_text and not any(map(pa.types.is_boolean, kinds))
+        may_be_text = not is_text and not any(map(pa.types.is_boolean, kinds)) and self.target not in self._known
         number = _NUMBER.replace("[.]", f"[{self._csv[1]}]") if self._csv else ""
         for file in self._files:
             if self._csv is None:
@@ -173,7 +191,7 @@ class Files:
                 known = _compute.or_(matches(number), _compute.is_in(labels, pa.array(_GAPS)))
                 is_text |= may_be_text and _compute.all(known).as_py() is False
                 are_whole &= _compute.all(matches(_WHOLE)).as_py() is not False
-                are_codes |= _compute.any(matches(_CODE)).as_py() is True
+                are_codes |= may_be_text and _compute.any(matches(_CODE)).as_py() is True
         return sizes, is_text or (are_whole and are_codes), are_whole and not is_text
 
     def _require_closed_quotes(self, path: Path) -> None:
@@ -186,6 +204,14 @@ class Files:
 
 def _size_and_time(path: Path) -> tuple[int, int]:
     return path.stat().st_size, path.stat().st_mtime_ns
+
+
+def _value(text: str) -> Any:
+    """Return the value in a folder's name: a number, of the least type that has it, or text."""
+    with contextlib.suppress(ValueError):
+        number = float(text)
+        return pa.scalar(np.min_scalar_type(int(number)).type(number) if number.is_integer() else number)
+    return pa.scalar(text)
 
 
 def _is_number(kind: Any) -> bool:

@@ -1,7 +1,7 @@
 """The common part of all tables: their shape, and their rows in blocks that are checked."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ class Table:
         """Return the rows of Parquet files.
 
         Args:
-            folder: a folder of ``.parquet`` files, or one such file.
+            folder: a folder of ``.parquet`` files, or one such file. Folders ``year=2024`` in it add a column each.
             target: the column to predict; it may hold text, for classes.
             columns: those to predict from, which must hold numbers; default: all others but an index of pandas.
             dtype: of the numbers: float32 or float64; default: float32 if that holds the files' types, else float64.
@@ -78,6 +78,7 @@ class Table:
         delimiter: str = ",",
         decimal: str = ".",
         encoding: str = "utf8",
+        types: Mapping[str, str] | None = None,
     ) -> "Table":
         """Return the rows of CSV files, each with a header. To count them, they are read once.
 
@@ -89,12 +90,14 @@ class Table:
             target, columns, dtype: as for :meth:`parquet`; the default is float64.
             delimiter, decimal: what is between values; the decimal point, of files with commas ``","``.
             encoding: that of the text, such as ``"latin-1"``.
+            types: of columns by name, in Arrow's words: ``{"y": "string"}``, of labels that are text whatever they
+                look like; ``{"y": "double"}``, of numbers.
 
         Raises: as :meth:`parquet`.
         """
         from paraxis._tables._arrow import Files
 
-        return cls(Files("Table.csv", Path(folder), target, columns, dtype, (delimiter, decimal, encoding)))
+        return cls(Files("Table.csv", Path(folder), target, columns, dtype, (delimiter, decimal, encoding), types))
 
     @classmethod
     def of_arrays(cls, X: Any, y: Any, *, dtype: Any = None) -> "Table":
