@@ -11,6 +11,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -216,6 +217,7 @@ class Solver(abc.ABC):
             step = self._begun(params, arguments)
             options = f"{dataclasses.replace(self, verbose=False)}" if tables else ""
             step, save = stack.enter_context(saved(options, step, arguments))
+            first = float(step.state.error)
             try:
                 while jax.device_get(step.state.status) == Status.RUNNING:
                     before, began = int(jax.device_get(step.state.iter_num)), time.perf_counter()
@@ -225,6 +227,8 @@ class Solver(abc.ABC):
                     if is_alone and not (tables or self.verbose):
                         done = int(jax.device_get(step.state.iter_num)) - before
                         at_once = max(1, int(_PART * done / (time.perf_counter() - began)))
+                    for table in tables:
+                        table.expected_passes = _expected(table.num_passes, first, float(step.state.error), self.tol)
                     save(step)
                     if self.verbose:
                         numbers = (kind(getattr(step.state, name)) for name, kind in Iteration.__annotations__.items())
@@ -274,6 +278,13 @@ def _programs_like(like: Solver) -> SimpleNamespace:
 
     names = "_start", "_iteration", "_steps", "_solved", *like._parts
     return SimpleNamespace(**{name: compiled(name) for name in names})
+
+
+def _expected(passes: int, first: float, error: float, tol: float) -> int | None:
+    """Return how many passes there are in all, if the error, of which the first is known, falls on as it has."""
+    if not first > error > tol > 0:
+        return None
+    return round(passes * math.log(first / tol) / math.log(first / error))
 
 
 def _tables(arguments: Any) -> list[TableRows]:

@@ -82,11 +82,13 @@ class TableRows:
     Attributes:
         shape, dtype: those of ``X`` on the devices, with padding; float32 unless JAX has float64.
         num_rows, num_passes: of the table; how often it was read so far.
+        expected_passes: how often it will have been read, if a solver expects that.
         y, means, shift: targets ``(n,)`` in the table's order; of each column, ``(d,)``, and what is subtracted.
         sampled, some: numbers of some rows, and these, ``(num, d)``.
     """
 
     shift: Any = None
+    expected_passes: int | None = None
     ndim = 2
 
     def __init__(self, who: str, table: Table, y: Any, engine: Any, axis: Axis | None) -> None:
@@ -114,7 +116,7 @@ class TableRows:
         self.count = -(-self.num_rows // self.at_once)
         self.shape = self.count * self.at_once, num_features
         self.num_passes = 0
-        self._show: Callable[[int, int, int], None] | None = None
+        self._show: Callable[[int, int, int, int | None], None] | None = None
         targets, some, sums = [], [], np.zeros(num_features)
         for number, (X, y) in enumerate(self._shown(table.blocks(self.at_once))):
             sums += np.ones(len(X), X.dtype) @ X
@@ -162,10 +164,11 @@ class TableRows:
         with self.shown() as show, contextlib.closing(reading.items_ahead(chunks, 1)) as ahead:
             for number, chunk in enumerate(ahead, 1):
                 yield chunk
-                show(min(number * self.at_once, self.num_rows), self.num_rows, self.num_passes)
+                done, expected = min(number * self.at_once, self.num_rows), self.expected_passes
+                show(done, self.num_rows, self.num_passes, expected and max(expected, self.num_passes))
 
     @contextlib.contextmanager
-    def shown(self) -> Iterator[Callable[[int, int, int], None]]:
+    def shown(self) -> Iterator[Callable[[int, int, int, int | None], None]]:
         """Within, all passes are shown in one place."""
         outer = self._show
         with self.engine.rows_shown() if outer is None else contextlib.nullcontext(outer) as show:

@@ -36,7 +36,8 @@ class Progress(NamedTuple):
     Attributes:
         axis: the name of the axis that is streamed.
         done, elements: elements of this pass that are done, and of all.
-        pass_number, passes: the pass under way, from 1, and how many there are; ``None``: that depends on values.
+        pass_number, passes: the pass under way, from 1, and how many there are; of a solver's, how many it expects by
+            how its error has fallen, or ``None``.
         seconds_left: in all passes; ``None``: it is not known.
         per_second: elements; ``None``: it is not known, as after the first chunk, which waited for the compiler.
         lost: how many elements were left out, as they raised.

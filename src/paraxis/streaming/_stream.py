@@ -251,10 +251,10 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
         return max(num_devices, min(count, max(_ENOUGH, num_devices << 20) // row_bytes))
 
     @contextlib.contextmanager
-    def rows_shown(self) -> Iterator[Callable[[int, int, int], None]]:
-        """Give what a solver calls with the rows that are done, the number of all, and that of the pass."""
+    def rows_shown(self) -> Iterator[Callable[[int, int, int, int | None], None]]:
+        """Give what a solver calls with the rows that are done, all, the pass's number, and how many it expects."""
         with shown(self._progress) as show:
-            yield lambda done, rows, number: show and show(Progress("rows", done, rows, number, None, None))
+            yield lambda *counts: show and show(Progress("rows", *counts, seconds_left=None))
 
     def rows_saved(self, described: Mapping[str, Any]) -> contextlib.AbstractContextManager[Saved | None]:
         """Give where a solver's run, which depends on these texts and arrays, is saved, if there is a folder."""
