@@ -123,7 +123,6 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "argument": (lambda _: px.map_fn(len, {"m": jax.vmap(matrix)(DENSE)}, ROWS), r"args\['m'\] is a sparse matrix, BC"),
     "argument of pmap": (lambda _: px.pmap(len)(jax.vmap(matrix)(DENSE)), r"is a sparse matrix, BCOO\[8, 5, 4\]"),
     "result": (lambda _: px.map_fn(matrix, DENSE, ROWS), r"the function's result is a sparse matrix, BCOO\[5, 4\]"),
-    "sparsify": (lambda _: sparse.sparsify(products)(matrix(DENSE[0]), DENSE[:, 0]), r"map sparse.sparsify\(fn\)"),
     "jet": (lambda _: jet.jet(lambda x: px.map_fn(jnp.sin, x, AXIS), (X,), ((X,),)), r"write it inside: map .*jet.jet"),
 }
 

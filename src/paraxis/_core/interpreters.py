@@ -1,13 +1,12 @@
 """Rules of other interpreters of jaxprs for a map, whose body is a parameter.
 
-``checkify`` gets a rule. ``jet`` and ``sparsify`` are refused. Under ``jax.debug_nans`` a map runs again, to find the
-operation, its line and the first element. References that live in a body become values. All of this needs private
-names of JAX's, each imported where it is used: where one is gone, a warning says what is not seen.
+``checkify`` gets a rule. ``jet`` is refused, as it would raise a ``KeyError``. Under ``jax.debug_nans`` a map runs
+again, to find the operation, its line and the first element. References that live in a body become values. All of this
+needs private names of JAX's, each imported where it is used: where one is gone, a warning says what is not seen.
 """
 
 import functools
 import operator
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -34,9 +33,6 @@ def without_references(body: ClosedJaxpr, names: Mapping[str, int]) -> ClosedJax
         return jax_api.jaxpr_as_fun(discharge_state(body, lower=False))(*args)
 
     return jax_api.trace(pure, body.in_avals, names)[0]
-
-
-_PRIMITIVES = (map_p, broadcast_p, *REDUCTIONS.values())
 
 
 def _know_checkify() -> None:
@@ -102,20 +98,11 @@ def _know_checkify() -> None:
 def _know_jet() -> None:
     from jax.experimental import jet
 
-    refuse = functools.partial(_refuse, "jet", "lambda x, t: jet.jet(fn, (x,), ((t,),))")
-    jet.jet_rules.update(dict.fromkeys(_PRIMITIVES, refuse))
+    def refuse(*_: Any, axis: str, **params: Any) -> Any:
+        write = "lambda x, t: jet.jet(fn, (x,), ((t,),))"
+        raise AxisError(f"jet does not look into a map (axis {axis!r}); write it inside: map {write}")
 
-
-def know_sparsify() -> None:
-    """Have ``sparsify`` refuse a map of a sparse matrix by our sentence, once the user has imported it."""
-    if (transform := sys.modules.get("jax.experimental.sparse.transform")) is not None:
-        refuse = functools.partial(_refuse, "sparsify", "sparse.sparsify(fn), with the sparse matrix closed over")
-        for table in ("sparse_rules_bcoo", "sparse_rules_bcsr"):
-            getattr(transform, table, {}).update(dict.fromkeys(_PRIMITIVES, refuse))
-
-
-def _refuse(interpreter: str, write: str, *_: Any, axis: str, **params: Any) -> Any:
-    raise AxisError(f"{interpreter} does not look into a map (axis {axis!r}); write it inside: map {write}")
+    jet.jet_rules.update(dict.fromkeys((map_p, broadcast_p, *REDUCTIONS.values()), refuse))
 
 
 def _know_debug_nans() -> None:

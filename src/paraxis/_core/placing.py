@@ -72,8 +72,6 @@ class Axis:
     layout: Literal["blocks", "cyclic"] = "blocks"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str):
-            raise AxisError(f"Axis: name must be a string, got {check.described(self.name)}")
         for field in ("size", "at_once") if self.at_once is not None else ("size",):
             number = check.count(f"Axis {self.name!r}", field, getattr(self, field), error=AxisError)
             object.__setattr__(self, field, number)
@@ -153,11 +151,9 @@ def mapped_axis(collective: str, axis: Axis | str) -> Axis:
     if known is None or size not in (None, known.size):
         here = ", ".join(f"{a.name!r} of {a.size} elements" for a in mapped) or "nothing"
         of_size = f" of {size} elements" if size else ""
-        belongs = f"belong in a mapped function; on a placed value write px.reduce_sum(x, {name!r})"
-        write = f"name it: px.{collective}(…, {mapped[-1].name!r})" if mapped else belongs
         raise AxisError(
-            f"{collective}: axis {name!r}{of_size} is not being mapped here ({here} is). Collectives {write}; along "
-            f"an axis of jax.vmap, write jax.lax.{collective}(…, {name!r})"
+            f"{collective}: axis {name!r}{of_size} is not being mapped here ({here} is). On a placed value, write "
+            f"px.reduce_sum(x, {name!r}); along an axis of jax.vmap, jax.lax.{collective}(…, {name!r})"
         )
     return known
 

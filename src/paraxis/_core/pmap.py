@@ -4,15 +4,15 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arrays, check, jax_api, placing, pytrees, reductions, verbs
+from paraxis._core import arrays, jax_api, placing, pytrees, reductions, verbs
 from paraxis._core.placing import Axis, Placement, current, mapped_axis
 from paraxis._core.record import Lowering
-from paraxis.errors import AxisError, DataError
+from paraxis.errors import DataError
 
 _R = TypeVar("_R")
 _Tree = TypeVar("_Tree")
@@ -62,7 +62,6 @@ def pmap(
         >>> px.pmap(lambda x: x / px.psum(x, "i"), axis_name="i")(jnp.array([1.0, 1.0, 2.0]))
         Array([0.25, 0.25, 0.5 ], dtype=float32)
     """
-    check.one_of("pmap", "lowering", lowering, get_args(Lowering), AxisError)
     name = axis_name if axis_name is not None else f"pmap({getattr(fn, '__name__', 'fn')})"
     static = static_broadcasted_argnums
     static = (static,) if isinstance(static, int) else tuple(static)

@@ -132,24 +132,26 @@ def reduce_all(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -
 
 def _reduce(kind: str, x: Any, axis: Axis | str | None, where: Any, weights: Any = None) -> Any:
     verb, kind = f"reduce_{kind}", "mean" if kind == "weighted_mean" else kind
-    resolved = resolve(verb, axis)
-    placement = placing.place(resolved)
-    x = pytrees.placed(verb, "x", pytrees.partition(x), resolved)
+    placement, x = placed(verb, x, axis)
     where = np.asarray(where) if isinstance(where, (list, tuple)) else where
-    mask = pytrees.placed(verb, "where", where, resolved)
+    mask = pytrees.placed(verb, "where", where, placement.axis)
     if mask is not None and (getattr(mask, "ndim", 0), getattr(mask, "dtype", None)) != (1, bool):
         raise DataError(
-            f"{verb}: where must be one boolean per element, bool[{resolved.size}], got {check.described(mask)}; write "
-            f"where=mask > 0, or reduce values of a wider mask inside the map"
+            f"{verb}: where must be one boolean per element, bool[{placement.size}], got {check.described(mask)}; "
+            f"write where=mask > 0, or reduce values of a wider mask inside the map"
         )
-    weights = pytrees.placed(verb, "weights", pytrees.partition(weights), resolved)
+    weights = pytrees.placed(verb, "weights", pytrees.partition(weights), placement.axis)
     leaves, structure = jax.tree.flatten(x)
-    if any(jnp.issubdtype(leaf.dtype, jax.dtypes.extended) for leaf in leaves):
-        raise DataError(f"{verb}: random keys have no {kind}; write px.pick(keys, 0) for those of one element")
     weights = [None] * len(leaves) if weights is None else pytrees.broadcast_prefix(weights, x)
     args = jax.tree.map(lambda x: arrays.to_mesh(x, placement, rows=True), (leaves, mask, weights))
     reduced = _reduced if jax_api.is_staging() or arrays.is_traced(args) else _reduced_at_once
     return pytrees.combine(structure.unflatten(reduced(kind, placement, *args)))
+
+
+def placed(verb: str, x: Any, axis: Axis | str | None) -> tuple[Placement, Any]:
+    """Return where an axis lies, and a verb's values, which are to be rows of it."""
+    resolved = resolve(verb, axis)
+    return placing.place(resolved), pytrees.placed(verb, "x", pytrees.partition(x), resolved)
 
 
 def _reduced(kind: str, placement: Placement, leaves: Any, mask: Any, weights: Any) -> list[jax.Array]:

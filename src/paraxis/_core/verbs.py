@@ -98,7 +98,6 @@ def map_fn(
         >>> px.map_fn(lambda w, x: w * x, (px.broadcast(2.0, clients), jnp.arange(3.0)), clients)
         Array([0., 2., 4.], dtype=float32)
     """
-    check.one_of("map_fn", "lowering", lowering, get_args(Lowering), AxisError)
     resolved = resolve("map_fn", axis)
     if at_once is not None:
         resolved = dataclasses.replace(resolved, at_once=at_once)
@@ -109,9 +108,9 @@ def map_static(
     fn: Callable[..., Any], args: Any, axis: Axis, lowering: Lowering = "auto", in_blocks: bool = False
 ) -> Any:
     """Do as :func:`map_fn`, with what is static in the structure; ``in_blocks``: results stay ``(num_padded, ...)``."""
+    check.one_of(f"axis {axis.name!r}", "lowering", lowering, get_args(Lowering), AxisError)
     placement = placing.place(axis)
     check.no_sparse("map_fn", "args", args)
-    interpreters.know_sparsify()
     args = pytrees.placed("map_fn", "args", args, axis)
     leaves, structure = jax.tree.flatten(args if type(args) is tuple else (args,))
     forms = [deferred.recall(leaf) for leaf in leaves]
@@ -197,7 +196,7 @@ def scatter(x: Any, axis: Axis | str | None = None) -> Any:
         >>> px.scatter({"x": np.arange(3)}, px.Axis("clients", 3))["x"].shape
         (3,)
     """
-    placement, x = _placed("scatter", x, axis)
+    placement, x = reductions.placed("scatter", x, axis)
     target = arrays.sharding(placement, None if placement.divides else ())
 
     def one(leaf: jax.Array) -> jax.Array:
@@ -221,17 +220,12 @@ def gather(x: Any, axis: Axis | str | None = None) -> Any:
         >>> px.gather(jnp.arange(3), px.Axis("clients", 3))
         array([0, 1, 2], dtype=int32)
     """
-    placement, x = _placed("gather", x, axis)
+    placement, x = reductions.placed("gather", x, axis)
 
     def one(leaf: jax.Array) -> Any:
         return arrays.constrain(leaf, placement, rows=False) if arrays.is_traced(leaf) else arrays.on_host(leaf)
 
     return pytrees.combine(jax.tree.map(one, x))
-
-
-def _placed(verb: str, x: Any, axis: Axis | str | None) -> tuple[placing.Placement, Any]:
-    resolved = resolve(verb, axis)
-    return placing.place(resolved), pytrees.placed(verb, "x", pytrees.partition(x), resolved)
 
 
 def keys(key: jax.Array, axis: Axis | str | None = None) -> jax.Array:

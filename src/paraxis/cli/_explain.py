@@ -58,7 +58,7 @@ def run_explain(
     examples: Any = _structs(shapes or "") if arguments is None else _function(module, arguments)()
     try:
         explained = explain(fn, on=on)
-    except (ModuleNotFoundError, ValueError) as error:
+    except (ModuleNotFoundError, jax.errors.JaxRuntimeError) as error:
         raise CommandError(f"--on {on}: {error}") from None
     report = explained(*(examples if isinstance(examples, (tuple, list)) else (examples,)))
     totals = {"total_bytes": report.total_bytes, "is_certain": report.is_certain, "fits": report.fits}

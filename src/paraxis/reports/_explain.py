@@ -45,7 +45,8 @@ def explain(fn: Callable[..., Any], *, on: str | None = None) -> Callable[..., R
         TypeError: if ``fn`` cannot be called. The report's function raises what tracing or compiling ``fn`` raises, as
             the TPUs' compiler does for a program that needs more memory than a chip has.
         ModuleNotFoundError: if ``on`` is given, and libtpu is not installed.
-        ValueError: if there is no such topology, or if the program lies over another number of devices.
+        jax.errors.JaxRuntimeError: if libtpu knows no such topology.
+        ValueError: if the program lies over another number of devices than the topology has, or calls Python.
 
     Example:
         >>> import jax, jax.numpy as jnp, paraxis as px

@@ -35,11 +35,7 @@ def chips(on: str) -> tuple[Any, ...]:
     has_tpu = hardware_utils.num_available_tpu_chips_and_device_id()[0] > 0
     with threads.environment({} if has_tpu else _WITHOUT_TPU):
         jax.devices()  # JAX has to start on a TPU that is here before libtpu is used for others
-        try:
-            return tuple(jax_api.topologies.get_topology_desc(on, platform="tpu").devices)
-        except jax.errors.JaxRuntimeError as error:
-            reason = f"there is no topology on={on!r}; write on='v5e:4x4'. libtpu says: {error}"
-            raise ValueError(f"explain: {reason}") from None
+        return tuple(jax_api.topologies.get_topology_desc(on, platform="tpu").devices)
 
 
 def traced(fn: Any, trace: Callable[[], tuple[Any, Any]], chips: Sequence[Any]) -> tuple[Any, Any]:
