@@ -220,8 +220,7 @@ def to_mesh(x: Any, placement: Placement, *, rows: bool) -> Any:
         return x
     if not is_tracer:
         return device_put(x, sharding(placement) if rows and placement.divides else everywhere)
-    home = everywhere if not is_bound else value.sharding if mesh is None else NamedSharding(mesh, P())
-    return jax.device_put(x, everywhere, src=home)
+    return jax.device_put(x, everywhere, src=whole_on(value) if is_bound else everywhere)
 
 
 def whole_on(x: jax.Array) -> Any:
@@ -261,8 +260,8 @@ def device_put(tree: Any, target: Sharding | None) -> Any:
 
 def gather_processes(values: Any) -> Any:
     """Values on the devices of several processes, whole on each: every process must call this for what is split."""
-    whole = lambda x: jax.device_put(x, NamedSharding(x.sharding.mesh, P()))  # noqa: E731
-    return jax.tree.map(lambda x: x if _is_local(x) or x.is_fully_replicated else whole(x), values)
+    is_whole = lambda x: _is_local(x) or x.is_fully_replicated  # noqa: E731
+    return jax.tree.map(lambda x: x if is_whole(x) else jax.device_put(x, whole_on(x)), values)
 
 
 def of_processes(rows: np.ndarray, devices: tuple[Any, ...]) -> jax.Array:

@@ -29,7 +29,6 @@ from jax.extend.core import (
     get_opaque_trace_state as get_opaque_trace_state,
     jaxpr_as_fun as jaxpr_as_fun,
     jaxprs_in_params as jaxprs_in_params,
-    subjaxprs,
 )
 from jax.interpreters import ad as ad, batching as batching, mlir, partial_eval
 from jax.sharding import NamedSharding, PartitionSpec as P
@@ -194,9 +193,13 @@ CALLS = frozenset(
 """Operations that do what their body does, once."""
 
 
-def equations(jaxpr: Jaxpr) -> list[JaxprEqn]:
-    """Return the equations of a program and of all bodies in it, of loops, branches and calls."""
-    return [*jaxpr.eqns, *itertools.chain(*map(equations, subjaxprs(jaxpr)))]
+def equations(jaxpr: Jaxpr, axis: str | None = None) -> list[JaxprEqn]:
+    """Return the equations of a program and of the bodies in it: all, or those that do not bind ``axis`` anew."""
+    eqns = list(jaxpr.eqns)
+    for eqn in jaxpr.eqns:
+        if axis is None or axis not in bound_axes(eqn):
+            eqns += itertools.chain(*(equations(sub, axis) for sub in jaxprs_in_params(eqn.params)))
+    return eqns
 
 
 def lines_kept() -> Any:

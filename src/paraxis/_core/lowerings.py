@@ -251,21 +251,14 @@ def exchanges(m: Map, *kinds: str, over: str | None = None) -> bool:
     They do so ``over`` their own axis, or one around it.
     """
     name = m.placement.axis.name if over is None else over
-    is_named = name in jax_api.free_axes(m.body.jaxpr)
-    eqns = [e for e in _scope_of(m.body.jaxpr, name) if not kinds or e.primitive.name in kinds] if is_named else []
-    return any(is_collective_over(eqn, name) for eqn in eqns)
+    eqns = jax_api.equations(m.body.jaxpr, name) if name in jax_api.free_axes(m.body.jaxpr) else []
+    return any(is_collective_over(eqn, name) for eqn in eqns if not kinds or eqn.primitive.name in kinds)
 
 
 def is_collective_over(eqn: JaxprEqn, name: str) -> bool:
     """Return whether an operation, or one in its bodies, exchanges values along an axis of this name."""
-    inner = itertools.chain(*(_scope_of(sub, name) for sub in jax_api.jaxprs_in_params(eqn.params)))
+    inner = itertools.chain(*(jax_api.equations(sub, name) for sub in jax_api.jaxprs_in_params(eqn.params)))
     return any(name in jax_api.named_axes(e) and e.primitive.name != "axis_index" for e in (eqn, *inner))
-
-
-def _scope_of(jaxpr: Jaxpr, name: str) -> list[JaxprEqn]:
-    """Return the equations of a program and its bodies in which the name of an axis means the same one."""
-    subs = (jax_api.jaxprs_in_params(eqn.params) for eqn in jaxpr.eqns if name not in jax_api.bound_axes(eqn))
-    return [*jaxpr.eqns, *itertools.chain(*(_scope_of(sub, name) for sub in itertools.chain(*subs)))]
 
 
 # --- what was traced outside of a mesh, for a place inside it -----------------------------------------------------
