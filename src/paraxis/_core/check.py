@@ -93,8 +93,7 @@ def leaves(who: str, argument: str, tree: Any) -> None:
         if isinstance(leaf, jax.Ref):  # elements that share one would write to it in no order
             raise DataError(
                 f"{who}: {label} is a reference, {jax.typeof(leaf)}; give its value, r[...], return what is to be "
-                f"written, and write after the map: r = jax.new_ref(px.map_fn(…)). A reference that is made in the "
-                f"mapped function may be used there"
+                f"written, and write after the map: r = jax.new_ref(px.map_fn(…))"
             )
         if isinstance(leaf, np.ma.MaskedArray):
             by_position(who, label, leaf)
@@ -105,9 +104,8 @@ def leaves(who: str, argument: str, tree: Any) -> None:
         for end in ends:
             if not info.min <= end <= info.max:
                 raise DataError(
-                    f"{who}: {label} holds {end} ({leaf.dtype}), which {kept} does not hold; write "
-                    "x.astype(np.float32) for a quantity, np.unique(x, return_inverse=True)[1] for names of things, or "
-                    "jax.config.update('jax_enable_x64', True)"
+                    f"{who}: {label} holds {end} ({leaf.dtype}), which {kept} does not hold; write x.astype(float), "
+                    "np.unique(x, return_inverse=True)[1] for names, or jax.config.update('jax_enable_x64', True)"
                 )
 
 
@@ -121,9 +119,8 @@ def no_sparse(who: str, argument: str, tree: Any) -> None:
         if is_sparse(x) and x.data.ndim - 1 + getattr(x, "n_sparse", 2) == len(x.shape):
             label = f"{argument}{jax.tree_util.keystr(path)}"
             raise DataError(
-                f"{who}: {label} is a sparse matrix, {type(x).__name__}{list(x.shape)}, whose shape cannot gain or "
-                f"lose the mapped axis; map its arrays, (m.data, m.indices), and write "
-                f"sparse.BCOO((data, indices), shape=…) where it is used. All elements may share one: px.broadcast(m)"
+                f"{who}: {label} is a sparse matrix, {type(x).__name__}{list(x.shape)}; map its arrays, (m.data, "
+                f"m.indices), and write sparse.BCOO((data, indices), shape=…) where it is used; or px.broadcast(m)"
             )
 
 

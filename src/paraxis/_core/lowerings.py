@@ -235,8 +235,7 @@ def require_together(m: Map) -> None:
         option = f"{at_once=}" if in_chunks else f"lowering={m.lowering!r}"
         raise AxisError(
             f"axis {name!r} has {option}, so elements do not run together and cannot exchange values; leave that out, "
-            f"or reduce after the map: px.reduce_sum(px.map_fn(…), {name!r}). An element's number is "
-            f"px.axis_index({name!r})"
+            f"or reduce after the map: px.reduce_sum(px.map_fn(…), {name!r})"
         )
     if m.lowering == "lanes" and any(exchanges(m, over=outer) for outer, _ in m.axis_env):
         raise AxisError(

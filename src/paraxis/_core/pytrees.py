@@ -87,7 +87,7 @@ def combine(tree: Any) -> Any:
     return jax.tree.map(lambda x: x.value if isinstance(x, Static) else x, tree, is_leaf=lambda x: isinstance(x, ends))
 
 
-def of_combined(fn: Callable[..., Any]) -> Callable[..., Any]:
+def of_combined(fn: Callable[..., Any], partition: Callable[[Any], Any] = partition) -> Callable[..., Any]:
     """Return the function of partitioned arguments and results, of a function of combined ones."""
 
     def run(*args: Any, **kwargs: Any) -> Any:

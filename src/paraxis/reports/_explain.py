@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from paraxis._core import jax_api
-from paraxis._core.pytrees import Static, combine
+from paraxis._core.pytrees import Static, of_combined
 from paraxis.reports import _findings, _flops, _hlo, _lines, _meshes, _topology, _traffic
 from paraxis.reports._layout import Layout, is_array, layout_of
 from paraxis.reports._report import Report
@@ -131,22 +131,18 @@ def _traced(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not jax.tree_util.all_leaves([fn]):  # the arrays of a model are arguments, too
         fn, args = type(fn).__call__, (fn, *args)
 
-    @functools.wraps(fn)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = combine((args, kwargs))
-        return partition(fn(*args, **kwargs), _is_dynamic)
-
-    args, kwargs = partition((args, kwargs), _is_dynamic)
-    return jax.jit(run).trace(*args, **kwargs)
+    args, kwargs = _partition((args, kwargs))
+    return jax.jit(of_combined(fn, _partition)).trace(*args, **kwargs)
 
 
-def partition(tree: Any, is_dynamic: Callable[[Any], bool]) -> Any:
-    """Return a tree whose other leaves are part of its structure, until :func:`combine` gives it as it was."""
+def _partition(tree: Any) -> Any:
+    is_number = lambda x: isinstance(x, (int, float, complex)) and not isinstance(x, bool)  # noqa: E731
+    return partition(tree, lambda leaf: is_array(leaf) or is_number(leaf))
+
+
+def partition(tree: Any, is_dynamic: Callable[[Any], bool] = is_array) -> Any:
+    """Return a tree whose other leaves are part of its structure, until ``combine`` gives it as it was."""
     return jax.tree.map(lambda x: x if is_dynamic(x) else Static(x), tree)
-
-
-def _is_dynamic(leaf: Any) -> bool:
-    return is_array(leaf) or (isinstance(leaf, (int, float, complex)) and not isinstance(leaf, bool))
 
 
 def _memory(compiled: Any, places: Sequence[Any], is_of_a_call: bool) -> Memory:

@@ -108,7 +108,7 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
           total     Sequential  float32[16,4]  float32[16,2]  58          232 bytes  1.54 kFLOP  2.05 kFLOP
     """
     calls: _Calls = {}
-    inputs = _explain.partition((args, kwargs), is_array)
+    inputs = _explain.partition((args, kwargs))
     params, rest, call = _functional(model, calls, inputs)
     if not jax.tree.leaves((params, rest)):
         params, call = _closed_over(functools.partial(call, params, rest), inputs)
@@ -244,7 +244,7 @@ def _of_linen(model: Any, calls: _Calls, args: Any, kwargs: Any) -> tuple[Any, A
 
 
 def _of_tree(model: Any, calls: _Calls) -> tuple[Any, Any, Callable[..., Any]]:
-    params, rest = _divided(_explain.partition(model, is_array))
+    params, rest = _divided(_explain.partition(model))
 
     def call(params: Any, rest: Any, *args: Any, **kwargs: Any) -> Any:
         copy = combine(_joined(params["params"], rest["rest"]))
@@ -271,7 +271,7 @@ def _closed_over(call: Callable[..., Any], inputs: Any) -> tuple[Any, Callable[.
     trained, others = _divided(list(closed.consts))
 
     def of_them(params: Any, rest: Any, *args: Any, **kwargs: Any) -> Any:
-        arrays = jax.tree.leaves(_explain.partition((args, kwargs), is_array))
+        arrays = jax.tree.leaves(_explain.partition((args, kwargs)))
         leaves = jax_api.jaxpr_as_fun(closed.replace(consts=_joined(params["params"], others)))(*arrays)
         return jax.tree.unflatten(jax.tree.structure(results), leaves)
 
