@@ -109,7 +109,7 @@ def leaves(who: str, argument: str, tree: Any) -> None:
                 )
 
 
-def no_sparse(who: str, argument: str, tree: Any) -> None:
+def no_sparse(argument: str, tree: Any) -> None:
     """Check that no sparse matrix of JAX's is mapped: its shape is in its structure, and does not lose the axis."""
     if (kind := getattr(sys.modules.get("jax.experimental.sparse"), "JAXSparse", None)) is None:
         return
@@ -119,7 +119,7 @@ def no_sparse(who: str, argument: str, tree: Any) -> None:
         if is_sparse(x) and x.data.ndim - 1 + getattr(x, "n_sparse", 2) == len(x.shape):
             label = f"{argument}{jax.tree_util.keystr(path)}"
             raise DataError(
-                f"{who}: {label} is a sparse matrix, {type(x).__name__}{list(x.shape)}; map its arrays, (m.data, "
+                f"map_fn: {label} is a sparse matrix, {type(x).__name__}{list(x.shape)}; map its arrays, (m.data, "
                 f"m.indices), and write sparse.BCOO((data, indices), shape=…) where it is used; or px.broadcast(m)"
             )
 

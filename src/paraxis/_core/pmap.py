@@ -53,7 +53,7 @@ def pmap(
 
     Raises:
         DataError: when called, if the sizes of the mapped axes disagree, or there are none.
-        AxisError: when called under a mesh that lacks the axis.
+        AxisError: when called, as by :func:`map_fn`.
 
     Communicates: nothing, unless ``fn`` does.
 

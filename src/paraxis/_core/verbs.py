@@ -110,7 +110,7 @@ def map_static(
     """Do as :func:`map_fn`, with what is static in the structure; ``in_blocks``: results stay ``(num_padded, ...)``."""
     check.one_of(f"axis {axis.name!r}", "lowering", lowering, get_args(Lowering), AxisError)
     placement = placing.place(axis)
-    check.no_sparse("map_fn", "args", args)
+    check.no_sparse("args", args)
     args = pytrees.placed("map_fn", "args", args, axis)
     leaves, structure = jax.tree.flatten(args if type(args) is tuple else (args,))
     forms = [deferred.recall(leaf) for leaf in leaves]
@@ -126,7 +126,7 @@ def map_static(
     @functools.wraps(fn, updated=())  # JAX's errors then name the user's function, and not this one
     def element(*xs: Any) -> Any:
         result = fn(*jax.tree.unflatten(structure, xs))
-        check.no_sparse("map_fn", "the function's result", result)
+        check.no_sparse("the function's result", result)
         return result
 
     m, operands, out_tree = _traced(element, operands, shared, placement, lowering)

@@ -25,9 +25,7 @@ _WHOLE_MEMORY = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
 
 def explain(fn: Callable[..., Any], *, on: str | None = None) -> Callable[..., Report]:
-    """Return a function of the same arguments that reports what a call sends, computes and holds; nothing is run.
-
-    The function is compiled for its arguments, as by a call, and the compiled program is read.
+    """Return a function that compiles ``fn`` for its arguments, and reports what a call sends, computes and holds.
 
     Args:
         fn: any function of arrays; a model that is a pytree; or a jitted function, as of ``jax.jit``,
@@ -37,16 +35,13 @@ def explain(fn: Callable[..., Any], *, on: str | None = None) -> Callable[..., R
             (:func:`paraxis.simulate_devices`); axes without a mesh lie over all chips.
 
     Returns:
-        A function that returns a :class:`paraxis.reports.Report`. Its arguments are those of ``fn``, with
-        ``jax.ShapeDtypeStruct`` in place of arrays, perhaps with a ``sharding``, where values do not matter. Of a plain
-        function's arguments, what is no array and no number, such as text and ``True``, is constant.
+        A function that returns a :class:`paraxis.reports.Report`, and runs nothing. Its arguments are those of ``fn``,
+        with ``jax.ShapeDtypeStruct`` in place of arrays, perhaps with a ``sharding``, where values do not matter. Of a
+        plain function's arguments, what is no array and no number, such as text and ``True``, is constant.
 
     Raises:
-        TypeError: if ``fn`` cannot be called. The report's function raises what tracing or compiling ``fn`` raises, as
-            the TPUs' compiler does for a program that needs more memory than a chip has.
-        ModuleNotFoundError: if ``on`` is given, and libtpu is not installed.
-        jax.errors.JaxRuntimeError: if libtpu knows no such topology.
-        ValueError: if the program lies over another number of devices than the topology has, or calls Python.
+        ValueError: by the report's function, if, with ``on``, the program lies over another number of devices than the
+            topology has, or calls Python. It also raises what tracing or compiling ``fn`` raises.
 
     Example:
         >>> import jax, jax.numpy as jnp, paraxis as px

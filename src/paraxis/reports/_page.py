@@ -81,7 +81,6 @@ class Page(abc.ABC):
 
         Raises:
             ValueError: if the path does not end in ``.html``.
-            OSError: if the file cannot be written.
 
         Example:
             >>> import jax.numpy as jnp, paraxis as px, tempfile

@@ -98,11 +98,7 @@ class Report(Page):
         return None if self.memory.limit is None else self.memory.peak <= self.memory.limit
 
     def found(self, kind: FindingKind) -> Sequence[Finding]:
-        """Return the findings of one kind, worst first.
-
-        Raises:
-            ValueError: if there is no such kind.
-        """
+        """Return the findings of one kind, worst first; a ValueError: there is no such kind."""
         check.one_of("found", "kind", kind, get_args(FindingKind))
         return [finding for finding in self.findings if finding.kind == kind]
 

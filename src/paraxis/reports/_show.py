@@ -94,7 +94,6 @@ def show(x: Any) -> Arrays:
 
     Raises:
         TypeError: if ``x`` is no tree, such as an ensemble, whose arrays are ``ens.state``.
-        ValueError: if an array has a shape that its sharding does not divide.
 
     Example:
         >>> import jax, jax.numpy as jnp, paraxis as px

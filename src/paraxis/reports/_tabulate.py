@@ -91,10 +91,6 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
         *args: what the model is called with: arrays, ``jax.ShapeDtypeStruct`` in their place, ``True`` and the like.
         **kwargs: likewise.
 
-    Raises:
-        TypeError: if ``model`` cannot be called.
-        Exception: what the model raises for these arguments.
-
     Example:
         >>> import jax, jax.numpy as jnp, paraxis as px
         >>> from flax import nnx
