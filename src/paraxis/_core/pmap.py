@@ -108,7 +108,9 @@ class Pmapped:
                 self._known[key] = placement
         result = self._jitted_in_blocks(*args, **kwargs)
         blocks, out_tree = jax.tree.flatten(result)
-        outs = [0] * len(blocks) if self._out_axes == 0 else _entries("out_axes", self._out_axes, result)
+        outs: Sequence[Any] = [0] * len(blocks)
+        if self._out_axes != 0:
+            outs = pytrees.broadcast_prefix(self._out_axes, result, "pmap: out_axes")
         result = out_tree.unflatten(arrays.waited(blocks, placement, outs))
         return pytrees.combine(result) if self._returns_models else result
 
@@ -142,7 +144,7 @@ class Pmapped:
         result = verbs.map_static(element, structure.unflatten(rows), axis, self._lowering, in_blocks)
         results, out_tree = jax.tree.flatten(result)
         self._returns_models |= len(jax.tree.leaves(pytrees.combine(result))) > len(results)
-        outs = _entries("out_axes", self._out_axes, result)
+        outs = pytrees.broadcast_prefix(self._out_axes, result, "pmap: out_axes")
         if in_blocks:
             return result
         pairs = zip(results, outs, strict=True)
@@ -156,7 +158,7 @@ class Pmapped:
         entries = tuple(self._in_axes) if isinstance(self._in_axes, (tuple, list)) else self._in_axes
         if isinstance(entries, tuple) and len(entries) == len(args):
             entries = tuple(entries[i] for i in dynamic)
-        axes = _entries("in_axes", entries, tuple(dynamic.values()))
+        axes = pytrees.broadcast_prefix(entries, tuple(dynamic.values()), "pmap: in_axes")
         axes += [0] * (len(leaves) - len(axes))  # keyword arguments
         size, mesh = _size(axes, (dynamic, kwargs), self._axis_size), jax.sharding.get_abstract_mesh()
         is_nested = current().mapped or mesh.empty or mesh.manual_axes
@@ -175,16 +177,6 @@ class Pmapped:
 
         dynamic, kwargs = structure.unflatten(map(moved, leaves, axes))
         return tuple(dynamic.get(i, arg) for i, arg in enumerate(args)), kwargs, placement
-
-
-def _entries(option: str, prefix: Any, tree: Any) -> list[int | None]:
-    try:
-        return pytrees.broadcast_prefix(prefix, tree)
-    except (ValueError, TypeError) as error:
-        raise DataError(
-            f"pmap: {option}={prefix!r} does not fit {jax.tree.structure(tree)}; write an integer, None, or a tree "
-            f"of these that is a prefix of it, with one entry for each argument that is not static, or each result"
-        ) from error
 
 
 def _size(axes: Sequence[int | None], arguments: Any, axis_size: int | None) -> int:

@@ -127,11 +127,17 @@ def placed(verb: str, argument: str, tree: Any, axis: Axis) -> Any:
     return tree
 
 
-def broadcast_prefix(prefix: Any, tree: Any) -> list[Any]:
+def broadcast_prefix(prefix: Any, tree: Any, argument: str = "a prefix") -> list[Any]:
     """Return the entry of a prefix tree, ``None`` among them, for each leaf of ``tree``."""
     entries: list[Any] = []
     note = lambda entry, part: entries.extend([entry] * len(jax.tree.leaves(part)))  # noqa: E731
-    jax.tree.map(note, prefix, tree, is_leaf=lambda x: x is None)
+    try:
+        jax.tree.map(note, prefix, tree, is_leaf=lambda x: x is None)
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"{argument}={check.described(prefix)} does not fit {jax.tree.structure(tree)}; write an entry for all, or "
+            f"a tree of these that is a prefix of it"
+        ) from error
     return entries
 
 

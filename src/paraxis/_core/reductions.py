@@ -142,7 +142,7 @@ def _reduce(kind: str, x: Any, axis: Axis | str | None, where: Any, weights: Any
         )
     weights = pytrees.placed(verb, "weights", pytrees.partition(weights), placement.axis)
     leaves, structure = jax.tree.flatten(x)
-    weights = [None] * len(leaves) if weights is None else pytrees.broadcast_prefix(weights, x)
+    weights = [None] * len(leaves) if weights is None else pytrees.broadcast_prefix(weights, x, f"{verb}: weights")
     args = jax.tree.map(lambda x: arrays.to_mesh(x, placement, rows=True), (leaves, mask, weights))
     reduced = _reduced if jax_api.is_staging() or arrays.is_traced(args) else _reduced_at_once
     return pytrees.combine(structure.unflatten(reduced(kind, placement, *args)))
