@@ -297,10 +297,7 @@ def rewrite(
 def call(fn: Callable[..., Any], *atoms: Any, axis_env: Mapping[str, int] | None = None) -> JaxprEqn:
     """Return the one equation that a function is traced to, of these variables and literals."""
     closed, _ = trace(fn, [struct(v.aval) for v in atoms], axis_env or {})
-    [eqn] = closed.jaxpr.eqns
-    if closed.consts:
-        raise NotImplementedError(f"{eqn.primitive.name} closes over constants")
-    atom_of = dict(zip(closed.jaxpr.invars, atoms, strict=True))
+    [eqn], atom_of = closed.jaxpr.eqns, dict(zip(closed.jaxpr.invars, atoms, strict=True))
     return eqn.replace(invars=[v if isinstance(v, Literal) else atom_of[v] for v in eqn.invars])
 
 

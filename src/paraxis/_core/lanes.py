@@ -159,15 +159,12 @@ class Machine:
         return [x + sums.of_rows(y, here) if s else x.at[at].set(y, mode="drop") for x, y, s in triples]
 
     def compute(self, block: Block, here: jax.Array, env: Mapping[Any, Any], atoms: Sequence[Any]) -> list[jax.Array]:
-        """Return some of a block's values, ``(num_lanes, ...)``.
-
-        A loop that is kept whole, and a call to the host, sees one of those here in the place of those elsewhere.
-        """
+        """Return some of a block's values, ``(num_lanes, ...)``."""
         read, jaxpr = block.reads(), self.m.body.jaxpr
         info = jaxpr.debug_info.with_unknown_names()
         jaxpr = jaxpr.replace(constvars=[], invars=read, outvars=[*atoms], eqns=block.eqns, debug_info=info)
         inputs, axes = [env[v] for v in read], [None if v in self.common else 0 for v in read]
-        if block.is_crowded:
+        if block.is_crowded:  # its loop or its call sees one of the lanes here in the place of those elsewhere
             one = jnp.argmax(here)
             inputs = [x if at is None else _where(here, x, x[one]) for x, at in zip(inputs, axes, strict=True)]
         return jax.vmap(jax_api.jaxpr_as_fun(ClosedJaxpr(jaxpr, ())), axes, axis_size=self.num_lanes)(*inputs)

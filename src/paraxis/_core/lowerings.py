@@ -86,10 +86,7 @@ def _by_shard_map(
 
 
 def _block(m: Map, chunk: ClosedJaxpr, real: jax.Array | None, *blocks: jax.Array) -> list[jax.Array]:
-    """Run a device's chunks: blocks ``(num_local, ...)`` → the same, or sums ``(1, ...)``, carried along.
-
-    ``real``: which rows are elements, ``(num_local,)``; ``None``: all.
-    """
+    """Run a device's chunks, of which ``real`` rows, or all, are elements: blocks → the same, or sums ``(1, ...)``."""
     placement, fn = m.placement, jax_api.jaxpr_as_fun(chunk)
     shared, common, rows = m.shared, select(blocks, m.shared), select(blocks, m.shared, False)
     if real is not None:
@@ -114,10 +111,7 @@ def _block(m: Map, chunk: ClosedJaxpr, real: jax.Array | None, *blocks: jax.Arra
 
 
 def _traced_chunk(m: Map, *, masked: bool) -> tuple[Map, ClosedJaxpr]:
-    """Trace what a device runs at once, outside of the mesh: rules of libraries see none. Return how it is run as well.
-
-    Lanes are as many elements as are under way at once, and are traced with all of a device's.
-    """
+    """Trace what a device runs at once, outside of the mesh: rules of libraries see none. Return how it is run, too."""
     placement = m.placement
     env = {**jax.sharding.get_abstract_mesh().shape, **dict(m.axis_env)}
     has_maps = jax_api.holds(m.body.jaxpr, "px_map")
@@ -125,7 +119,7 @@ def _traced_chunk(m: Map, *, masked: bool) -> tuple[Map, ClosedJaxpr]:
         m = m._replace(body=_with_maps_carried_out(m.body, env, on_one_device=True)) if has_maps else m
         m, program = lanes.prepare(m, env) if m.lowering == "lanes" else (m, None)
         run = functools.partial(lanes.run, m, program) if program else functools.partial(_chunk, m)
-        lead = (placement.num_local if program else placement.chunk,)
+        lead = (placement.num_local if program else placement.chunk,)  # lanes take all of a device's elements
         structs = [jax_api.struct(a, lead=() if s else lead) for a, s in zip(m.body.in_avals, m.shared, strict=True)]
         masks = [jax.ShapeDtypeStruct(lead, bool)] if masked or placement.is_padded else []
         chunk = jax_api.trace(jax.jit(run), [*structs, *masks], env)[0]
@@ -245,10 +239,7 @@ def require_together(m: Map) -> None:
 
 
 def exchanges(m: Map, *kinds: str, over: str | None = None) -> bool:
-    """Return whether elements exchange values: in operations of ``kinds``, which they may leave apart; or in any.
-
-    They do so ``over`` their own axis, or one around it.
-    """
+    """Return whether elements exchange values ``over`` an axis, or their own: in operations of ``kinds``, or in any."""
     name = m.placement.axis.name if over is None else over
     eqns = jax_api.equations(m.body.jaxpr, name) if name in jax_api.free_axes(m.body.jaxpr) else []
     return any(is_collective_over(eqn, name) for eqn in eqns if not kinds or eqn.primitive.name in kinds)

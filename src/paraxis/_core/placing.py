@@ -211,10 +211,8 @@ class Placement:
 
     @property
     def is_on_cpu_devices(self) -> bool:
-        """Return whether several CPU devices have the elements: XLA ends the process if one waits a minute for others.
-
-        So it was up to jaxlib 0.12, at least: ``xla_cpu_collective_call_terminate_timeout_seconds``.
-        """
+        """Return whether several CPU devices have the elements: XLA ends a process where one waits long for others."""
+        # To jaxlib 0.12 at least, after a minute: xla_cpu_collective_call_terminate_timeout_seconds.
         mesh = self.devices if self.mesh_axes else None
         return mesh is not None and mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
 

@@ -150,15 +150,12 @@ def _shared_mesh(axes: tuple[Axis, ...], devices: tuple[Any, ...]) -> Mesh:
 
 
 def cached(structure: Hashable, make: Callable[[], Any]) -> Any:
-    """Return what was made for a program of this structure, or make it; it must hold what the key was taken of.
-
-    It runs outside of any scope, so that JAX, too, finds it in each.
-    """
+    """Return what was made for a program of this structure, or make it; it must hold what the key was taken of."""
     if not (entry := _entry(structure)):
         fn = make()
 
         def run(*args: Any) -> Any:
-            with placing.outside():
+            with placing.outside():  # so that JAX, too, finds it in each scope
                 return fn(*args)
 
         entry.append(run)
