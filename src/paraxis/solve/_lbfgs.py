@@ -83,7 +83,6 @@ class LBFGS(Solver):
         if not callable(self.linesearch):
             check.one_of("LBFGS", "linesearch", self.linesearch, ("zoom", "backtracking"))
         check.one_of("LBFGS", "precondition", self.precondition, ("auto", "gram", None))
-        check.count("LBFGS", "history_size", self.history_size, least=0)
 
     def _prepared(self, step: OptStep, arguments: Any) -> OptStep:
         # A fixed step is one along L-BFGS' own direction.

@@ -23,7 +23,6 @@ from paraxis.solve._run import OptStep
 from paraxis.solve._search import noise
 from paraxis.solve._solver import Solver
 from paraxis.solve._streaming import while_loop
-from paraxis.solve.objective import LinearObjective
 
 _MAX_TRIALS = 30
 _SHORTEST, _LONGEST = 0.5, 0.95  # of a step that was too long: the next one lies between
@@ -96,11 +95,6 @@ class ProximalGradient(Solver):
 
     def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
         if args and "hyperparams_prox" not in kwargs:
-            names = self.fun.names if isinstance(self.fun, LinearObjective) else ()
-            if len(args) + len(kwargs) == len(names):
-                first = "None" if self.prox is operators.none else "hyperparams_prox"
-                line = f"run(params, {first}, {', '.join(names)})"
-                raise TypeError(f"ProximalGradient: after params come hyperparams_prox, those of prox: write {line}")
             return args[0], args[1:], kwargs
         kwargs = dict(kwargs)
         return kwargs.pop("hyperparams_prox", None), args, kwargs

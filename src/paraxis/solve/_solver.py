@@ -52,10 +52,7 @@ class Solver(abc.ABC):
     _on_host: ClassVar[bool] = False  # whether iterations are NumPy's, around compiled passes, each from scratch
 
     def __post_init__(self) -> None:
-        check.count(who := type(self).__name__, "maxiter", self.maxiter)
-        check.number(who, "tol", self.tol, least=0)
-        if not callable(self.stepsize):
-            check.number(who, "stepsize", self.stepsize)
+        check.count(type(self).__name__, "maxiter", self.maxiter)
 
     def init_state(self, init_params: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the state before the first iteration, by the arguments of :meth:`run`."""

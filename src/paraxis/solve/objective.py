@@ -76,7 +76,6 @@ class LinearObjective:
         if not callable(self.loss):
             check.one_of("glm", "loss", self.loss, get_args(LossName))
         check.number("glm", "power", self.power, least=1 if self.power else 0)
-        check.number("glm", "dispersion", self.dispersion, above=0)
 
     @property
     def _loss(self) -> Loss:
@@ -99,18 +98,16 @@ class LinearObjective:
         coef = jnp.zeros((num_features, *outputs), dtype)
         return (coef, jnp.zeros(outputs, dtype)) if self.intercept else coef
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the arguments after ``params``."""
-        return ("l2reg", "data") if self.l2 else ("data",)
-
     def problem(self, params: Any, *args: Any, **kwargs: Any) -> Linear:
         """Return the problem that these arguments pose. ``params`` tell shapes only."""
-        names = self.names
+        names = ("l2reg", "data") if self.l2 else ("data",)
         arguments = {**dict(zip(names, args, strict=False)), **kwargs}
         if set(arguments) != set(names) or len(args) + len(kwargs) != len(names):
-            wanted, got = ", ".join(names), len(args) + len(kwargs)
-            raise TypeError(f"{self} takes (params, {wanted}), got {got} after params; update(params, state, {wanted})")
+            wanted = ", ".join(names)
+            raise TypeError(
+                f"{self} takes (params, {wanted}): write run(params, {wanted}), update(params, state, {wanted}), or of "
+                f"ProximalGradient, run(params, hyperparams_prox, {wanted}), None if there are none"
+            )
         data, l2 = arguments["data"], arguments.get("l2reg", 0)
         if not isinstance(data, tuple | list) or len(data) not in (2, 3, 4):
             raise TypeError(

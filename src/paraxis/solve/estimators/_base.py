@@ -15,13 +15,7 @@ import numpy as np
 from sklearn.base import BaseEstimator, RegressorMixin, is_classifier
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import r2_score
-from sklearn.utils.validation import (
-    _check_sample_weight,
-    check_array,
-    check_consistent_length,
-    check_is_fitted,
-    validate_data,
-)
+from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
 
 from paraxis._core import arrays, check
 from paraxis._tables import Table
@@ -29,7 +23,7 @@ from paraxis.errors import DataError
 from paraxis.solve import prox
 from paraxis.solve._lbfgs import LBFGS
 from paraxis.solve._proximal import ProximalGradient
-from paraxis.solve._rows import require_sum, require_unmasked, sent
+from paraxis.solve._rows import require_unmasked, sent
 from paraxis.solve._run import Status, Watch
 from paraxis.solve._streaming import MAX_FEATURES, TableRows
 from paraxis.solve.estimators import _fitting as fitting
@@ -144,8 +138,6 @@ class LinearModel(BaseEstimator, abc.ABC):
         """Return rows, which a table's are as they are read in passes, targets and weights."""
         check.number(self._who, self.strength_name, getattr(self, self.strength_name), **self.bounds)
         check.number(self._who, "l1_ratio", getattr(self, "l1_ratio", 0), least=0, most=1)
-        check.number(self._who, "tol", self.tol, above=0)
-        check.count(self._who, "max_iter", self.max_iter)
         require_unmasked(self._who, X=X, y=y, sample_weight=sample_weight)
         if isinstance(X, Table):
             with fitting.surroundings(X.dtype, self.devices):
@@ -161,7 +153,6 @@ class LinearModel(BaseEstimator, abc.ABC):
             rows, y = validate_data(self, X, y, dtype=_FLOATS, multi_output=has_many)
         targets = self._checked_targets(y)
         weight = _check_sample_weight(sample_weight, targets, dtype=rows.dtype, ensure_non_negative=True)
-        require_sum(self._who, "sample_weight", weight, rows.dtype)
         return rows, targets, weight
 
     def _posed_for(self, X: Any, y: np.ndarray, weight: np.ndarray, offset: Any = None) -> Posed:
@@ -173,9 +164,8 @@ class LinearModel(BaseEstimator, abc.ABC):
         posed.by_hessians = pays and num_features <= min(MAX_FEATURES, max(num_rows, _FEW))
         if offset is not None:
             require_unmasked(self._who, offset=offset)
-            offset = check_array(offset, ensure_2d=False, dtype=_FLOATS, input_name="offset").astype(X.dtype)
             check_consistent_length(y, offset)
-            posed.offset = offset / posed.scale
+            posed.offset = np.asarray(offset, X.dtype) / posed.scale
             posed.intercept = posed.intercept - np.average(posed.offset, 0, posed.weight)
         posed.centre = bool(self.fit_intercept) and (is_flat or has_l1 or posed.by_hessians)
         return posed
@@ -243,8 +233,7 @@ class Regression(RegressorMixin, LinearModel):
     score: ClassVar[Callable[..., float]] = LinearModel.score  # not that of the mixin
 
     def _checked_targets(self, y: np.ndarray) -> np.ndarray:
-        y = y[:, 0] if y.shape[1:] == (1,) else y
-        return y if y.dtype.kind in "biuf" else check_array(y, ensure_2d=False, input_name="y")
+        return y[:, 0] if y.shape[1:] == (1,) else y
 
     def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
         """Targets on the scale of 1, so that one tolerance fits all."""

@@ -51,10 +51,7 @@ def cross_validate_path(
         (0.001, (2, 4))
     """
     if not isinstance(estimator, LinearModel) or isinstance(X, Table):
-        raise TypeError(
-            f"cross_validate_path: estimator must be one of px.solve, and X an array, got {estimator!r} and "
-            f"{check.described(X)}; use scikit-learn's GridSearchCV for a pipeline"
-        )
+        raise TypeError("cross_validate_path takes an estimator of px.solve and an array X; else use GridSearchCV")
     model, strengths = cast(_Model, clone(estimator)).set_params(warm_start=True), np.asarray(grid, np.float64)
     for strength in strengths.tolist():
         check.number("cross_validate_path", f"{model.strength_name} in grid", strength, **model.bounds)

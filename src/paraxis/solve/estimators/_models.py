@@ -12,9 +12,7 @@ from sklearn.metrics import accuracy_score, d2_tweedie_score
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 
-from paraxis._core import check
 from paraxis.errors import DataError
-from paraxis.solve._losses import tweedie
 from paraxis.solve.estimators._base import LinearModel, Regression
 from paraxis.solve.estimators._fitting import Posed
 from paraxis.solve.estimators._quadratic import Penalty
@@ -238,20 +236,14 @@ class TweedieRegressor(Regression):
         tags.target_tags.positive_only = self.power > 0
         return tags
 
-    def _checked_targets(self, y: np.ndarray) -> np.ndarray:
-        check.number(self._who, "power", self.power, least=1 if self.power else 0)
-        y, loss = super()._checked_targets(y), tweedie(self.power)
-        if not np.all(loss.accepts(y, 1)):
-            raise DataError(f"{self._who}: y must hold {loss.targets}, got {y.min()}; for such, write Ridge()")
-        return y
-
     def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
         if not self.power:
             return super()._posed(y, weight, dtype)
+        y = y.astype(dtype)
         mean = np.average(y, weights=weight)
         if not mean > 0:
-            raise DataError(f"{self._who}: y must hold a number above 0 in a row of positive weight; all are 0")
-        return Posed(glm("tweedie", power=float(self.power)), y.astype(dtype), weight, intercept=np.log(mean))
+            raise DataError(f"{self._who}: y must hold a number above 0 in a row of positive weight, and none below 0")
+        return Posed(glm("tweedie", power=float(self.power)), y, weight, intercept=np.log(mean))
 
     def _predicted(self, z: np.ndarray) -> np.ndarray:
         return np.exp(z) if self.power else z
