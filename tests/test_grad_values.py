@@ -35,7 +35,7 @@ def test_grad_values_gives_gradients_of_inputs_with_and_without_those_of_variabl
     (of_net, of_x), _ = px.GradValues(square_loss, net, argnums=0)(X, Y)
     assert len(of_net) == 4
     np.testing.assert_allclose(of_x, expected, rtol=1e-6)
-    (of_x, of_y), _ = px.GradValues(square_loss, net, wrt=None, argnums=(0, 1))(X, Y)
+    (of_x, of_y), _ = px.GradValues(square_loss, net, wrt=None, argnums=(0, -1))(X, Y)
     np.testing.assert_allclose(of_x, expected, rtol=1e-6)
     np.testing.assert_allclose(of_y, jax.grad(lambda y: square_loss(net, X, y))(Y), rtol=1e-6)
 

@@ -66,18 +66,17 @@ class GradValues(Wrapped[R]):
                 f"is a pytree, eqx.filter_value_and_grad(f)(model, …)"
             )
 
-        def loss(ours: dict[int, Any], theirs: dict[int, Any]) -> tuple[Any, Any]:
-            here = [ours.get(i, x) for i, x in enumerate(values)]
-            inputs = [theirs.get(i, x) for i, x in enumerate(args)]
-            result, new = run(self._body, graph, (here, graph.arrays), inputs, kwargs)
+        def loss(chosen: dict[int, Any], *args: Any) -> tuple[Any, Any]:
+            here = [chosen.get(i, x) for i, x in enumerate(values)]
+            result, new = run(self._body, graph, (here, graph.arrays), args, kwargs)
             value: Any = result[0] if isinstance(result, (tuple, list)) and result else result
             return value, (result, new)
 
-        differentiable = {i: values[i] for i in picked}, {p: args[p] for p in positions}
-        (gradients, of_args), (result, new) = jax.grad(loss, argnums=(0, 1), has_aux=True)(*differentiable)
+        derivative = jax.grad(loss, (0, *(p + 1 if p >= 0 else p for p in positions)), has_aux=True)
+        (gradients, *of_args), (result, new) = derivative({i: values[i] for i in picked}, *args)
         graph.write(new)
         gradients_by_name = Gradients({graph.names[i]: gradients[i] for i in picked})
         if argnums is None:
             return gradients_by_name, pytrees.combine(result)
-        inputs = pytrees.combine(of_args[argnums] if isinstance(argnums, int) else tuple(of_args[p] for p in positions))
+        inputs = pytrees.combine(of_args[0] if isinstance(argnums, int) else tuple(of_args))
         return (gradients_by_name, inputs) if picked else inputs, pytrees.combine(result)

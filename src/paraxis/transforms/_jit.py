@@ -1,5 +1,6 @@
 """``Jit``: a function of modules, compiled, with their variables threaded through."""
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -94,7 +95,8 @@ class Jit(Wrapped[R]):
         programs = self._body.programs
         binding.program = next((program for key, program in programs if key == binding.key), None)
         if binding.program is None:
-            binding.program = _jitted(self._body, binding.graph.without_values())
+            valueless = tuple(v.copy(None) for v in binding.graph.variables)
+            binding.program = _jitted(self._body, dataclasses.replace(binding.graph, variables=valueless, arrays=()))
             programs.append((binding.key, binding.program))
         return binding.program
 

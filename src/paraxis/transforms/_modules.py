@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from paraxis._core import jax_api
+from paraxis._core import jax_api, pytrees
 from paraxis.errors import StateError
 
 Path = tuple[Any, ...]  # attribute names and positions that lead to a variable, as NNX gives them
@@ -30,9 +30,6 @@ class Graph:
         variables = [v.copy(value) for v, value in zip(self.variables, values, strict=True)]
         leaves = [*zip(self.paths, variables, strict=True), *zip(self.array_paths, arrays, strict=True)]
         return nnx.merge(self.definition, nnx.from_flat_state(leaves))
-
-    def without_values(self) -> "Graph":
-        return dataclasses.replace(self, variables=tuple(v.copy(None) for v in self.variables), arrays=())
 
     def values(self) -> list[Any]:
         return [*map(_raw_value, self.variables)]
@@ -56,24 +53,18 @@ _raw_value = operator.attrgetter("_raw_value")  # in C: hundreds of variables ar
 
 
 def split(modules: tuple[Any, ...]) -> Graph:
-    definition, state = nnx.split(modules, graph=True)
-    ours = [(path, x) for path, x in nnx.to_flat_state(state) if isinstance(x, nnx.Variable)]
-    rest = [(path, x) for path, x in nnx.to_flat_state(state) if not isinstance(x, nnx.Variable)]
-    (paths, variables), (array_paths, arrays) = (tuple(zip(*pairs, strict=True)) or ((), ()) for pairs in (ours, rest))
-    return Graph(definition, paths, variables, array_paths, arrays, _names(modules, paths))
+    definition, *states = nnx.split(modules, nnx.Variable, ..., graph=True)
+    variables, others = map(nnx.to_flat_state, states)
+    names = _names(modules, variables.paths)
+    return Graph(definition, variables.paths, tuple(variables.leaves), others.paths, tuple(others.leaves), names)
 
 
 def nodes(modules: Any) -> Iterator[Any]:
     """Yield each node of the graph: modules, containers, variables, other pytrees; not NNX's notes."""
     for path, x in nnx.iter_graph(modules, graph=True):
-        is_node = is_module(x) or not (x is None or jax.tree_util.all_leaves([x]))
+        is_node = pytrees.is_nnx(x) or not (x is None or jax.tree_util.all_leaves([x]))
         if is_node and not str(path[-1:]).startswith("('_pytree__"):
             yield x
-
-
-def is_module(x: Any) -> bool:
-    """Return whether an object may hold variables: a module, ``nnx.Rngs``, an optimiser, a variable."""
-    return isinstance(x, (nnx.Pytree, nnx.Variable))
 
 
 def _names(modules: tuple[Any, ...], paths: Sequence[Path]) -> tuple[str, ...]:
@@ -91,9 +82,9 @@ def _place_and_name(nodes: Sequence[Any], path: Path) -> tuple[str, str]:
     """Return where a module is, and its variable's name, from the nodes that lead there."""
     place = name = ""
     for parent, key, node in zip(nodes, path, nodes[1:], strict=False):
-        if not name and isinstance(key, int) and not is_module(parent):
+        if not name and isinstance(key, int) and not pytrees.is_nnx(parent):
             place += f"[{key}]"
-            name = f"({type(node).__name__})" if is_module(node) else ""
+            name = f"({type(node).__name__})" if pytrees.is_nnx(node) else ""
         else:
             name += f"[{key}]" if isinstance(key, int) else f".{key}"
             if isinstance(node, nnx.Pytree) and not isinstance(node, (nnx.List, nnx.Dict)):

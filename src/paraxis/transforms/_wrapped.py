@@ -16,7 +16,6 @@ from paraxis._core import pytrees
 from paraxis.errors import StateError, axis_advice
 from paraxis.transforms import _modules
 
-_JITTED = type(jax.jit(lambda: None))
 _WHOLE = (nnx.Pytree, nnx.Variable, nnx.State)
 _NOTES = {"_pytree__state", "_pytree__nodes"}  # attributes that NNX keeps for itself
 
@@ -48,9 +47,9 @@ class Wrapped(Generic[R]):
     def __init__(self, f: Any, modules: tuple[Any, ...]) -> None:
         owner = f.__self__ if isinstance(f, types.MethodType) else f
         called = f
-        if _modules.is_module(owner) or pytrees.is_model(owner):
+        if pytrees.is_nnx(owner) or pytrees.is_model(owner):
             f, modules = operator.call if owner is f else f.__func__, (owner, *modules)
-        if modules and isinstance(f, _JITTED):
+        if modules and isinstance(f, jax.stages.Wrapped):
             raise StateError(
                 f"{type(self).__name__}: f is compiled by jax.jit already, so nothing that it writes to a module comes "
                 f"back; give the function itself, f.__wrapped__"
@@ -139,7 +138,7 @@ def _holds_module(x: Any) -> bool:
     """Return whether a thing, or the one whose method it is, is a module, or a list or dict of some."""
     x = getattr(x, "__self__", x)
     items = x.values() if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else (x,)
-    return any(isinstance(item, Wrapped) or _modules.is_module(item) for item in items)
+    return any(isinstance(item, Wrapped) or pytrees.is_nnx(item) for item in items)
 
 
 class Binding:
@@ -188,7 +187,7 @@ def run(
     values, arrays = jax.tree.map(lambda x: x, state)  # containers of our own: a variable may hold a dict
     modules = graph.merged(values, arrays)
     prepare(modules)
-    before, nodes = _modules.split(modules), [n for n in _modules.nodes(modules) if _modules.is_module(n)]
+    before, nodes = _modules.split(modules), [n for n in _modules.nodes(modules) if pytrees.is_nnx(n)]
     attributes = [(n, dict(vars(n))) for n in nodes if isinstance(n, nnx.Pytree)]
     args, kwargs = pytrees.combine((tuple(args), dict(kwargs)))
     with axis_advice(f"{body.transform}: {body.axis_advice}"):
@@ -214,7 +213,7 @@ def run(
 
 def refuse_modules(transform: str, args: Any) -> None:
     """Refuse a module given when calling: it is split like any pytree, and writes to it would be lost."""
-    if any(map(_modules.is_module, jax.tree.leaves(args, is_leaf=_modules.is_module))):
+    if any(map(pytrees.is_nnx, jax.tree.leaves(args, is_leaf=pytrees.is_nnx))):
         raise StateError(
             f"{transform}: an argument is or holds a module; what is written to it would be lost. Bind modules when "
             f"wrapping: px.{transform}(f, net)(x)"
