@@ -37,9 +37,10 @@ def test_lbfgs_is_compiled_once_for_all_tolerances_and_limits_of_an_objective(so
 
     run(1e-1, 100)
     with compilations() as compiled:
-        states = [run(1e-3, 100), run(0, 3)]
-    assert ([int(state.status) for state in states], compiled) == ([Status.CONVERGED, Status.ITERATION_LIMIT], [])
-    assert (float(states[0].error) <= 1e-3, int(states[1].iter_num)) == (True, 3)
+        states = [run(1e-3, 100), run(0, 3), run(0, 0)]
+    limit = Status.ITERATION_LIMIT
+    assert ([int(state.status) for state in states], compiled) == ([Status.CONVERGED, limit, limit], [])
+    assert (float(states[0].error) <= 1e-3, *(int(state.iter_num) for state in states[1:])) == (True, 3, 0)
 
 
 def test_lbfgs_fails_the_search_for_a_gradient_of_the_wrong_sign() -> None:

@@ -132,7 +132,8 @@ class State:
 def initial(solver: Any, problem: Any, point: Point, error: Any, finite: Any = True) -> dict[str, Any]:
     """Return the fields that the states of all solvers begin with; as the next two, by NumPy where ``error`` is."""
     xp = trees.numpy_of(error)
-    status = xp.where(error <= solver.tol, Status.CONVERGED, Status.RUNNING)
+    status = xp.where(solver.maxiter > 0, Status.RUNNING, Status.ITERATION_LIMIT)
+    status = xp.where(error <= solver.tol, Status.CONVERGED, status)
     finite &= xp.isfinite(point.value) & xp.isfinite(error)
     zero, one = xp.zeros((), int), xp.ones((), int)
     return {

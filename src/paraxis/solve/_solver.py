@@ -51,9 +51,6 @@ class Solver(abc.ABC):
     _parts: ClassVar[tuple[str, ...]] = ()  # of an iteration, that read no rows: between passes, programs
     _on_host: ClassVar[bool] = False  # whether iterations are NumPy's, around compiled passes, each from scratch
 
-    def __post_init__(self) -> None:
-        check.count(type(self).__name__, "maxiter", self.maxiter)
-
     def init_state(self, init_params: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the state before the first iteration, by the arguments of :meth:`run`."""
         return self._begun(*self._operands("init_state", init_params, args, kwargs)).state
@@ -108,10 +105,8 @@ class Solver(abc.ABC):
             problem = self.fun.check_targets(params, *args, **kwargs)
             dtypes = {x.dtype.name for x in jax.tree.leaves(params)}
             if dtypes != {jnp.result_type(*dtypes, problem.design.dtype).name}:
-                raise DataError(
-                    f"{who}: init_params are {', '.join(sorted(dtypes))}, and X is {problem.design.dtype}: write "
-                    f"fun.init(…, dtype=X.dtype), or X.astype(…)"
-                )
+                both = f"init_params are {', '.join(sorted(dtypes))}, and X is {problem.design.dtype}"
+                raise DataError(f"{who}: {both}; write fun.init(…, dtype=X.dtype), or X.astype(…)")
         for x in jax.tree.leaves((args, kwargs)):
             if isinstance(x, jax.Array) and jax.typeof(x).sharding.mesh.explicit_axes:
                 params, hyper = (jax.tree.map(functools.partial(beside, other=x), y) for y in (params, hyper))

@@ -52,10 +52,7 @@ def split(transform: str, batch_axis: Axes, args: Sequence[Any], kwargs: Mapping
         if axis is not None:
             sizes[name] = np.shape(x)[axis]
     if len(set(sizes.values())) > 1:
-        raise DataError(
-            f"{transform}: the sizes of the batch axes disagree: {sizes}. Write None for what is not a batch: "
-            f"batch_axis=(0, None)"
-        )
+        raise DataError(f"{transform}: batch axes disagree, {sizes}; write None for what is none: batch_axis=(0, None)")
     return Batch([x for _, x in leaves], axes, next(iter(sizes.values()), None), structure)
 
 

@@ -61,10 +61,7 @@ class GradValues(Wrapped[R]):
         picked = [i for i, name in enumerate(graph.names) if is_chosen(wrt, name, graph.variables[i])]
         positions = [argnums] if isinstance(argnums, int) else list(argnums or ())
         if not picked and not positions:
-            raise StateError(
-                f"GradValues: wrt picks no variable of {self!r}; write wrt=nnx.Param or argnums=0, or, of a model that "
-                f"is a pytree, eqx.filter_value_and_grad(f)(model, …)"
-            )
+            raise StateError(f"GradValues: wrt picks nothing of {self!r}; write argnums=0 or eqx.filter_value_and_grad")
 
         def loss(chosen: dict[int, Any], *args: Any) -> tuple[Any, Any]:
             here = [chosen.get(i, x) for i, x in enumerate(values)]

@@ -61,7 +61,7 @@ class Jit(Wrapped[R]):
         super().__init__(f, modules)
         refuse_outside(self._body)
         positions = [static_argnums] if isinstance(static_argnums, int) else static_argnums
-        self._body.run, self._body.donate = self._run, donate
+        self._body.donate = donate
         self._body.static = [p if p < 0 else p + 2 for p in positions] or None, static_argnames or None
 
     _run: Any = staticmethod(run)
@@ -96,17 +96,18 @@ class Jit(Wrapped[R]):
         binding.program = next((program for key, program in programs if key == binding.key), None)
         if binding.program is None:
             valueless = tuple(v.copy(None) for v in binding.graph.variables)
-            binding.program = _jitted(self._body, dataclasses.replace(binding.graph, variables=valueless, arrays=()))
+            graph = dataclasses.replace(binding.graph, variables=valueless, arrays=())
+            binding.program = _jitted(self._body, self._run, graph)
             programs.append((binding.key, binding.program))
         return binding.program
 
 
-def _jitted(body: Body, graph: Graph) -> Any:
+def _jitted(body: Body, call: Callable[..., Any], graph: Graph) -> Any:
     # A closure over what all copies share, not over self, whose modules may be those of another run.
     def run(values: Sequence[Any], arrays: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         kinds = (jax.Array, np.ndarray)
         args, kwargs = jax.tree.map(lambda x: x if isinstance(x, kinds) else pytrees.Static(x), (args, kwargs))
-        result, new = body.run(body, graph, (values, arrays), args, kwargs)
+        result, new = call(body, graph, (values, arrays), args, kwargs)
         # What is not written goes through if its memory was given away.
         return dict(enumerate(values)) | new if body.donate else new, result
 

@@ -27,7 +27,6 @@ class Body:
 
     donate = False
     static: Any = None, None
-    run: Any = None
     options: Any = None
     axis_advice = "it names no axis; combine its results outside, or write px.Parallel, whose axis is 'device'"
 
@@ -50,10 +49,8 @@ class Wrapped(Generic[R]):
         if pytrees.is_nnx(owner) or pytrees.is_model(owner):
             f, modules = operator.call if owner is f else f.__func__, (owner, *modules)
         if modules and isinstance(f, jax.stages.Wrapped):
-            raise StateError(
-                f"{type(self).__name__}: f is compiled by jax.jit already, so nothing that it writes to a module comes "
-                f"back; give the function itself, f.__wrapped__"
-            )
+            who = type(self).__name__
+            raise StateError(f"{who}: f is compiled by jax.jit already: its writes would be lost; give f.__wrapped__")
         try:
             parameters = inspect.signature(called).parameters.values()
         except (TypeError, ValueError):  # some built-in functions have none
@@ -194,10 +191,8 @@ def run(
         returned = body.fn(*modules, *args, **kwargs)
     ours = {*map(id, nodes)}
     if any(id(x) in ours for x in jax.tree.leaves(returned, is_leaf=lambda x: isinstance(x, _WHOLE))):
-        raise StateError(
-            f"{body.transform}: the function returned a module that it was given, or a part of one, which would be a "
-            f"copy. Use the one outside, which is written to, or return values: variable[...], nnx.state(module)"
-        )
+        copied = "a module that it was given, or a part of one, as a copy"
+        raise StateError(f"{body.transform}: the function returned {copied}; return variable[...] or nnx.state(module)")
     after = _modules.split(modules)
     alike = after.definition == before.definition and after.paths == before.paths
     if not (alike and same((*after.variables, *after.arrays), (*before.variables, *before.arrays))):
@@ -214,10 +209,8 @@ def run(
 def refuse_modules(transform: str, args: Any) -> None:
     """Refuse a module given when calling: it is split like any pytree, and writes to it would be lost."""
     if any(map(pytrees.is_nnx, jax.tree.leaves(args, is_leaf=pytrees.is_nnx))):
-        raise StateError(
-            f"{transform}: an argument is or holds a module; what is written to it would be lost. Bind modules when "
-            f"wrapping: px.{transform}(f, net)(x)"
-        )
+        line = f"px.{transform}(f, net)(x)"
+        raise StateError(f"{transform}: an argument is or holds a module, whose new values would be lost; write {line}")
 
 
 def same(a: Sequence[Any], b: Sequence[Any]) -> bool:

@@ -84,10 +84,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
             weight = (weight * factors[np.searchsorted(self.classes_, y)]).astype(weight.dtype)
         there = np.unique(y[weight > 0]).tolist()
         if len(there) < 2 or np.any(weight < 0):
-            raise DataError(
-                f"{self._who}: y must hold at least two classes in rows of positive weight, and no class_weight may be "
-                f"negative, got one class, {there[:1]}"
-            )
+            raise DataError(f"{self._who}: two classes need rows of positive weight, none negative, got {there[:2]}")
         return weight
 
     def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
