@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax.nnx import Variable
+from flax import nnx
 
 from paraxis.errors import StateError
 from paraxis.transforms import _modules
@@ -79,7 +79,7 @@ class Variables(_Collection):
 
 
 # A choice of variables: those of a type or types, those for which a test holds, or those of a collection.
-Choice = type | tuple[type, ...] | Callable[[str, Variable[Any]], bool] | Variables
+Choice = type | tuple[type, ...] | Callable[[str, nnx.Variable[Any]], bool] | Variables
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -129,12 +129,10 @@ def variables(module: Any) -> Variables:
     return Variables({f"({type(module).__name__}){name}": v for name, v in variables(module.modules).items()})
 
 
-def is_chosen(wrt: Any, name: str, variable: Variable[Any]) -> bool:
+def is_chosen(wrt: Any, name: str, variable: nnx.Variable[Any]) -> bool:
     """Return whether a choice has a variable; ``None`` has none, and a set those of these names."""
     if isinstance(wrt, Variables):
         return any(variable is v for v in wrt)
     if isinstance(wrt, frozenset):
         return name in wrt
-    if isinstance(wrt, (type, tuple)):
-        return isinstance(variable, wrt)
-    return wrt is not None and wrt(name, variable)
+    return nnx.filterlib.to_predicate(wrt)(name, variable)  # pyright: ignore[reportArgumentType]

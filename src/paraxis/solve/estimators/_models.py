@@ -76,20 +76,17 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         self.classes_ = np.unique(y)
         return y
 
-    def _weighted(self, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
+        number = np.searchsorted(self.classes_, y).astype(np.int32)
         if self.class_weight is not None:
             with np.errstate(divide="ignore"):
                 factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y, sample_weight=weight)
             factors = np.where(np.isfinite(factors), factors, 0)  # of a class whose rows have the weight 0
-            weight = (weight * factors[np.searchsorted(self.classes_, y)]).astype(weight.dtype)
+            weight = (weight * factors[number]).astype(weight.dtype)
         there = np.unique(y[weight > 0]).tolist()
         if len(there) < 2 or np.any(weight < 0):
             raise DataError(f"{self._who}: two classes need rows of positive weight, none negative, got {there[:2]}")
-        return weight
-
-    def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
-        number = np.searchsorted(self.classes_, y).astype(np.int32)
-        outputs, weight = () if len(self.classes_) == 2 else (len(self.classes_),), self._weighted(y, weight)
+        outputs = () if len(self.classes_) == 2 else (len(self.classes_),)
         return Posed(glm("softmax" if outputs else "logistic"), number, weight, outputs)
 
     def _penalty(self, strength: float, posed: Posed) -> Penalty:
