@@ -126,7 +126,7 @@ def test_table_has_the_columns_of_the_fit_by_name_and_in_order(tmp_path):
     assert list(model.feature_names_in_) == names
     score = model.score(tables["fitted"])
     for kind, what in (("turned", "'d', 'c', 'b', 'a'"), ("other", "'a', 'x', 'c', 'd'")):
-        with pytest.raises(px.DataError, match=rf"in their order, .*, got \[{what}\]; .*columns=list\(model"):
+        with pytest.raises(px.DataError, match=rf"was fitted to columns .*, got \[{what}\]; .*columns=list\(model"):
             model.score(tables[kind])
     chosen = px.Table.csv(tmp_path / "turned.csv", target="y", columns=list(model.feature_names_in_))
     assert model.score(chosen) == score

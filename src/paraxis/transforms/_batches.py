@@ -93,10 +93,8 @@ def written(
         rule = variable.get_metadata("sync") if variable.has_metadata("sync") else rule
         if rule is None and mend and any(jax.tree.leaves(differs[i])):
             kind = f"{'nnx.' * type(variable).__module__.startswith('flax.')}{type(variable).__name__}"
-            raise StateError(
-                f"{who}: variable {graph.names[i]} could be left with different values {mend} a rule, "
-                f"sync={{{kind}: 'mean'}}"
-            )
+            line = f"{mend} a rule, sync={{{kind}: 'mean'}}"
+            raise StateError(f"{who}: variable {graph.names[i]} could be left with different values {line}")
         combined_values[i] = jax.tree.map(partial(_combined_variable, rule, axis), values, differs[i])
     return combined_values
 

@@ -92,7 +92,4 @@ def _refuse_kept_rate(factory: Callable[[float], Any], values: dict[str, Any]) -
     with jax.ensure_compile_time_eval():
         one, other = (jax.tree.leaves(factory(rate).init(small)) for rate in (0.1, 0.2))
     if not all(map(np.array_equal, one, other)):
-        raise StateError(
-            "Optimizer: the optimiser keeps the learning rate in its state, so the rates of later steps would have no "
-            "effect; give optax.adam itself, not injected, or fix the rate: lambda lr: optax.rprop(0.01)"
-        )
+        raise StateError("Optimizer: this one keeps the learning rate in its state; write lambda lr: optax.rprop(0.01)")

@@ -205,9 +205,8 @@ class Call:
             count = self._axis.size
             raise DataError(
                 f"Parallel: {size} rows do not divide over {count} devices, and the function exchanges values, writes "
-                f"a variable, or returns more than rows with reduce='concat'. Give a multiple of {count} rows; return "
-                f"rows and reduce outside; train with px.train_step, which takes any number; or write check=False, and "
-                f"copies of the last row fill the shares"
+                f"a variable, or returns more than rows with reduce='concat'. Give a multiple of {count} rows, train "
+                f"with px.train_step, or write check=False: copies of the last row fill the shares"
             )
         whole = jax_api.jaxpr_as_fun(body)
 

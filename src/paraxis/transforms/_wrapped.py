@@ -197,10 +197,10 @@ def run(
     alike = after.definition == before.definition and after.paths == before.paths
     if not (alike and same((*after.variables, *after.arrays), (*before.variables, *before.arrays))):
         changed = {k for n, old in attributes for k in old | vars(n) if vars(n).get(k, n) is not old.get(k, n)}
+        names = ", ".join(sorted(changed - _NOTES)) or "metadata"
         raise StateError(
-            f"{body.transform}: the function set attribute {', '.join(sorted(changed - _NOTES)) or 'metadata'}; only "
-            f"values of variables are written back. Set attributes, call eval() or train() before the call; keep "
-            f"values that change in variables: self.count = nnx.Variable(jnp.array(0)), self.count[...] += 1"
+            f"{body.transform}: the function set attribute {names}; set it, and call eval() or train(), outside; or "
+            f"write self.count = nnx.Variable(jnp.array(0)), self.count[...] += 1"
         )
     new = {i: x for i, x in enumerate(before.values()) if not same(jax.tree.leaves(x), jax.tree.leaves(values[i]))}
     return pytrees.partition(returned), new

@@ -123,12 +123,10 @@ class LinearModel(BaseEstimator, abc.ABC):
         if isinstance(X, Table):
             if y is not None:
                 raise TypeError(f"{self._who}: y must be left out, as the table has it")
-            names = list(getattr(self, "feature_names_in_", X.columns)) if X._is_named else X.columns
-            if len(X.columns) != self.n_features_in_ or names != X.columns:
-                raise DataError(
-                    f"{self._who}: the table must have the {self.n_features_in_} columns that the model was fitted to, "
-                    f"in their order, {names}, got {X.columns}; write Table…(columns=list(model.feature_names_in_))"
-                )
+            names = list(getattr(self, "feature_names_in_", X.columns))
+            if X._is_named and names != X.columns:
+                line = "Table…(columns=list(model.feature_names_in_))"
+                raise DataError(f"{self._who}: the model was fitted to columns {names}, got {X.columns}; write {line}")
             blocks = X.blocks(max(1, _BLOCK // (len(X.columns) * X.dtype.itemsize)))
             z, y = zip(*((rows @ self.coef_.T + self.intercept_, y) for rows, y in blocks), strict=True)
             return np.concatenate(z), np.concatenate(y)
