@@ -18,8 +18,6 @@ import numpy as np
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """A row's loss and its curvature."""
-
     rows: Callable[[jax.Array, jax.Array], jax.Array]  # predictions (n,) or (k, n), targets → costs (n,)
     curvature: Callable[[Any, Any], jax.Array]  # the same → about the mean second derivative by the outputs, (n,)
     targets: str = "finite numbers"

@@ -98,7 +98,6 @@ class Linear:
         return isinstance(self.design, TableRows)
 
     def value(self, params: Any) -> jax.Array:
-        """Return the objective."""
         return self.cost(self.shifted(self.matvec(params)), self.shares(params)) + self._penalty(params)
 
     def at(self, params: Any, cache: Cache | None = None) -> Point:

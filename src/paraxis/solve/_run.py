@@ -124,7 +124,6 @@ class State:
         return Status(int(self.status)).words
 
     def __repr__(self) -> str:
-        """Return what one looks for in a state, on one line."""
         shown = ("status", *Iteration._fields)
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)}' for name in shown)}, …)"
 

@@ -17,7 +17,6 @@ def dot(a: Any, b: Any) -> Any:
 
 
 def norm(a: Any) -> jax.Array:
-    """Euclidean norm over all leaves, a scalar."""
     return jnp.sqrt(dot(a, a))
 
 
@@ -32,7 +31,6 @@ def along(a: Any, stepsize: Any, direction: Any) -> Any:
 
 
 def minus(a: Any, b: Any) -> Any:
-    """Return ``a - b``."""
     return jax.tree.map(jnp.subtract, a, b)
 
 

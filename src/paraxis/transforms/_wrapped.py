@@ -158,7 +158,6 @@ class Binding:
         self.key = self.graph.definition, self.graph.paths, types
 
     def is_fresh(self) -> bool:
-        """Return whether the modules still have the attributes that they had when they were split."""
         sizes, attributes = self._now()
         return sizes == self._sizes and same(attributes, self._attributes)
 

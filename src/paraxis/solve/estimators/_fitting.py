@@ -39,7 +39,6 @@ class Posed:
     hessian: Hessian | None = None  # of a squared loss, once it is known
 
     def placed(self, X: Any, devices: int | None) -> Self:
-        """Lay the rows out over the devices."""
         self.total = float(self.weight.sum(dtype=np.float64))
         self.means = np.zeros(X.shape[1], X.dtype)
         if isinstance(X, TableRows):
@@ -68,7 +67,6 @@ def surroundings(dtype: Any, devices: int | None) -> Iterator[None]:
 
 
 def axis_of(size: int, devices: int | None) -> Axis:
-    """Return the axis of rows on so many devices."""
     if devices is None:
         names = jax.sharding.get_abstract_mesh().axis_names
         return Axis("rows", size, over=None if {"rows", placing.DEVICES} & {*names} else names or None)

@@ -56,8 +56,6 @@ class Hessian(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class QuadraticState(runs.State):
-    """The state of a run."""
-
     direction: Any  # of coefficients and intercept, to the parabola's minimum
     hessian: Hessian
 
