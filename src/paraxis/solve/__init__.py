@@ -13,6 +13,14 @@ from paraxis.solve._search import LineSearch, SearchResult
 
 if typing.TYPE_CHECKING:
     from paraxis.solve.estimators import *  # noqa: F403
+else:  # to type checkers, a name that is not imported above is a mistake
+
+    def __getattr__(name):
+        """Load what needs scikit-learn when it is first used."""
+        if name not in __all__:
+            raise AttributeError(f"module 'paraxis.solve' has no attribute {name!r}")
+        return getattr(importlib.import_module("paraxis.solve.estimators"), name)
+
 
 __all__ = [  # noqa: F405
     "LBFGS",
@@ -41,15 +49,6 @@ __all__ = [  # noqa: F405
     "prox",
     "rows",
 ]
-
-
-if not typing.TYPE_CHECKING:  # to type checkers, a name that is not imported above is a mistake
-
-    def __getattr__(name):
-        """Load what needs scikit-learn when it is first used."""
-        if name not in __all__:
-            raise AttributeError(f"module 'paraxis.solve' has no attribute {name!r}")
-        return getattr(importlib.import_module("paraxis.solve.estimators"), name)
 
 
 def __dir__() -> list[str]:

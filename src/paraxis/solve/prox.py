@@ -113,9 +113,8 @@ def _sum(term: Callable[[jax.Array, jax.Array], jax.Array], x: Any, hyper: Any) 
 def _by_leaf(operator: Callable[[jax.Array, jax.Array], jax.Array], x: Any, hyper: Any) -> Any:
     """Return the operator on each leaf, with the part of ``hyper`` that stands above it, 1 if it is ``None``."""
 
-    def leaf(number: Any, value: Any) -> jax.Array:
+    def leaf(value: Any, number: Any) -> jax.Array:
         value = jnp.asarray(value)
         return operator(value, jnp.broadcast_to(jnp.asarray(number, value.dtype), value.shape)).astype(value.dtype)
 
-    hyper = 1.0 if hyper is None else hyper
-    return jax.tree.map(lambda number, part: jax.tree.map(lambda value: leaf(number, value), part), hyper, x)
+    return jax.tree.map(leaf, x, jax.tree.broadcast(1.0 if hyper is None else hyper, x))

@@ -52,13 +52,12 @@ class Wrapped(Generic[R]):
             who = type(self).__name__
             raise StateError(f"{who}: f is compiled by jax.jit already: its writes would be lost; give f.__wrapped__")
         try:
-            parameters = inspect.signature(called).parameters.values()
+            bound = functools.partial(called, *modules[f is not called :])
+            parameters = inspect.signature(bound).parameters.values()
         except (TypeError, ValueError):  # some built-in functions have none
             parameters = ()
-        free = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        bound = free[: len(modules) - (f is not called)]
         # Without annotations, of which some cannot be pickled.
-        signature = inspect.Signature([p.replace(annotation=p.empty) for p in parameters if p not in bound])
+        signature = inspect.Signature([p.replace(annotation=p.empty) for p in parameters])
         name = str(getattr(called, "__name__", type(called).__name__))
         self._set(Body(type(self).__name__, f, name, signature), modules)
         self.binding()
