@@ -198,6 +198,8 @@ def test_objective_says_what_does_not_fit() -> None:
         (lambda: fun.binary_logreg(jnp.ones(2), (x, y, y[:2])), ValueError, r"weight must be \(5,\).*got \(2,\)"),
         (lambda: px.solve.rows(np.ma.masked_array(x, x > 0), y), ValueError, "rows: X is a MaskedArray, which leaves"),
         (lambda: fun.multiclass_logreg(jnp.ones(2), (x, y)), ValueError, r"must be \(d, k\), an output per class"),
+        (lambda: fun.multiclass_logreg_with_intercept(jnp.ones((2, 3)), (x, y)), ValueError, "must be a pair"),
+        (lambda: px.solve.LBFGS(fun.poisson).run(jnp.ones(2, "float16"), (x, y)), ValueError, "params are float16"),
     ):
         with pytest.raises(error, match=text):
             call()
