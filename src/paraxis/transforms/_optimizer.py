@@ -52,7 +52,11 @@ class Optimizer(nnx.Pytree):
             raise StateError(f"Optimizer: wrt={wrt!r} picks no variable; write wrt=nnx.Param")
         self.names = nnx.static(frozenset(parameters.names()))
         values = _values(parameters)
-        _refuse_kept_rate(self.factory, values)
+        small = jax.tree.map(lambda x: np.zeros((1,) * jnp.ndim(x), x.dtype), values)
+        with jax.ensure_compile_time_eval():  # one number of each parameter tells whether a state depends on the rate
+            one, other = (jax.tree.leaves(self.factory(rate).init(small)) for rate in (0.1, 0.2))
+        if not all(map(np.array_equal, one, other)):
+            raise StateError("Optimizer: this keeps the learning rate in its state; write lambda lr: optax.rprop(0.01)")
         self.state = nnx.data(jax.tree.map(nnx.OptArray, self.factory(0.0).init(values)))
 
     def __call__(self, lr: Any, gradients: Any, **extra: Any) -> None:
@@ -84,12 +88,3 @@ class Optimizer(nnx.Pytree):
 
 def _values(parameters: Variables) -> dict[str, Any]:
     return {name: v.get_raw_value() for name, v in parameters.items()}
-
-
-def _refuse_kept_rate(factory: Callable[[float], Any], values: dict[str, Any]) -> None:
-    """Refuse an optimiser whose state is another for another rate. One number of each parameter tells."""
-    small = jax.tree.map(lambda x: np.zeros((1,) * jnp.ndim(x), x.dtype), values)
-    with jax.ensure_compile_time_eval():
-        one, other = (jax.tree.leaves(factory(rate).init(small)) for rate in (0.1, 0.2))
-    if not all(map(np.array_equal, one, other)):
-        raise StateError("Optimizer: this one keeps the learning rate in its state; write lambda lr: optax.rprop(0.01)")
