@@ -103,7 +103,7 @@ def test_solvers_take_the_options_of_jaxopt() -> None:
             solver.run(jnp.zeros(3, complex))
     descent = px.solve.LBFGS(rosenbrock, history_size=0, maxiter=40)
     assert 0 < descent.run(jnp.array([-1.2, 1.0])).state.value < 5  # as slow as steepest descent is
-    with pytest.raises(TypeError, match=r"run\(params, hyperparams_prox, l2reg, data\)"):
+    with pytest.raises(TypeError, match=r"ProximalGradient \(params, hyperparams_prox, l2reg, data\)"):
         px.solve.ProximalGradient(px.solve.objective.ridge).run(jnp.zeros(2), 0.1, (np.eye(2), np.ones(2)))
 
 

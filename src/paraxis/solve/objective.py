@@ -102,10 +102,8 @@ class LinearObjective:
         arguments = {**dict(zip(names, args, strict=False)), **kwargs}
         if set(arguments) != set(names) or len(args) + len(kwargs) != len(names):
             wanted = ", ".join(names)
-            raise TypeError(
-                f"{self} takes (params, {wanted}): write run(params, {wanted}), update(params, state, {wanted}), or of "
-                f"ProximalGradient, run(params, hyperparams_prox, {wanted}), None if there are none"
-            )
+            forms = f"(params, {wanted}), of ProximalGradient (params, hyperparams_prox, {wanted})"
+            raise TypeError(f"{self} takes {forms}; update takes the state after params")
         data, l2 = arguments["data"], arguments.get("l2reg", 0)
         if not isinstance(data, tuple | list) or len(data) not in (2, 3, 4):
             raise TypeError(
