@@ -92,7 +92,8 @@ class LinearModel(BaseEstimator, abc.ABC):
         with fitting.surroundings(X.dtype, self.devices):
             posed = model._posed_for(X, y, weight, offset).placed(X, self.devices)
             state = model._solve(getattr(self, self.strength_name), posed)
-        self.__dict__ = vars(model)
+        vars(self).clear()
+        vars(self).update(vars(model))
         self.n_iter_: Any = np.array([int(state.iter_num)]) if is_classifier(self) else int(state.iter_num)
         self.status_ = Status(int(state.status)).words
         self.data_passes_ = X.num_passes if isinstance(X, TableRows) else int(state.data_passes)
