@@ -31,8 +31,7 @@ def split(transform: str, batch_axis: Axes, args: Sequence[Any], kwargs: Mapping
     entries = tuple(batch_axis)[: len(args)] if isinstance(batch_axis, Sequence) else (batch_axis,) * len(args)
     leaves, structure = jax.tree_util.tree_flatten_with_path((args, dict(kwargs)))
     try:
-        wanted = pytrees.broadcast_prefix(entries, args)
-        wanted += [None if batch_axis is None else 0] * (len(leaves) - len(wanted))
+        wanted = pytrees.broadcast_prefix((entries, None if batch_axis is None else 0), (args, kwargs))
         both = zip(leaves, wanted, strict=True)
         axes = [None if at is None or not np.ndim(x) else range(np.ndim(x))[at] for (_, x), at in both]
     except (ValueError, TypeError, IndexError) as error:
