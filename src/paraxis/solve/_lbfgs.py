@@ -54,7 +54,7 @@ class LBFGS(Solver):
         verbose: whether to print a line per iteration; or a function to call with each :class:`px.solve.Iteration`.
 
     Raises:
-        ValueError: if ``linesearch`` is none of these.
+        ValueError: if ``linesearch`` or ``precondition`` is none of these.
         DataError: if the arguments of ``run`` do not fit together.
 
     Communicates, if rows are spread over devices: for a linear model, one all-reduce of three scalars per trial step
@@ -81,6 +81,7 @@ class LBFGS(Solver):
     def __post_init__(self) -> None:
         if not callable(self.linesearch):
             check.one_of("LBFGS", "linesearch", self.linesearch, ("zoom", "backtracking"))
+        check.one_of("LBFGS", "precondition", self.precondition, ("auto", "gram", None))
 
     def _prepared(self, step: OptStep, arguments: Any) -> OptStep:
         # A fixed step is one along L-BFGS' own direction.

@@ -9,7 +9,7 @@ to the linear model's predictions. The rows may lie on any devices in any way, a
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -73,6 +73,8 @@ class LinearObjective:
     dispersion: float = 1.0
 
     def __post_init__(self) -> None:
+        if not callable(self.loss):
+            check.one_of("glm", "loss", self.loss, get_args(LossName))
         check.number("glm", "power", self.power, least=1 if self.power else 0)
 
     @property
