@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future
 from typing import Any
 
-from paraxis._core.check import count, needed
+from paraxis._core.check import needed
 
 _QUEUED = 256  # tasks that the cluster has at once
 
@@ -57,9 +57,6 @@ def retrying(make_executor: Callable[[], Executor], *, attempts: int = 3) -> Cal
         make_executor: gives a new :class:`concurrent.futures.Executor`. It is kept for later calls.
         attempts: how often a task is begun.
 
-    Raises:
-        ValueError: if ``attempts`` is not positive.
-
     Example:
         >>> import multiprocessing, concurrent.futures, paraxis as px
         >>> def pool():
@@ -67,7 +64,7 @@ def retrying(make_executor: Callable[[], Executor], *, attempts: int = 3) -> Cal
         ...     return concurrent.futures.ProcessPoolExecutor(8, mp_context=context)
         >>> stream = px.Stream(at_once=16, map=px.retrying(pool))
     """
-    attempts, executors = count("retrying", "attempts", attempts), list[Executor]()
+    executors = list[Executor]()
 
     def submitted(fn: Callable[[Any], Any], task: Any) -> Future[Any]:
         """Submit a task, to a new executor if there is none, or this one has broken."""

@@ -100,9 +100,9 @@ def initialize(*, stuck_after: float = 0, lost: Literal["raise", "continue"] = "
         The number of this process, and the number of processes.
 
     Raises:
-        DeviceError: if JAX has already started its devices, or the variables cannot be read; if a launcher that JAX
-            does not know has started several processes; or if GPUs of a node would be idle, of which JAX gives one to
-            each task of SLURM or Open MPI.
+        DeviceError: if a launcher that JAX does not know has started several processes; or if GPUs of a node would be
+            idle, of which JAX gives one to each task of SLURM or Open MPI.
+        RuntimeError: if JAX has already started its devices.
 
     Communicates: with the coordinator, process 0. If one process does not join within a minute, JAX ends the others.
 
@@ -124,19 +124,12 @@ def initialize(*, stuck_after: float = 0, lost: Literal["raise", "continue"] = "
 
 
 def _join(*, continues: bool) -> Processes:
-    options: dict[str, Any] = {"heartbeat_timeout_seconds": _lost.HEARTBEAT} if continues else {}
     if not jax.distributed.is_initialized():
         is_launched = processes.is_launched()
         if not is_launched and not _detects_cluster():
             _schedulers.require_known()
             return Processes(0, 1)
-        from jax._src import xla_bridge  # no public function says whether devices were started
-
-        if xla_bridge.backends_are_initialized():
-            raise DeviceError(
-                "px.initialize: JAX has already started, without the devices of the other processes; call it right "
-                "after the imports, before anything makes an array or calls jax.devices()"
-            )
+        options = {"heartbeat_timeout_seconds": _lost.HEARTBEAT} if continues else {}
         if continues:
             _lost.enable()
         if is_launched:
@@ -152,17 +145,10 @@ def _join(*, continues: bool) -> Processes:
 
 
 def _join_launched(options: dict[str, Any]) -> Processes:
-    try:
-        variables = {ATTEMPT: "0", GRACE: "300", **os.environ}
-        coordinator, grace = variables[COORDINATOR], float(variables[GRACE])
-        host, _ = coordinator.rsplit(":", 1)
-        numbers = [int(variables[name]) for name in (processes.PROCESS, processes.NUM_PROCESSES, ATTEMPT)]
-    except (KeyError, ValueError) as error:
-        raise DeviceError(
-            f"px.initialize: cannot read the variables of several processes ({error}); write "
-            f"{COORDINATOR}=host:5000 {processes.NUM_PROCESSES}=2 {processes.PROCESS}=0"
-        ) from None
-    joined, is_local = Processes(*numbers), host == "127.0.0.1"
+    variables = {ATTEMPT: "0", GRACE: "300", **os.environ}
+    coordinator, grace = variables[COORDINATOR], float(variables[GRACE])
+    numbers = [int(variables[name]) for name in (processes.PROCESS, processes.NUM_PROCESSES, ATTEMPT)]
+    joined, is_local = Processes(*numbers), coordinator.startswith("127.0.0.1:")
     jax.distributed.initialize(
         coordinator,
         joined.num_processes,
@@ -174,7 +160,7 @@ def _join_launched(options: dict[str, Any]) -> Processes:
         **{"heartbeat_timeout_seconds": 30} | options,
     )
     if is_local:
-        _collect_at(host)
+        _collect_here()
     return joined
 
 
@@ -188,14 +174,13 @@ def _detects_cluster() -> bool:
     return any(kind.is_env_present() for kind in clusters.ClusterEnv._cluster_types if not kind.opt_in_only_method)
 
 
-def _collect_at(address: str) -> None:
-    """Have CPU devices meet others' here, unless they have started: JAX takes what the host's name resolves to."""
+def _collect_here() -> None:
+    """Have CPU devices meet others' on this machine: JAX takes what the host's name resolves to."""
     from jax._src import distributed, xla_bridge
 
     def make() -> Any:
         client, gloo = distributed.global_state.client, xla_bridge._jax.make_gloo_tcp_collectives  # pyright: ignore
-        return xla_bridge.make_cpu_client(gloo(distributed_client=client, hostname=address))
+        return xla_bridge.make_cpu_client(gloo(distributed_client=client, hostname="127.0.0.1"))
 
-    kind = jax.config.jax_cpu_collectives_implementation  # pyright: ignore[reportAttributeAccessIssue]
-    if kind == "gloo" and not xla_bridge.backends_are_initialized():
+    if jax.config.jax_cpu_collectives_implementation == "gloo":  # pyright: ignore[reportAttributeAccessIssue]
         xla_bridge.register_backend_factory("cpu", make, fail_quietly=False)

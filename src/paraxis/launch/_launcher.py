@@ -60,7 +60,7 @@ def launch(
         The exit status: 0 if that of every rank is; else that of the rank that failed first, or 128 + its signal.
 
     Raises:
-        DeviceError: if there is no such file, or a number cannot be.
+        DeviceError: if ``num_processes`` cannot be.
 
     Example:
         >>> import pathlib, tempfile
@@ -72,8 +72,6 @@ def launch(
         0
     """
     check.count("launch", "num_processes", num_processes, error=DeviceError)
-    if not module and not os.path.exists(script):
-        raise DeviceError(f"launch: there is no file {script}")
     command = [sys.executable, _rank.__file__, "module" if module else "script", script, *arguments]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = len(glob.glob("/dev/nvidia[0-9]*") if visible is None else visible.replace(",", " ").split())

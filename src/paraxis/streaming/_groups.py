@@ -37,7 +37,7 @@ class Groups:
         numbers: the number of each element in the source, ``(size,)``: those that a cohort has drawn.
 
     Raises:
-        DataError: if ``lengths`` are not one integer for each element, or no array is as long as they say.
+        DataError: if no array is as long as ``lengths`` say.
 
     Example:
         >>> import numpy as np, paraxis as px
@@ -50,16 +50,7 @@ class Groups:
     def __init__(self, source: Any, *, lengths: Any = None) -> None:
         check.by_position("Groups", "source", [source] if hasattr(source, "shape") else [])
         self._source, self.numbers = source, np.arange(len(source))
-        self._all_lengths: Any = None if lengths is None else np.asarray(lengths)
-        if self._all_lengths is not None and (
-            self._all_lengths.shape != (len(source),)
-            or self._all_lengths.dtype.kind not in "iu"
-            or (self._all_lengths < 0).any()
-        ):
-            raise DataError(
-                f"Groups: lengths must be {len(source)} integers, 0 or more, one for each element, got "
-                f"{check.described(lengths)}; write lengths=[len(…) for each element]"
-            )
+        self._all_lengths: Any = None if lengths is None else np.reshape(lengths, len(source))
         self._padded_to: dict[int, np.ndarray] = {}
         self._form = self._look()
 

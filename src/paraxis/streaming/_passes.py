@@ -171,8 +171,6 @@ class Plan:
                 f"Stream: each element's part of an array, at {operation.line}, is wanted as an array again, as in a "
                 f"gradient by it; give the array as px.Groups.of_arrays(x), and the gradient has a row for each element"
             )
-        elif name == "px_broadcast":
-            refuse_mixing(operation, "all elements are needed as one array")
         elif all(dim is None for dim in outs):
             if name not in _FOLDS or (is_reduction and axis != self._axis):
                 refuse_mixing(operation, "it is no sum, maximum or minimum")
@@ -195,8 +193,6 @@ class Plan:
         for dim, is_shared in zip(dims, params["shared"], strict=True):
             if is_shared and dim is not None:
                 refuse_mixing(operation, "the mapped function closes over all elements' values")
-            if not is_shared and dim != 0:
-                refuse_mixing(operation, "the elements' values are not in the first dimension")
         summed = zip(operation.outputs, params["summed"], strict=True)
         self._folds.update((v, "sum") for v, is_summed in summed if is_summed)
 
