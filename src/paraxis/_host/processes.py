@@ -42,27 +42,26 @@ def is_launched() -> bool:
 _OTHERS = (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
 
 
-def other_launcher() -> tuple[str, str] | None:
-    """Return the variables by which another launcher says that it has started several processes."""
-    both = (names for names in _OTHERS if all(os.environ.get(name, "").isdigit() for name in names))
+def launcher() -> tuple[str, str] | None:
+    """Return the variables by which ours, or another launcher, says that it has started several processes."""
+    known = [(PROCESS, NUM_PROCESSES)] if is_launched() else _OTHERS
+    both = (names for names in known if all(os.environ.get(name, "").isdigit() for name in names))
     return next(((rank, number) for rank, number in both if int(os.environ[number]) > 1), None)
 
 
 def require_joined(what: str) -> None:
     """Refuse to work alone, and write where others do, in a rank of ours that has not joined; warn in another's."""
-    variables = (PROCESS, NUM_PROCESSES) if is_launched() else other_launcher()
+    variables = launcher()
     if variables is None or jax.distributed.is_initialized():
         return
-    rank, number = (os.environ.get(name, "") for name in variables)
-    if number.isdigit() and int(number) > 1:
-        text = (
-            f"{what}: {variables[0]}={rank} and {variables[1]}={number} say that this is one of several processes, but "
-            f"px.initialize() was not called, so each would train alone and write to the same place; write "
-            f"px.initialize() at the start, right after the imports"
-        )
-        if is_launched():
-            raise StateError(text)
-        warnings.warn(f"{text}, or unset {variables[1]} if each is alone", stacklevel=4)
+    told = " and ".join(f"{name}={os.environ[name]}" for name in variables)
+    text = (
+        f"{what}: {told} say that this is one of several processes, but px.initialize() was not called, so each would "
+        f"train alone and write to the same place; write px.initialize() at the start, right after the imports"
+    )
+    if is_launched():
+        raise StateError(text)
+    warnings.warn(f"{text}, or unset {variables[1]} if each is alone", stacklevel=4)
 
 
 _LONGEST = 400
@@ -217,14 +216,12 @@ class StopSignal(contextlib.ExitStack):
     step, within about a second. A process that was asked to stop so is asked by every later loop too.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._asked: str | None = None
+    _asked: str | None = None
+
+    def __enter__(self) -> Self:
         from jax._src import distributed  # no public function says whether processes stop together
 
         self._together = distributed.global_state.preemption_sync_manager is not None
-
-    def __enter__(self) -> Self:
         terminated = {} if jax.distributed.is_initialized() else {signal.SIGTERM: self._terminated}
         self.enter_context(handling({signal.SIGINT: self._interrupted, **terminated}))
         return self

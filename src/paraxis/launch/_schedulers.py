@@ -15,7 +15,7 @@ def require_known() -> None:
     Raises:
         DeviceError: with the call that joins them.
     """
-    if (variables := processes.other_launcher()) is not None:
+    if (variables := processes.launcher()) is not None:
         rank, number = variables
         raise DeviceError(
             f"px.initialize: {rank}={os.environ[rank]} and {number}={os.environ[number]} say that this is one of "

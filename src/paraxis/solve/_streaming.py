@@ -47,7 +47,7 @@ def saved(options: str, begin: Any, arguments: Any) -> Iterator[tuple[Any, Calla
     leaves, structure = jax.tree.flatten(begin)
     values = [x for x in jax.tree.leaves((arguments, leaves, rows.shift)) if not isinstance(x, TableRows)]
     chunks = f"{rows.num_rows} rows, {rows.blocks.size} devices, {rows.length} rows at once, of {rows.table.columns}"
-    with rows.engine.rows_saved({"run": [options, chunks, *map(jnp.asarray, values)]}) as journal:
+    with rows.engine.saved(lambda: [options, chunks, *map(jnp.asarray, values)]) as journal:
 
         def laid(x: np.ndarray, like: Any) -> Any:
             if isinstance(like, jax.Array):

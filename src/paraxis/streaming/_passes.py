@@ -187,8 +187,7 @@ class Plan:
         if params["axis"] in jax_api.free_axes(params["body"].jaxpr):
             raise AxisError(
                 f"Stream: a mapped function reads its element's index or exchanges values along {self._axis!r}, at "
-                f"{operation.line}; elements of a chunk do not see the others. Give the index as an argument, "
-                f"np.arange(n), and reduce after the map: px.reduce_sum(px.map_fn(…))"
+                f"{operation.line}; give np.arange(n) as an argument, and reduce after it: px.reduce_sum(px.map_fn(…))"
             )
         for dim, is_shared in zip(dims, params["shared"], strict=True):
             if is_shared and dim is not None:

@@ -182,8 +182,6 @@ class Program:
         try:
             with placing.alone(), placing.entered(chunk=_trace.Sized(self.axis.name, self.size, count)):
                 part = self._trace(count, lengths)
-        except AxisError:
-            raise
         except Exception as error:
             raise AxisError(
                 f"Stream: fn can be traced for its {self.size} elements, but not for {count}, as chunks are: "

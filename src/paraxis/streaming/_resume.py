@@ -34,13 +34,8 @@ class Saved(contextlib.AbstractContextManager["Saved"]):
         path = self._path = Path(folder) / f"paraxis-run{own}.npz"
         self._digest = _digest(jax.tree.leaves((jax.__version__, depends)))
         self._due, self._make, self.state = time.monotonic() + _EVERY, None, None
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = files.locked(path.with_suffix(".lock"))
-        except OSError as error:
-            raise CheckpointError(
-                f"Stream: {str(path.parent)!r} cannot be used: {error}; give this run another folder: checkpoint=…"
-            ) from error
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = files.locked(path.with_suffix(".lock"))
         try:
             files.remove_rests(path)
             if path.exists():

@@ -100,17 +100,12 @@ class Run:
         self._chunks = call.chunks(program.size, count * program.placement.num_devices)
         self.lost, self._is_stale = dict[int, str](), False
         self._values: dict[Lengths, dict[int, Any]] = {}  # known values, and leaves of groups
-        for lengths in dict.fromkeys(chunk.lengths for chunk in self._chunks):
-            self._add(lengths)
         self._padded = self._padded_elements()
-        for lengths in self._padded[2:] if self._padded else ():
-            self._add(lengths)
+        compared = self._padded[2:] if self._padded else ()
+        for lengths in dict.fromkeys([*(chunk.lengths for chunk in self._chunks), *compared]):
+            known = dict(enumerate(call.values)) | program.whole(lengths).constants
+            self._values[lengths] = self._laid(known | dict.fromkeys(self._plan.counts, np.int32(self._num_present)))
         self._began, self._ran = 0.0, 0
-
-    def _add(self, lengths: Lengths) -> None:
-        """Have the values that a program for these lengths needs."""
-        known = dict(enumerate(self._call.values)) | self._program.whole(lengths).constants
-        self._values[lengths] = self._laid(known | dict.fromkeys(self._plan.counts, np.int32(self._num_present)))
 
     @property
     def _num_present(self) -> int:

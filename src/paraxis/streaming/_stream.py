@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
@@ -105,10 +105,7 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
         out: str | Path | None = None,
     ) -> None:
         if (at_once is None) == (memory is None) or (map and memory):
-            raise ValueError(
-                f"Stream: give at_once or memory, and not both, with map at_once, got {at_once=!r}, {memory=!r}; write "
-                f"px.Stream(at_once=64) or px.Stream(memory='2GB')"
-            )
+            raise ValueError(f"Stream: give at_once or memory, not both, and with map at_once: {at_once=}, {memory=!r}")
         check.one_of("Stream", "lost", lost, ("raise", "mask"))
         self.at_once = None if at_once is None else check.count("Stream", "at_once", at_once)
         self.memory = None if memory is None else _bytes(memory)
@@ -134,28 +131,27 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
             AxisError: if elements meet elsewhere than in a reduction, or a result depends on rows that only pad
                 elements of different length, with the line; or if the elements are along none or several axes.
             DataError: if an element cannot be read, or does not look like the others; they name it.
-            CheckpointError: if ``checkpoint`` holds another run, one that is under way, or cannot be written.
+            CheckpointError: if ``checkpoint`` holds another run, or cannot be read or written.
+            BlockingIOError: if another run is under way there.
             Exception: what an element raises, which a note names, with ``lost="raise"``.
 
         Communicates: in each pass one all-reduce the size of what is reduced, when its last chunk is done.
         """
         return self.jit(fn)(*args)
 
-    def map(self, fn: Callable[..., Any], *groups: Any) -> Any:
+    def map(self, fn: Callable[..., Any], groups: Any, *more: Any) -> Any:
         """Return the results of a function for each of many elements, such as chains or solves: arrays ``(size, ...)``.
 
-        ``groups`` are :class:`px.Groups`, or pytrees of arrays ``(size, ...)``: the function is given one element of
-        each. ``lost``, ``each``, ``out``, ``checkpoint`` and ``progress`` are those of the stream.
+        ``groups`` and ``more`` are :class:`px.Groups`, or pytrees of arrays ``(size, ...)``: the function is given one
+        element of each. ``lost``, ``each``, ``out``, ``checkpoint`` and ``progress`` are those of the stream.
 
         Example:
             >>> import numpy as np, paraxis as px
             >>> px.Stream(at_once=2).map(lambda x: x**2, np.arange(5.0)).tolist()
             [0.0, 1.0, 4.0, 9.0, 16.0]
         """
-        if not groups:
-            raise DataError("Stream.map: give what fn is to be called with: px.Stream(at_once=64).map(fn, xs)")
         has_keys = lambda x: any(map(is_key, jax.tree.leaves(x)))  # noqa: E731  # which are cut, and not read
-        inputs = [x if has_keys(x) or isinstance(x, Groups) else Groups.of_arrays(x) for x in groups]
+        inputs = [x if has_keys(x) or isinstance(x, Groups) else Groups.of_arrays(x) for x in (groups, *more)]
         axis = Axis("elements", len(inputs[0]) if isinstance(inputs[0], Groups) else len(jax.tree.leaves(inputs[0])[0]))
         return self.run(lambda *xs: map_fn(fn, xs, axis), *inputs)
 
@@ -182,7 +178,7 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
                     raise ValueError(f"Stream: {name} is for one process, and elements lie on {jax.process_count()}")
             results = Results(program.plan, program.whole(program.lengths), self._each, self._out)
             one = Run(call, program, self._count(call, program), self._map, results, masks=self._masks)
-            with shown(self._progress) as show, self._saved(one.depends) as file:
+            with shown(self._progress) as show, self.saved(one.depends) as file:
                 self.lost = one.lost
                 return one.result(file, show)
 
@@ -219,15 +215,19 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
         if self.at_once is not None:
             return program.traceable(_balanced(self.at_once, devices, program.size))
         lengths = call.chunks(program.size, program.size)[0].lengths
-        assert self.memory is not None
         two, four = (program.bytes_of(count, lengths) for count in (2, 4))
         each = max(1, (four - two) // 2)  # one element more on each device
-        if self.memory < two - each:
-            raise ValueError(
-                f"Stream: memory must be at least {two - each:,} bytes, which one element on each of {devices} "
-                f"devices takes, got {self.memory:,}; write px.Stream(memory={2 * (two - each)})"
+        memory = self._at_least(two - each, f"for one element on each of {devices} devices")
+        return _balanced(2 + (memory - two) // each, devices, program.size)
+
+    def _at_least(self, least: int, what: str) -> int:
+        assert self.memory is not None
+        if self.memory < least:
+            raise DataError(
+                f"Stream: memory must be at least {least:,} bytes {what}, got {self.memory:,}; write "
+                f"px.Stream(memory={2 * least})"
             )
-        return _balanced(2 + (self.memory - two) // each, devices, program.size)
+        return self.memory
 
     def rows_at_once(self, *, row_bytes: int, kept_bytes: int, num_devices: int) -> int:
         """Return how many rows of a :class:`px.Table` a solver reads at once, which keeps so many bytes beside them.
@@ -240,14 +240,9 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
             raise ValueError("Stream: map is not for a px.Table, whose rows this process reads; leave it out")
         if self.at_once is not None:
             return self.at_once * num_devices
-        assert self.memory is not None
-        count = (self.memory - kept_bytes) // (_COPIES * row_bytes)
-        if count < num_devices:
-            least = kept_bytes + _COPIES * row_bytes * num_devices
-            raise DataError(
-                f"Stream: memory must be at least {least:,} bytes for this table, of which {kept_bytes:,} are for "
-                f"values by row, got {self.memory:,}; write px.Stream(memory={2 * least})"
-            )
+        least = kept_bytes + _COPIES * row_bytes * num_devices
+        memory = self._at_least(least, f"for this table, of which {kept_bytes:,} are for values by row")
+        count = (memory - kept_bytes) // (_COPIES * row_bytes)
         return max(num_devices, min(count, max(_ENOUGH, num_devices << 20) // row_bytes))
 
     @contextlib.contextmanager
@@ -256,11 +251,8 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
         with shown(self._progress) as show:
             yield lambda *counts: show and show(Progress("rows", *counts, seconds_left=None))
 
-    def rows_saved(self, described: Mapping[str, Any]) -> contextlib.AbstractContextManager[Saved | None]:
-        """Give where a solver's run, which depends on these texts and arrays, is saved, if there is a folder."""
-        return self._saved(lambda: described)
-
-    def _saved(self, depends: Callable[[], Any]) -> contextlib.AbstractContextManager[Saved | None]:
+    def saved(self, depends: Callable[[], Any]) -> contextlib.AbstractContextManager[Saved | None]:
+        """Give where a run, which ``depends`` on a tree of texts and arrays, is saved, if there is a folder."""
         return contextlib.nullcontext() if self.checkpoint is None else Saved(self.checkpoint, depends())
 
 

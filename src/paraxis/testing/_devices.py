@@ -29,7 +29,7 @@ def simulate_devices(n: int) -> None:
     with contextlib.suppress(RuntimeError):  # JAX has started
         jax.config.update("jax_num_cpu_devices", n)
         jax.config.update("jax_platforms", "cpu")
-        os.environ["XLA_FLAGS"] = threads.patient(os.environ)
+        os.environ["XLA_FLAGS"] = threads.patient()
     with threads.environment(threads.variables(n)):
         there = len(jax.devices())
     if there < n:
