@@ -322,7 +322,7 @@ def test_stream_refuses_groups_and_axes_that_do_not_fit():
     groups, run = px.Groups.of_arrays, px.Stream(at_once=1).run
     with pytest.raises(px.AxisError, match=r"of 5 elements, as groups have.*has 'clients' of 12"):
         run(lambda x: px.reduce_sum(jnp.zeros(N), AXIS) + x.sum(), groups(np.zeros(5)))
-    with pytest.raises(px.AxisError, match="fn has no verb"):
+    with pytest.raises(px.AxisError, match="has none: for x"):
         run(px.program(rows=5)(lambda x: x.T @ x), groups(np.zeros((5, 2))))
     with pytest.raises(px.DataError, match="groups must have equally many elements"):
         run(lambda x, y: px.reduce_sum(x, AXIS), groups(X), groups(np.zeros(5)))

@@ -14,8 +14,7 @@ def of_array(x: Any) -> str:
     """Return an array's dtype and shape, and a digest of its values; of a large one, of some of its rows."""
     shape = tuple(map(int, x.shape))
     kind = f"{x.dtype} {shape}"
-    is_key = isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.extended)
-    if is_key or (isinstance(x, jax.Array) and not x.is_fully_addressable) or getattr(x.dtype, "hasobject", False):
+    if is_key(x) or (isinstance(x, jax.Array) and not x.is_fully_addressable) or getattr(x.dtype, "hasobject", False):
         return kind
     if not shape:
         return repr(np.asarray(x).item())
@@ -30,3 +29,12 @@ def of_array(x: Any) -> str:
 
 def of_bytes(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:12]
+
+
+def is_key(x: Any) -> bool:
+    return hasattr(x, "dtype") and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def plain(x: Any) -> np.ndarray:
+    """Return an array in the host's memory; of random keys, their data."""
+    return np.asarray(jax.random.key_data(x) if is_key(x) else x)

@@ -18,9 +18,6 @@ def replaced(target: Path) -> Iterator[IO[bytes]]:
     What was written is on the disk before an old file goes. Directories that lead to it are made. As with
     ``open(target, "w")``, a new file has the mode that the umask allows, an old one keeps its own, where ``target``
     is a link, what it leads to is written, and so is a pipe or a device.
-
-    Raises:
-        OSError: if it cannot be written.
     """
     if target.exists() and not target.is_file():
         with target.open("wb") as file:
@@ -46,11 +43,7 @@ _PATIENCE = 50  # tenths of a second
 
 
 def locked(path: Path) -> int:
-    """Return the handle of a locked file; a killed process may hold its lock for some time after it is gone.
-
-    Raises:
-        OSError: if another run holds it, or it cannot be written.
-    """
+    """Return the handle of a locked file; a killed process may hold its lock for some time after it is gone."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     for _ in range(_PATIENCE):
         try:

@@ -42,26 +42,28 @@ def is_launched() -> bool:
 _OTHERS = (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
 
 
-def launcher() -> tuple[str, str] | None:
-    """Return the variables by which ours, or another launcher, says that it has started several processes."""
+def launcher() -> tuple[str, str, str] | None:
+    """Return the variables of rank and number of a launcher, ours or not, of several processes; and what they say."""
     known = [(PROCESS, NUM_PROCESSES)] if is_launched() else _OTHERS
-    both = (names for names in known if all(os.environ.get(name, "").isdigit() for name in names))
-    return next(((rank, number) for rank, number in both if int(os.environ[number]) > 1), None)
+    for rank, number in known:
+        at, of = os.environ.get(rank, ""), os.environ.get(number, "")
+        if at.isdigit() and of.isdigit() and int(of) > 1:
+            return rank, number, f"{rank}={at} and {number}={of} say that this is one of several processes"
+    return None
 
 
 def require_joined(what: str) -> None:
     """Refuse to work alone, and write where others do, in a rank of ours that has not joined; warn in another's."""
-    variables = launcher()
-    if variables is None or jax.distributed.is_initialized():
+    if (found := launcher()) is None or jax.distributed.is_initialized():
         return
-    told = " and ".join(f"{name}={os.environ[name]}" for name in variables)
+    _, number, told = found
     text = (
-        f"{what}: {told} say that this is one of several processes, but px.initialize() was not called, so each would "
-        f"train alone and write to the same place; write px.initialize() at the start, right after the imports"
+        f"{what}: {told}, but px.initialize() was not called, so each would train alone and write to the same place; "
+        f"write px.initialize() at the start, right after the imports"
     )
     if is_launched():
         raise StateError(text)
-    warnings.warn(f"{text}, or unset {variables[1]} if each is alone", stacklevel=4)
+    warnings.warn(f"{text}, or unset {number} if each is alone", stacklevel=4)
 
 
 _LONGEST = 400
@@ -78,9 +80,7 @@ def reports(text: str) -> dict[int, str]:
     """
     if jax.process_count() == 1:
         return {0: text} if text else {}
-    padded = np.zeros(_LONGEST, np.uint8)
-    encoded = np.frombuffer(text.encode(errors="replace")[:_LONGEST], np.uint8)
-    padded[: encoded.size] = encoded
+    padded = np.frombuffer(text.encode(errors="replace")[:_LONGEST].ljust(_LONGEST, b"\0"), np.uint8)
     devices = living or tuple(jax.devices())  # a row for each, as processes may have different numbers of them
     rows = arrays.of_processes(np.tile(padded, (jax.local_device_count(), 1)), devices)
     gathered = {device.process_index: row for device, row in zip(devices, arrays.on_host(rows), strict=True)}
@@ -94,20 +94,14 @@ def require_same(what: str, given: Mapping[str, Any], instead: str) -> None:
     """Check that each process was given the same arrays, as far as a digest of some of their rows tells.
 
     ``given``: arrays by the names of arguments, as many in each process; ``instead``: what to give, for the error.
-
-    Raises:
-        DataError: in each process, naming the first that differ.
-
-    Communicates: what :func:`reports` does; nothing in a lone process.
     """
     if jax.process_count() == 1 or members is not None:  # one that comes back would be alone in asking
         return
     of_arguments = {name: digests.of_array(x) for name, x in itertools.islice(given.items(), _MOST_COMPARED)}
     mine = " ".join(digests.of_bytes(f"{name}: {text}".encode())[:8] for name, text in of_arguments.items()) or "none"
-    others = {number: report for number, report in reports(mine).items() if report != mine}
-    if not others:
+    number, report = next((item for item in reports(mine).items() if item[1] != mine), (0, mine))
+    if report == mine:
         return
-    number, report = next(iter(others.items()))
     both = itertools.zip_longest(of_arguments, mine.split(), report.split())
     name = next((name for name, one, other in both if one != other), None) or "data"
     raise DataError(
@@ -118,13 +112,7 @@ def require_same(what: str, given: Mapping[str, Any], instead: str) -> None:
 
 @contextlib.contextmanager
 def together(what: str) -> Iterator[None]:
-    """Around what processes do before they communicate: where one has an error, the others do not wait for it.
-
-    Raises:
-        DeviceError: in the processes that had none, naming the first that had.
-
-    Communicates: what :func:`reports` does.
-    """
+    """Around what processes do before they communicate: where one has an error, the others raise, and do not wait."""
     if members is not None:
         yield
         return

@@ -154,9 +154,7 @@ def _newest(number: int, state: Any) -> tuple[int, Any]:
     Communicates: what ``reports`` does, and an all-reduce of the state's bytes.
     """
     leaves, structure = jax.tree.flatten(state)
-    keys = [isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in leaves]
-    pairs = [*zip(leaves, keys, strict=True)]
-    hosts = [np.asarray(jax.random.key_data(x) if is_key else x) for x, is_key in pairs]
+    hosts = [*map(digests.plain, leaves)]
     kind = np.dtype([(str(at), x.dtype, x.shape) for at, x in enumerate(hosts)])
     digest = digests.of_bytes(repr(kind).encode())
     reports = {process: report.split() for process, report in processes.reports(f"{number} {digest}").items()}
@@ -167,8 +165,10 @@ def _newest(number: int, state: Any) -> tuple[int, Any]:
     rows = np.zeros((jax.local_device_count(), mine.size), np.uint8)
     rows[0] = mine if owner == jax.process_index() else 0
     total = arrays.on_host(jnp.sum(arrays.of_processes(rows, processes.living or ()), 0, dtype=rows.dtype))
-    taken = np.ndarray((), kind, total.tobytes())
-    wrapped = lambda x, like: jax.random.wrap_key_data(jnp.asarray(x), impl=jax.random.key_impl(like))  # noqa: E731
-    values = zip(map(taken.__getitem__, kind.names or ()), pairs, strict=True)
-    received = [wrapped(x, leaf) if is_key else x for x, (leaf, is_key) in values]
-    return int(reports[owner][0]), jax.tree.unflatten(structure, received)
+    newest = np.ndarray((), kind, total.tobytes())
+
+    def received(at: int, leaf: Any) -> Any:
+        x = newest[str(at)]
+        return jax.random.wrap_key_data(x, impl=jax.random.key_impl(leaf)) if digests.is_key(leaf) else x
+
+    return int(reports[owner][0]), structure.unflatten(map(received, range(len(leaves)), leaves))

@@ -10,36 +10,25 @@ from paraxis.errors import DeviceError
 
 
 def require_known() -> None:
-    """Refuse to be alone where a launcher has started several processes, none of which JAX would find.
-
-    Raises:
-        DeviceError: with the call that joins them.
-    """
-    if (variables := processes.launcher()) is not None:
-        rank, number = variables
+    """Refuse to be alone where a launcher has started several processes, none of which JAX would find."""
+    if (found := processes.launcher()) is not None:
+        rank, number, told = found
         raise DeviceError(
-            f"px.initialize: {rank}={os.environ[rank]} and {number}={os.environ[number]} say that this is one of "
-            f"several processes, but JAX does not know their launcher; before px.initialize(), write "
+            f"px.initialize: {told}, but JAX does not know their launcher; before px.initialize(), write "
             f'jax.distributed.initialize("HOST:5000", int(os.environ["{number}"]), int(os.environ["{rank}"])), where '
             f"HOST is that of rank 0, or unset {number} if each is alone"
         )
 
 
 def require_all_gpus() -> None:
-    """Refuse to leave GPUs of this node idle: under SLURM and Open MPI, JAX gives a process one.
-
-    Raises:
-        DeviceError: with the variable that gives it more.
-    """
+    """Refuse to leave GPUs of this node idle: under SLURM and Open MPI, JAX gives a process one."""
     tasks, visible = _tasks(), os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     gpus = len([name for name in visible if name.strip()])  # of NVIDIA
-    platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
-    if tasks and tasks < gpus and platforms != "cpu":
-        chosen = ",".join(map(str, range(gpus)))
+    if 0 < tasks < gpus and jax.config.jax_platforms != "cpu":  # pyright: ignore[reportAttributeAccessIssue]
         raise DeviceError(
             f"px.initialize: this node has {gpus} GPUs and {tasks} of the processes, and under its scheduler JAX gives "
             f"each one GPU; start one task per GPU, as srun --ntasks-per-node={gpus}, or, of one task per node, set "
-            f"JAX_LOCAL_DEVICE_IDS={chosen}; to leave the others idle, set JAX_LOCAL_DEVICE_IDS=0"
+            f"JAX_LOCAL_DEVICE_IDS={','.join(map(str, range(gpus)))}; to leave the others idle, JAX_LOCAL_DEVICE_IDS=0"
         )
 
 

@@ -10,11 +10,11 @@ import jax
 import numpy as np
 
 from paraxis._core import arrays, check, jax_api, placing, pytrees
+from paraxis._host.digests import is_key, plain
 from paraxis.errors import AxisError, DataError, axis_advice
 from paraxis.streaming import _trace
 from paraxis.streaming._groups import Form, Groups
 from paraxis.streaming._passes import Pass, Plan
-from paraxis.streaming._resume import is_key, plain
 from paraxis.streaming._trace import Flat
 
 READERS = 2  # threads that read elements ahead

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._host import files
+from paraxis._host.digests import plain
 from paraxis.errors import CheckpointError
 
 _EVERY = 10.0  # seconds between two savings; more where saving takes long
@@ -88,15 +89,6 @@ class Saved(contextlib.AbstractContextManager["Saved"]):
                 error.add_note("Stream: saved; the same call goes on from there")
         finally:
             os.close(self._lock)
-
-
-def is_key(x: Any) -> bool:
-    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def plain(x: Any) -> np.ndarray:
-    """Return an array in the host's memory; of random keys, their data."""
-    return np.asarray(jax.random.key_data(x) if is_key(x) else x)
 
 
 def _digest(parts: Iterable[Any]) -> str:

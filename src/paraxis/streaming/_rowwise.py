@@ -9,7 +9,7 @@ import numpy as np
 
 from paraxis._core import jax_api
 from paraxis._core.jax_api import JaxprEqn, Literal
-from paraxis.streaming._resume import is_key, plain
+from paraxis._host.digests import is_key, plain
 
 PLACES = frozenset(("sharding_constraint", "reshard", "device_put"))  # they only say where an operand is to lie
 # Operations that are not run to see what they do: which branch they take, and when they end, depends on values.

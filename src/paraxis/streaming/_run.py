@@ -20,13 +20,14 @@ import numpy as np
 
 from paraxis._core import arrays, jax_api
 from paraxis._host import reading
+from paraxis._host.digests import is_key
 from paraxis._host.progress import Display
 from paraxis.errors import AxisError, DataError
 from paraxis.streaming import _padding, _tasks
 from paraxis.streaming._passes import Pass, add, met, total
 from paraxis.streaming._program import READERS, Call, Chunk, Leaf, Lengths, Program
 from paraxis.streaming._results import Results
-from paraxis.streaming._resume import Saved, is_key
+from paraxis.streaming._resume import Saved
 from paraxis.streaming._tasks import Map
 
 

@@ -12,11 +12,12 @@ import jax
 from paraxis._core import check
 from paraxis._core.placing import Axis
 from paraxis._core.verbs import map_fn
+from paraxis._host.digests import is_key
 from paraxis.errors import DataError
 from paraxis.streaming._groups import Groups
 from paraxis.streaming._program import Call, Program
 from paraxis.streaming._results import Each, Results
-from paraxis.streaming._resume import Saved, is_key
+from paraxis.streaming._resume import Saved
 from paraxis.streaming._run import Progress, Run, shown
 from paraxis.streaming._tasks import Map
 
@@ -230,12 +231,7 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
         return self.memory
 
     def rows_at_once(self, *, row_bytes: int, kept_bytes: int, num_devices: int) -> int:
-        """Return how many rows of a :class:`px.Table` a solver reads at once, which keeps so many bytes beside them.
-
-        Raises:
-            DataError: if ``memory`` is too little.
-            ValueError: if ``map`` is given: a solver reads its table in this process.
-        """
+        """Return how many rows of a :class:`px.Table` a solver reads at once, which keeps so many bytes beside them."""
         if self._map is not None:
             raise ValueError("Stream: map is not for a px.Table, whose rows this process reads; leave it out")
         if self.at_once is not None:

@@ -135,12 +135,8 @@ def axis_of(closed: ClosedJaxpr, count: int | None) -> Axis:
     fits = [axis for key, axis in candidates.items() if count in (None, key[1])]
     if len(fits) == 1:
         return fits[0]
-    if not candidates:
-        raise AxisError(
-            "Stream: fn has no verb, by which elements are told from other dimensions; for x.T @ x write "
-            "px.reduce_sum(px.map_fn(lambda x: jnp.outer(x, x), x))"
-        )
-    axes = ", ".join(f"{name!r} of {size}" for name, size in candidates)
+    none = "none: for x.T @ x write px.reduce_sum(px.map_fn(lambda x: jnp.outer(x, x), x))"
+    axes = ", ".join(f"{name!r} of {size}" for name, size in candidates) or none
     which = "px.Groups say along which" if count is None else f"of {count} elements, as groups have"
     raise AxisError(f"Stream: fn must map along one axis ({which}), and has {axes}; write @px.program(clients=…)")
 
