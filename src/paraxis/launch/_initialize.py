@@ -129,7 +129,7 @@ def _join(*, continues: bool) -> Processes:
         if not is_launched and not _detects_cluster():
             _schedulers.require_known()
             return Processes(0, 1)
-        options = {"heartbeat_timeout_seconds": _lost.HEARTBEAT} if continues else {}
+        options: dict[str, Any] = {"heartbeat_timeout_seconds": _lost.HEARTBEAT} if continues else {}
         if continues:
             _lost.enable()
         if is_launched:

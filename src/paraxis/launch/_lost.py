@@ -169,6 +169,6 @@ def _newest(number: int, state: Any) -> tuple[int, Any]:
 
     def received(at: int, leaf: Any) -> Any:
         x = newest[str(at)]
-        return jax.random.wrap_key_data(x, impl=jax.random.key_impl(leaf)) if digests.is_key(leaf) else x
+        return jax.random.wrap_key_data(jnp.asarray(x), impl=jax.random.key_impl(leaf)) if digests.is_key(leaf) else x
 
     return int(reports[owner][0]), structure.unflatten(map(received, range(len(leaves)), leaves))
