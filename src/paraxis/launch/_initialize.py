@@ -138,8 +138,7 @@ def _join(*, continues: bool) -> Processes:
         jax.distributed.initialize(**options)
     elif continues:
         raise DeviceError(
-            "px.initialize(lost='continue'): jax.distributed.initialize() has joined the processes already, and ends "
-            "all with one; call px.initialize in its place"
+            "px.initialize(lost='continue'): leave out jax.distributed.initialize(), which ends all processes with one"
         )
     return Processes(jax.process_index(), jax.process_count())
 

@@ -79,9 +79,6 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
     Attributes:
         lost: after a run with ``lost="mask"``: a dict from the numbers of the elements left out to what each raised.
 
-    Raises:
-        ValueError: if ``at_once`` or ``memory`` is no number of elements or bytes, or not one of them is given.
-
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np, paraxis as px
         >>> @px.program(clients=1024)

@@ -82,10 +82,7 @@ def assert_communication(
             f"each iteration at {endless.line}; assert it of the loop's body, or loop a known number of times"
         )
     if broken:
-        alone = (
-            ". It is for one device, which sends nothing: lay its arguments over several; simulate_devices(8) of "
-            "paraxis.testing, called before anything uses JAX, makes some"
-        )
+        alone = ". It is for one device, which sends nothing; px.simulate_devices(8), before JAX is used, makes more"
         raise CommunicationError(
             f"{report.name}: {'; '.join(broken)}. The compiled program has: {found}{alone * (report.num_devices == 1)}"
         )
