@@ -54,9 +54,9 @@ def launcher() -> tuple[str, str, str] | None:
 
 def require_joined(what: str) -> None:
     """Refuse to work alone, and write where others do, in a rank of ours that has not joined; warn in another's."""
-    if (found := launcher()) is None or jax.distributed.is_initialized():
+    if (started := launcher()) is None or jax.distributed.is_initialized():
         return
-    _, number, told = found
+    _, number, told = started
     text = (
         f"{what}: {told}, but px.initialize() was not called, so each would train alone and write to the same place; "
         f"write px.initialize() at the start, right after the imports"

@@ -55,11 +55,7 @@ def run_explain(
     module = _module(place)
     fn = operator.attrgetter(name)(module)  # such as Model.step
     examples: Any = _structs(shapes or "") if arguments is None else operator.attrgetter(arguments)(module)()
-    try:
-        explained = explain(fn, on=on)
-    except (ModuleNotFoundError, jax.errors.JaxRuntimeError) as error:
-        raise CommandError(f"--on {on}: {error}") from None
-    report = explained(*(examples if isinstance(examples, (tuple, list)) else (examples,)))
+    report = explain(fn, on=on)(*(examples if isinstance(examples, (tuple, list)) else (examples,)))
     totals = {"total_bytes": report.total_bytes, "is_certain": report.is_certain, "fits": report.fits}
     numbers = {**dataclasses.asdict(report), **totals, "summary": report.summary()}
     print(json.dumps(numbers) if as_json else report)

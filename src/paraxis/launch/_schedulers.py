@@ -11,8 +11,8 @@ from paraxis.errors import DeviceError
 
 def require_known() -> None:
     """Refuse to be alone where a launcher has started several processes, none of which JAX would find."""
-    if (found := processes.launcher()) is not None:
-        rank, number, told = found
+    if (started := processes.launcher()) is not None:
+        rank, number, told = started
         raise DeviceError(
             f"px.initialize: {told}, but JAX does not know their launcher; before px.initialize(), write "
             f'jax.distributed.initialize("HOST:5000", int(os.environ["{number}"]), int(os.environ["{rank}"])), where '
