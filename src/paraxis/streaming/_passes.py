@@ -104,7 +104,7 @@ class Plan:
         dims: for each value, the dimension of its elements; ``None``: it is shared.
         kept: values of elements that a later pass is given.
         counts: values that are the number of all elements, by which a mean divides.
-        steps: the passes, and what is computed once before each.
+        steps, passes: the passes, with what is computed once before each, and without.
 
     Raises:
         AxisError: if elements meet elsewhere than in a reduction; it names the operation and its line.
@@ -128,10 +128,7 @@ class Plan:
             level = self._level_of(operation)
             self._level.update((v, level + (v in self._folds)) for v in operation.outputs)
         self.steps = self._planned()
-
-    @property
-    def passes(self) -> list[Pass]:
-        return [one for one in self.steps if not one.is_once]
+        self.passes = [one for one in self.steps if not one.is_once]
 
     @property
     def counts_at_once(self) -> bool:
