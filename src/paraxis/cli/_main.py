@@ -21,9 +21,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0, 2 for a mistake in the arguments or the installation, 130 if interrupted; of
         ``paraxis launch``, the script's.
-
-    Raises:
-        SystemExit: if the words are no command line, or ask for help or the version.
     """
     options = vars(_parser().parse_args(arguments))  # the arguments of what it runs, by their names
     try:

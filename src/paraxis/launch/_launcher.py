@@ -59,9 +59,6 @@ def launch(
     Returns:
         The exit status: 0 if that of every rank is; else that of the rank that failed first, or 128 + its signal.
 
-    Raises:
-        DeviceError: if ``num_processes`` cannot be.
-
     Example:
         >>> import pathlib, tempfile
         >>> from paraxis.launch import launch
