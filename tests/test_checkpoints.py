@@ -112,7 +112,6 @@ TEXTS = {"a": np.array(["x"])}
 @pytest.mark.parametrize(
     ("use", "kind", "words"),
     [
-        (lambda path: px.Checkpoints(path, best=("loss", "min")).save(1, {}), px.DataError, "needs a number"),
         (lambda path: px.Checkpoints(path).save(1, TEXTS), px.StateError, r"\['a'\] is an array of <U1"),
         (lambda path: px.Checkpoints(path).save(1, {"a": object()}), px.StateError, r"\['a'\] is object, which cannot"),
         (lambda path: px.Checkpoints(path / "new").restore({}), px.CheckpointError, "there is no checkpoint in"),

@@ -266,13 +266,12 @@ def test_ensemble_fit_writes_a_number_for_each_member(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "rows of other numbers": ({"data": (np.ones(8), np.ones(7))}, "source must be a tree of arrays"),
-    "a metric that is no number": ({"step": lambda w, x: (w, x), "data": np.ones(8)}, "metric 'loss' is .*, not a num"),
+    "a metric that is no number": ({"step": lambda w, x: (w, x), "data": np.ones(8)}, "metric 'loss' must be a scalar"),
     "a metric that is not there": (
         {"stop_early": StopEarly("test/error")},
         "names the metric 'test/error', but there is",
     ),
     "integers that JAX would cut": ({"data": np.array([2**40] * 8)}, "holds 1099511627776"),
-    "a patience": ({"stop_early": 3}, r"stop_early is 3; write stop_early=px\.StopEarly"),
     "a state of flax's": ({"step": px.train_step(lambda w, x: w)}, "a step takes a px.TrainState"),
     "no epochs": ({"epochs": None}, "give either epochs or steps"),
 }
@@ -283,7 +282,7 @@ def test_ensemble_fit_refuses_what_would_be_wrong_in_silence(case: str) -> None:
     two = px.ensemble(lambda key: jax.random.normal(key), 2, 0, mesh=mesh_of(2))
     words = {"step": lambda w, x: w, "data": np.ones(8), "batch_size": 4, "epochs": 1, "progress": False}
     wrong, message = REFUSED[case]
-    with pytest.raises((px.DataError, px.StateError), match=message):
+    with pytest.raises(ValueError, match=message):
         two.fit(**(words | wrong))
 
 

@@ -173,7 +173,6 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[px.Ensemble], Any]]] = 
     "another structure": (px.StateError, "step must return the new member", lambda ens: ens.train(lambda w: [w, w])),
     "rows of three": (px.DataError, r"has shape \(3,\)", lambda ens: ens.train(step, X[:3, 0], in_axes=0)),
     "an axis of one": (px.DataError, "in_axes must be 0 or None", lambda ens: ens.train(step, X, in_axes=1)),
-    "too few entries": (px.DataError, "0 or None for each of 2 arg", lambda ens: ens.train(step, X, Y, in_axes=(0,))),
     "one number per row": (px.DataError, "needs logits", lambda ens: ens.predict(X)),
     "another mask": (px.DataError, "one boolean", lambda ens: ens.predict(X, average="mean", where=np.arange(SIZE))),
     "an average": (ValueError, "average must be one of", lambda ens: ens.predict(X, average="logits")),  # pyright: ignore

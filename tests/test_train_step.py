@@ -43,7 +43,7 @@ LAWS: dict[str, Any] = {
     # Which leaves a sixth whole.
     "shard by name": (
         models.of_params,
-        {"shard": lambda name, _: {"w": P(None, "batch"), "v": 0}.get(name)},
+        {"shard": lambda name, _: {"w": P(None, "batch"), "v": -1}.get(name)},
         ADAM,
         0.3,
     ),

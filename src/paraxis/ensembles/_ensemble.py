@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import inspect
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from paraxis.ensembles import _averages, _members, _training
 from paraxis.ensembles._members import Form, State
 from paraxis.errors import DataError, StateError, axis_advice
 from paraxis.train import Fitted, fit, loader
+from paraxis.train._sources import noted
 
 
 @dataclasses.dataclass(repr=False, eq=False)
@@ -88,9 +89,6 @@ class Ensemble:
     def stacked(self) -> Any:
         """Return all members as one tree, with leaves ``(size, ...)``. Communicates: as :attr:`state`."""
         return self._form.member(self.state)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: Any) -> Any:
         """Return one member for an int, or an ensemble of some members for a slice, a sequence of ints or a mask."""
@@ -276,9 +274,7 @@ class Ensemble:
         fn = _members.called if fn is None else fn
         args, _ = pytrees.arguments("ensemble", args, {})
         leaves, structure = jax.tree.flatten(args)
-        axes: list[Any] = ["of another structure"]
-        with contextlib.suppress(ValueError, TypeError):
-            axes = [None] * len(leaves) if in_axes is None else pytrees.broadcast_prefix(in_axes, args)
+        axes = [None] * len(leaves) if in_axes is None else pytrees.broadcast_prefix(in_axes, args)
         if not {*axes} <= {0, None}:
             raise DataError(f"ensemble: in_axes must be 0 or None for each of {len(args)} arguments, got {in_axes}")
         own = tuple([entry == 0 for entry in axes])
@@ -322,12 +318,10 @@ class Ensemble:
     def _advance(self, program: Any, args: tuple[Any, ...]) -> Any:
         """Run a program that returns ``(members, out)``; keep the one, return the other."""
         # No interrupt between giving the memory away and having the new members.
-        with processes.deferred_interrupt() if self._donate else contextlib.nullcontext():
-            try:
-                members, out = program(self._members, args)
-            except jax.errors.UnexpectedTracerError as error:
-                error.add_note("a rate given to make: write optax.inject_hyperparams(optax.adam)(learning_rate=rate)")
-                raise
+        interrupts = processes.deferred_interrupt() if self._donate else contextlib.nullcontext()
+        note = "a rate given to make: write optax.inject_hyperparams(optax.adam)(learning_rate=rate)"
+        with interrupts, noted(note, of=jax.errors.UnexpectedTracerError):
+            members, out = program(self._members, args)
             if isinstance(next(iter(members.values())), jax_api.Tracer):
                 raise StateError(
                     "ensemble.train changes the members, so JAX cannot trace it; there, map the step: "
@@ -358,8 +352,6 @@ class Ensemble:
     def _like(self, rows: State) -> "Ensemble":
         """Return an ensemble of the same form with other members, ``(size, ...)``."""
         size = len(next(iter(rows.values())))
-        if not size:
-            raise DataError("ensemble: no member would be left; give at least one index")
         with placing.without_context():
             placement = placing.place(dataclasses.replace(self.axis, size=size))
             return dataclasses.replace(self, _members=arrays.laid_out(rows, placement), _placement=placement)

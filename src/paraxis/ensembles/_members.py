@@ -14,6 +14,7 @@ import numpy as np
 from paraxis._core import check, pytrees
 from paraxis.errors import DataError, StateError
 from paraxis.train import TrainState
+from paraxis.train._models import is_a
 
 State = dict[str, jax.Array]  # a member's arrays by name; of random keys, their numbers, which can be padded and saved
 
@@ -172,8 +173,7 @@ def _arrays(names: Sequence[str], leaves: Sequence[Any]) -> State:
 
 def _impl(leaf: Any) -> Any:
     """Return the implementation of random keys; ``None`` of other arrays."""
-    is_key = jnp.issubdtype(getattr(leaf, "dtype", float), jax.dtypes.prng_key)
-    return jax.random.key_impl(leaf) if is_key else None
+    return jax.random.key_impl(leaf) if is_a(jax.dtypes.prng_key, leaf) else None
 
 
 def one_key(who: str, key: Any) -> jax.Array:

@@ -97,10 +97,9 @@ class Checkpoints:
         for name, value in {"every": every, "keep": keep, "keep_every": keep_every}.items():
             if value is not None and not hasattr(value, "should_save"):
                 check.count("Checkpoints", name, value, write=f"{name}=3", error=DataError)
-        if best is not None and (len(best) != 2 or best[1] not in ("min", "max")):
-            raise DataError(f"Checkpoints: best must be like ('loss', 'min') or ('accuracy', 'max'), got {best!r}")
-        self.path, self.every = Path(os.path.abspath(Path(path).expanduser())), every
         self.best_by, self._mode = best or (None, None)
+        check.one_of("Checkpoints", "best[1]", self._mode, (None, "min", "max"), DataError)
+        self.path, self.every = Path(os.path.abspath(Path(path).expanduser())), every
         policies = _leaves.orbax().training.preservation_policies
         kept = [policies.PreserveAll() if keep is None else policies.LatestN(keep)]
         kept += [] if keep_every is None else [policies.EveryNSteps(keep_every)]
@@ -146,7 +145,7 @@ class Checkpoints:
         Raises:
             StateError: if a leaf cannot be saved; or if this is one of several processes that did not join the others.
             TypeError: if the notes are not JSON values.
-            DataError: if the notes lack the number that ``best=`` names.
+            KeyError: if the notes lack the number that ``best=`` names.
             CheckpointError: if this checkpoint, or the one before, could not be written, or another run saves here.
 
         Communicates: barriers of JAX's coordination service. Each process copies the parts that it writes to its host.
@@ -159,8 +158,7 @@ class Checkpoints:
             )
         step = check.count("Checkpoints.save", "step", step, least=0, write="int(state.step)", error=DataError)
         noted: dict[str, Any] = json.loads(json.dumps(dict(notes or {}), default=_plain))
-        if self.best_by is not None and not isinstance(noted.get(self.best_by), (int, float)):
-            raise DataError(f"Checkpoints.save: best= needs a number; write save(step, tree, {{{self.best_by!r}: …}})")
+        metrics = None if self.best_by is None else {self.best_by: float(noted[self.best_by])}
         arrays, record = _leaves.split(_leaves.by_path(tree) | _leaves.by_path(best, _leaves.BEST))
         self.wait()
         self.claim()
@@ -172,7 +170,7 @@ class Checkpoints:
             response = self._saver.save_async(
                 step,
                 arrays,
-                metrics=None if self.best_by is None else {self.best_by: noted[self.best_by]},
+                metrics=metrics,
                 custom_metadata={_RECORD: {"notes": noted, **record}},
                 force=True,
                 overwrite=step in self.steps,

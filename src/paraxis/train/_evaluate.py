@@ -62,8 +62,6 @@ class Evaluate:
 
 def evaluations_of(evaluate: Any) -> dict[str, Evaluate]:
     listed = () if evaluate is None else tuple(evaluate) if isinstance(evaluate, (list, tuple)) else (evaluate,)
-    if wrong := [one for one in listed if not isinstance(one, Evaluate)]:
-        raise DataError(f"px.fit: evaluate is a {type(wrong[0]).__name__}; write px.Evaluate(px.eval_step(loss), data)")
     by_name = {one.name: one for one in listed}
     if len(by_name) < len(listed):
         raise DataError("px.fit: two evaluations have one name; write px.Evaluate(…, name='second')")

@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from paraxis._core import check
 from paraxis._host import processes
 from paraxis.errors import DataError, StateError
 from paraxis.train._checkpoints import Checkpoints
@@ -125,7 +124,7 @@ def fit(
     Raises:
         DataError: if an argument is malformed; if the data are not those of the checkpoint, or not the same in all
             processes; if a metric that is named does not exist; or if the file at ``log`` is not a log.
-        StateError: if ``step`` is no step; if the checkpoint is of another state; if an earlier step has consumed the
+        StateError: if the checkpoint is of another state; if an earlier step has consumed the
             state; or if ``paraxis launch`` started this process, and it did not join the others.
         OSError: if ``log`` or ``tensorboard`` cannot be written to, or another run does; a DeviceError in the other
             processes.
@@ -158,8 +157,6 @@ def fit(
         raise DataError(f"px.fit: give either epochs or steps, got {epochs} and {steps}; write epochs=10")
     if isinstance(checkpoint, (str, os.PathLike)):
         checkpoint = Checkpoints(checkpoint)
-    check.has("px.fit", "checkpoint", checkpoint, "restore", "px.Checkpoints('runs', every=100)")
-    check.has("px.fit", "stop_early", stop_early, "patience", "px.StopEarly('test/loss')")
     trained: Any = state if isinstance(state, Trained) else Trained(state, step)
     if batch_size is not None:
         data = loader(data, batch_size, axis=getattr(step, "axis", "batch"))

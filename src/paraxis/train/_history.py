@@ -16,6 +16,7 @@ from paraxis._core import arrays, check
 from paraxis._host import files
 from paraxis.errors import DataError
 from paraxis.train._loss import Mean, Metrics
+from paraxis.train._sources import noted
 
 MOST_POINTS = 512
 AHEAD = 4  # batches that the host may be ahead of the devices: a batch's metrics are fetched then
@@ -159,16 +160,11 @@ def fetch(metrics: Any, rows: int, shape: tuple[int, ...] = ()) -> Metrics:
     sums = {}
     for name, x in (metrics if isinstance(metrics, Mapping) else {"loss": metrics}).items():
         mean = x if isinstance(x, Mean) else Mean(None, rows or 1, x)
-        try:
+        with noted(f"px.fit: metric {name!r} must be a scalar, or px.Mean(total, weight)"):
             weight = _number(mean.weight, shape)
             # The mean itself has the rounding of one division; its product with the weight has nearly none.
             total = _number(mean.total, shape) if mean.value is None else _number(mean.value, shape) * weight
-        except (TypeError, ValueError) as error:
-            raise DataError(
-                f"px.fit: metric {name!r} is {check.described(x)}, not a number; let the step return a scalar, or "
-                "px.Mean(total, weight)"
-            ) from error
-        sums[name] = Mean(total, weight)
+            sums[name] = Mean(total, weight)
     return sums
 
 

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import itertools
+import operator
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from paraxis._core.placing import Axis
 from paraxis._host import reading
 from paraxis.errors import DataError
 from paraxis.train import _batches, _sources
-from paraxis.train._sources import Batches, Order, Position, Rows, generators, source_of, to_host
+from paraxis.train._sources import Batches, Order, Position, Rows, generators, noted, source_of, to_host
 
 
 def loader(
@@ -84,8 +85,7 @@ def loader(
         (3, [4, 4, 2])
     """
     batches = source_of(source)
-    check.count("px.loader", "seed", seed, least=0, most=2**64 - 1, write="seed=0", error=DataError)
-    check.count("px.loader", "threads", threads, write="threads=8", error=DataError)
+    seed = operator.index(seed)
     if isinstance(batches, tuple):
         write = "px.loader(source, 32); a list of batches is data for px.fit as it is"
         size = check.count("px.loader", "batch_size", batch_size, write=write, error=DataError)
@@ -133,10 +133,8 @@ class Loader(Batches):
         self._is_tried = jax.process_count() == 1
 
     def __len__(self) -> int:
-        """Batches of an epoch; a TypeError if the source gives batches and does not say how many."""
-        if self.length is None:
-            raise TypeError("px.loader: the source does not say how many batches an epoch has; count steps instead")
-        return self.length
+        """Batches of an epoch; a TypeError of Python's if the source gives batches and does not say how many."""
+        return self.length  # pyright: ignore[reportReturnType]
 
     def batches(self, start: int = 0) -> Generator[Any, None, None]:
         """Yield batches without end, epoch after epoch, from batch number ``start``, counted from the first epoch.
@@ -157,12 +155,9 @@ class Loader(Batches):
     def rows(self, number: int) -> np.ndarray:
         """Return the row numbers of a batch, int64 ``(num_rows,)``; batches are counted from the first epoch.
 
-        Raises:
-            DataError: if the source yields batches, whose row numbers are not known.
+        A source that gives batches does not tell which rows are in them: there it is an AttributeError.
         """
-        if not isinstance(self.source, Rows):
-            raise DataError("px.loader: the source gives batches, and does not tell which rows are in them")
-        return self.source.order.rows(number)
+        return self.source.order.rows(number)  # pyright: ignore[reportAttributeAccessIssue]
 
     def describe(self) -> dict[str, Any]:
         """Return a JSON description of the data, as far as it is known without reading them, and of their order.
@@ -184,7 +179,7 @@ class Loader(Batches):
         return reading.items_ahead(laid, self._read_ahead) if self._read_ahead else (each for each in laid)
 
     def _made(self, devices: _batches.Devices, wide: bool, position: Position, batch: Any) -> tuple[Position, Any]:
-        try:
+        with noted(f"px.loader: raised when batch {position} was made"):
             ids, read = batch if isinstance(self.source, Rows) else _by_number(position, batch)
             at = devices.local_rows(len(ids))
             if isinstance(self.source, Rows) and self.source.is_kept:
@@ -194,9 +189,6 @@ class Loader(Batches):
                 # A transform may write into its result for the next batch.
                 numbers = _numbers(rows, len(ids[at]), copy=self._transform is not None)
                 return position, devices.assemble(numbers, len(ids))
-        except Exception as error:
-            error.add_note(f"px.loader: raised when batch {position} was made")
-            raise
 
     def _transformed(self, rows: Any, epoch: int, ids: np.ndarray) -> Any:
         """Apply the user's transform; with several processes, try on the first row whether it takes each alone."""
@@ -212,9 +204,8 @@ class Loader(Batches):
             x, is_inexact = x[:1], x.dtype.kind in "fc"
             if not (np.allclose(x, one, 1e-3, 1e-5, equal_nan=True) if is_inexact else np.all(x == one)):
                 raise DataError(
-                    "transform gives something else for a row alone than for the same row among others. With several "
-                    "processes, each of which reads other rows, it must treat each row by itself, and draw random "
-                    "numbers from its generator: def transform(batch, random): … random[i].normal()"
+                    "transform gives something else for a row alone than among others. With several processes it must "
+                    "treat each row by itself, and draw by its generator: def f(batch, random): … random[i].normal()"
                 )
         return transformed
 

@@ -24,8 +24,7 @@ from paraxis.train._events import Callback, Event, Kind, Reporter
 from paraxis.train._history import AHEAD, Record, Recorder, fetch, means_of, send
 from paraxis.train._loader import Loader
 from paraxis.train._loss import Mean, Metrics
-from paraxis.train._sources import Batches, Keys, Position, noted
-from paraxis.train._state import TrainState
+from paraxis.train._sources import Batches, Keys, Position, Rows, noted
 
 _NAME = "fit"  # of the notes that resume a run
 _MOST_ROWS = 20  # listed in an error
@@ -72,14 +71,7 @@ class Trained:
 
     def advance(self, batch: Any, active: np.ndarray | None) -> Any:
         """Take steps, with the members that are active; return metrics under way."""
-        result = self.step(self.state, batch)
-        is_pair = isinstance(result, tuple) and len(result) == 2
-        if not is_pair or isinstance(result[0], TrainState) != isinstance(self.state, TrainState):
-            raise StateError(
-                f"px.fit: step returned a {type(result).__name__}, not a new state and metrics; write return state, "
-                "{'loss': loss}"
-            )
-        self.state, metrics = result
+        self.state, metrics = self.step(self.state, batch)
         return send(metrics)
 
     def evaluate(self, step: Any, batch: Any) -> Any:
@@ -233,15 +225,10 @@ class Loop:
                 yield taken
 
     def _advance(self, stretch: Stretch) -> Any:
-        position = stretch.position
-        try:
+        first, last = stretch.position.number + 2 - stretch.num_steps, stretch.position.number + 1
+        which = f"step {last} ({stretch.position})" if first == last else f"one of the steps {first} to {last}"
+        with noted(f"px.fit: raised by {which}{_hint(self.trained.step, 'px.train_step')}"):
             return self.trained.advance(stretch.batch, None if self.rule is None else self.verdict.active)
-        except Exception as error:
-            hint = _hint(self.trained.step, "px.train_step")
-            first, last = position.number + 2 - stretch.num_steps, position.number + 1
-            which = f"step {last} ({position})" if first == last else f"one of the steps {first} to {last}"
-            error.add_note(f"px.fit: raised by {which}{hint}")
-            raise
 
     def _note(self, stretch: Stretch, metrics: Any) -> None:
         position = stretch.position
@@ -337,9 +324,9 @@ class Loop:
     def _failed(self, stretch: Stretch, sums: Metrics) -> NonFiniteError:
         """Return the error of a step that met what is not finite; nothing after it counts."""
         self._pending.clear()
-        state, rows, done, (position, batch, *_) = None, None, "", stretch
-        with contextlib.suppress(DataError):  # a source of batches does not tell of their rows
-            rows = self.data.rows(position.number) if isinstance(self.data, Loader) else None
+        state, done, (position, batch, *_) = None, "", stretch
+        source = self.data.source if isinstance(self.data, Loader) else None
+        rows = source.order.rows(position.number) if isinstance(source, Rows) else None
         ok = getattr(self.trained.state, "ok", None)
         if ok is not None and not bool(ok):  # steps have left the state as it was, and it may go on
             state = self.trained.tree = self.trained.state.replace(ok=ok | True)
@@ -350,10 +337,7 @@ class Loop:
             done = f"The state after step {position.number} is error.state{where}. "
         loss = means_of(sums).get("loss", math.nan)
         listed = "" if rows is None else f", of rows {_listed(rows)}: data.rows({position.number})"
-        why = (
-            "All values of the batch are finite, so it is the model, or values that are too large: take smaller steps, "
-            "or write px.train_step(loss, clip=1.0)"
-        )
+        why = "All values of the batch are finite: take smaller steps, or write px.train_step(loss, clip=1.0)"
         if bad := "; ".join(_nonfinite(batch, rows)):
             why = f"These values of the batch are not finite themselves: {bad}. Mend these rows, or leave them out"
         error = NonFiniteError(

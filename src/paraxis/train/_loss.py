@@ -27,9 +27,6 @@ class Mean:
             on the parameters.
         value: likewise, the mean itself, if it is known without the rounding of a product and a quotient.
 
-    Raises:
-        ValueError: by ``float(mean)``, if the sum of the weights is negative or not finite.
-
     Communicates: nothing; ``float(mean)`` waits for the devices.
 
     Example:
@@ -52,12 +49,7 @@ class Mean:
         return np.divide(self.total, self.weight, out=np.full(self.total.shape, math.nan), where=self.weight != 0)
 
     def __float__(self) -> float:
-        weight = float(self.weight)
-        if not 0 <= weight < math.inf:
-            raise ValueError(
-                f"px.Mean: weight must be the sum of the weights, at least 0, got {weight}; write px.Mean(6.0, 3.0)"
-            )
-        return Mean(float(self.total), weight).compute() if self.value is None else float(self.value)
+        return Mean(float(self.total), float(self.weight)).compute() if self.value is None else float(self.value)
 
     def __repr__(self) -> str:
         try:
@@ -114,18 +106,16 @@ class LossFunction:
         return Outcome(dataclasses.replace(loss, weight=_constant(loss.weight)), means, mutable)
 
     def _refuse(self, returned: Any) -> NoReturn:
-        right = "loss, or loss, {'accuracy': correct}"
-        if "mutable" in self.wants:
-            right = "loss, mutable, or loss, {'accuracy': correct}, mutable, since it takes mutable"
-        kinds = [type(x).__name__ for x in (returned if type(returned) is tuple else (returned,))]
-        raise DataError(f"{self._what}: {self._name!r} returned {', '.join(kinds)}; write return {right}")
+        more = ", mutable" if "mutable" in self.wants else ""
+        kinds = ", ".join(type(x).__name__ for x in (returned if type(returned) is tuple else (returned,)))
+        raise DataError(
+            f"{self._what}: {self._name!r} returned {kinds}; write return loss{more}, or loss, {{'a': metric}}{more}"
+        )
 
     def _mean(self, which: str, value: Any, size: int) -> Mean:
         """Return the mean: a scalar is that of the rows at hand; rows are averaged; a Mean says what it is of."""
         if isinstance(value, Mean):
             return Mean(wide(value.total), wide(value.weight))
-        if value is None or isinstance(value, (Mapping, str)):
-            raise DataError(f"{self._what}: {which} is a {type(value).__name__}, not a number; flatten: {{'a/b': …}}")
         x = wide(value)
         if x.shape == (size, size) and size > 1:
             warnings.warn(

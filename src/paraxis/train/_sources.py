@@ -14,7 +14,6 @@ import functools
 import inspect
 import itertools
 import operator
-import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -174,12 +173,12 @@ class GivenBatches(Batches):
 
     def __init__(self, what: str, data: Any) -> None:
         is_iterable = isinstance(data, Iterable)
-        is_none = isinstance(data, (Iterator, Mapping, tuple)) or hasattr(data, "dtype")
+        is_none = isinstance(data, (Iterator, Mapping, tuple, str)) or hasattr(data, "dtype")
         if is_none or not (is_iterable or callable(data)):
             raise DataError(
-                f"{what} is a {type(data).__name__}, which does not give batches anew for each epoch; of rows, make "
-                "batches, px.loader({'x': x, 'y': y}, 32), or px.fit(…, batch_size=32); or pass a function that makes "
-                "them: lambda epoch: read_batches(epoch); without data, give a key: jax.random.key(0)"
+                f"{what} is a {type(data).__name__}, which does not give batches anew for each epoch; give arrays, "
+                "px.loader({'x': x, 'y': y}, 32), or a function that makes batches: lambda epoch: read_batches(epoch); "
+                "without data, give a key: jax.random.key(0)"
             )
         self._is_listed, takes_epoch = isinstance(data, list), not is_iterable and _takes_epoch(data)
         batches: Any = data
@@ -243,11 +242,6 @@ def source_of(source: Any) -> GivenBatches | tuple[int, _Read, dict[str, Any], A
     """Return what a user's source is: batches, or the number of its rows, their reader, arrays by name, and a tree."""
     if not isinstance(source, Iterator):
         check.by_position("px.loader", "source", source)
-    if isinstance(source, (str, bytes, os.PathLike)):
-        raise DataError(
-            f"px.loader: source is a {type(source).__name__}; pass arrays of its rows: "
-            "px.loader(np.load('rows.npy', mmap_mode='r'), 32), or px.loader({'x': frame[['a', 'b']].to_numpy()}, 32)"
-        )
     if _is_array(source) or (not isinstance(source, Iterator) and jax.tree.structure(source) != jax.tree.structure(0)):
         for path, leaf in jax.tree_util.tree_leaves_with_path(source):
             if not _is_array(leaf):
@@ -260,7 +254,7 @@ def source_of(source: Any) -> GivenBatches | tuple[int, _Read, dict[str, Any], A
         of = operator.itemgetter if is_plain else lambda rows: functools.partial(_taken, rows)
         read = lambda rows, epoch: jax.tree.map(of(rows), on_host)  # noqa: E731
         return num_rows("px.loader", "source", source), read, _by_name("rows", on_host), on_host
-    if hasattr(source, "__getitem__") and not isinstance(source, Mapping) and (size := _length(source)):
+    if hasattr(source, "__getitem__") and not isinstance(source, (Mapping, str)) and (size := _length(source)):
         return size, functools.partial(_read_rows, source, size), {}, None
     return GivenBatches("px.loader: source", source)
 

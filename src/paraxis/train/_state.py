@@ -103,7 +103,6 @@ class TrainState:
         """
         if ema is not None:
             check.number("TrainState.create", "ema", ema, least=0, most=1, write="ema=0.999", error=StateError)
-        check.has("TrainState.create", "optimizer", optimizer, "init", "optax.adam(1e-3)", StateError)
         if key is not None and not _models.is_a(prng_key, key):  # what jax.random.PRNGKey makes
             key = jax.random.wrap_key_data(jnp.asarray(key))
         form, params, rest = _models.split(model, key, sample)
@@ -197,7 +196,7 @@ def require_arrays(what: str, state: TrainState) -> None:
     if isinstance(state.step, jax.Array) and not isinstance(state.step, jax_api.Tracer) and state.step.is_deleted():
         raise StateError(
             f"{what}: the arrays of this state were donated to an earlier step; continue with the state that it "
-            "returned, state, metrics = step(state, batch), or keep all of them: px.train_step(loss, donate=False)"
+            "returned, or write px.train_step(loss, donate=False)"
         )
 
 
@@ -218,8 +217,8 @@ def shardings(state: TrainState, placement: Placement, shard: Any) -> Any:
     split = {}
     for path, x in jax.tree_util.tree_leaves_with_path(_models.combine(state.params, state.frozen)):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
-        if isinstance(entry := rule(name, x), int) and not 0 <= entry < x.ndim:
-            raise StateError(f"px.train_step: shard= says dimension {entry} of {name!r}, which has {x.ndim}")
+        entry = rule(name, x)
+        entry = range(x.ndim)[entry] if isinstance(entry, int) else entry
         sharding: Any = whole if entry is None else arrays.sharding(placement, entry)
         sharding.shard_shape(x.shape)  # an error of JAX's, if its parts would not be equal
         split[path] = x.shape, sharding
@@ -242,8 +241,8 @@ def shardings(state: TrainState, placement: Placement, shard: Any) -> Any:
 def updated(
     state: TrainState, gradient: Any, outcome: Outcome, clip: float | None, *, guard: bool
 ) -> tuple[TrainState, Metrics]:
-    with check.needed("px.train_step", "train"):
-        import optax
+    import optax
+
     if taken := sorted({"loss", "grad_norm"} & set(outcome.metrics)):
         raise StateError(f"px.train_step: metric {taken[0]!r} has a name that the step uses; give yours another")
     loss, norm = outcome.loss, optax.tree.norm(jax.tree.map(wide, gradient))

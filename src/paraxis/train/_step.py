@@ -31,8 +31,6 @@ class _Step(abc.ABC):
         self, what: str, fn: Any, axis: Any, microbatches: Any, precision: Any, shard: Any = None, donate: bool = False
     ) -> None:
         check.one_of(what, "precision", precision, (None, "bfloat16"), StateError)
-        if not callable(shard):
-            check.one_of(what, "shard", shard, (None, "params"), StateError)
         self._what, self._fn, self.axis = what, LossFunction(what, fn), _batches.axis_of(what, axis)
         self._microbatches = check.count(what, "microbatches", microbatches, write="microbatches=4", error=StateError)
         self._dtype, self.shard = None if precision is None else jnp.dtype(precision), shard
@@ -166,7 +164,8 @@ class TrainStep(_Step):
             def loss(params: Any) -> tuple[jax.Array, Outcome]:
                 outcome = self._call(state, params, mutable, rows, size, key)
                 objective = value_of(outcome.loss) if is_whole else outcome.loss.total
-                return objective, outcome._replace(mutable=_kept(outcome.mutable, mutable))
+                kept = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), outcome.mutable, mutable)
+                return objective, outcome._replace(mutable=kept)
 
             gradient, outcome = jax.grad(loss, has_aux=True)(state.params)
             gradient = jax.tree.map(jnp.conj, gradient)  # JAX's of a complex number is the conjugate of uphill
@@ -302,14 +301,3 @@ def _sums(outcome: Any) -> Any:
     """Return the means in a tree as sums, which can be added."""
     is_mean = lambda x: isinstance(x, Mean)  # noqa: E731
     return jax.tree.map(lambda x: Mean(x.total, x.weight) if is_mean(x) else x, outcome, is_leaf=is_mean)
-
-
-def _kept(new: Any, old: Any) -> Any:
-    """Return the new mutable state, in the dtypes of the old one; it must have its structure and shapes."""
-    shapes, before = (list(map(jnp.shape, jax.tree.leaves(x))) for x in (new, old))
-    if jax.tree.structure(new) != jax.tree.structure(old) or shapes != before:
-        raise StateError(
-            f"px.train_step: the mutable state changed its structure, from {jax.tree.structure(old)} of {before} to "
-            f"{jax.tree.structure(new)} of {shapes}; make all of it when the state is made"
-        )
-    return jax.tree.map(lambda x, y: x if x.dtype == y.dtype else jnp.asarray(x, y.dtype), new, old)
