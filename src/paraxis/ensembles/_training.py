@@ -1,7 +1,7 @@
 """The members of an ensemble as the loop of ``px.fit`` trains them: a batch at a time, or an epoch in one program."""
 
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from paraxis._core import arrays, jax_api, placing, pytrees, verbs
 from paraxis.ensembles._members import Form, State
 from paraxis.train._batches import rows_of
 from paraxis.train._loader import Loader
-from paraxis.train._loop import Stretch, Trained
+from paraxis.train._loop import IsQuiet, Stretch, Stretches, Trained
 from paraxis.train._sources import Batches, Keys, Position, Rows
 from paraxis.train._step import EvalStep, TrainStep
 
@@ -34,9 +34,7 @@ class Members(Trained):
     def tree(self, tree: Any) -> None:
         self.state.state = tree
 
-    def stretches(
-        self, data: Batches, start: Position, is_quiet: Callable[[int, int], bool]
-    ) -> Generator[Stretch, None, None]:
+    def stretches(self, data: Batches, start: Position, is_quiet: IsQuiet) -> Stretches:
         source = data.source if isinstance(data, Loader) else data
         if isinstance(source, Keys):
             fold = jax.jit(jax.vmap(jax.random.fold_in, (0, None)))
@@ -49,9 +47,7 @@ class Members(Trained):
             for position, batch in data.steps(start):
                 yield Stretch(position, ((batch, None), (None, None)), rows_of(batch))
 
-    def _resident(
-        self, source: Rows, start: Position, is_quiet: Callable[[int, int], bool]
-    ) -> Generator[Stretch, None, None]:
+    def _resident(self, source: Rows, start: Position, is_quiet: IsQuiet) -> Stretches:
         """Yield numbers of rows, of arrays that lie on the devices; an epoch's at once where that is quicker."""
         order, chosen, number, scans = source.order, source.chosen, start.number, None
         data = pytrees.arrays("ensemble.fit", "data", source.arrays)

@@ -99,9 +99,8 @@ class Devices:
         """
         if number % self.placement.num_devices:
             return local
-        if self.blocks is None:
+        if (blocks := self.blocks) is None:
             return _to_device(local)
-        blocks = self.blocks
         return jax.tree.map(lambda x: jax.make_array_from_process_local_data(blocks, x, (number, *x.shape[1:])), local)
 
 

@@ -157,7 +157,8 @@ class Checkpoints:
                 "some die; leave checkpoint= out, or save by np.savez in process 0, if here.process == 0: …"
             )
         step = check.count("Checkpoints.save", "step", step, least=0, write="int(state.step)", error=DataError)
-        noted: dict[str, Any] = json.loads(json.dumps(dict(notes or {}), default=_plain))
+        plain = lambda x: x.tolist() if hasattr(x, "tolist") else vars(x)  # noqa: E731  # an array, a record
+        noted: dict[str, Any] = json.loads(json.dumps(dict(notes or {}), default=plain))
         metrics = None if self.best_by is None else {self.best_by: float(noted[self.best_by])}
         arrays, record = _leaves.split(_leaves.by_path(tree) | _leaves.by_path(best, _leaves.BEST))
         self.wait()
@@ -331,11 +332,6 @@ class Checkpoints:
 
 def is_time(every: int | SaveDecision, step: int) -> bool:
     return step % every == 0 if isinstance(every, int) else every.should_save(step)
-
-
-def _plain(x: Any) -> Any:
-    """Return an array or a record as JSON has it."""
-    return x.tolist() if hasattr(x, "tolist") else vars(x)
 
 
 def _numbered(path: Path) -> list[Path]:

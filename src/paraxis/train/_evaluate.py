@@ -60,14 +60,6 @@ class Evaluate:
         return {f"{self.name}/{name}": value for name, value in means_of(sums).items()}
 
 
-def evaluations_of(evaluate: Any) -> dict[str, Evaluate]:
-    listed = () if evaluate is None else tuple(evaluate) if isinstance(evaluate, (list, tuple)) else (evaluate,)
-    by_name = {one.name: one for one in listed}
-    if len(by_name) < len(listed):
-        raise DataError("px.fit: two evaluations have one name; write px.Evaluate(…, name='second')")
-    return by_name
-
-
 @dataclasses.dataclass(frozen=True)
 class StopEarly:
     """A rule that ends a run when a metric has not improved for a while.

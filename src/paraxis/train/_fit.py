@@ -12,7 +12,7 @@ import numpy as np
 from paraxis._host import processes
 from paraxis.errors import DataError, StateError
 from paraxis.train._checkpoints import Checkpoints
-from paraxis.train._evaluate import Evaluate, StopEarly, evaluations_of
+from paraxis.train._evaluate import Evaluate, StopEarly
 from paraxis.train._events import Callback, Log, RunDisplay, TensorBoard
 from paraxis.train._history import History, Record
 from paraxis.train._loader import batches_of, loader
@@ -171,8 +171,11 @@ def fit(
             "px.fit: with px.initialize(lost='continue'), it trains one state on data of a known length, or on a key, "
             "without evaluate=, stop_early= and checkpoint=, which need all processes"
         )
-    heard: Any = callbacks if isinstance(callbacks, (list, tuple)) else (callbacks,)
-    evaluations, is_first = evaluations_of(evaluate), processes.is_first()
+    listed = [evaluate] if isinstance(evaluate, Evaluate) else [*(evaluate or ())]
+    evaluations = {one.name: one for one in listed}
+    if len(evaluations) < len(listed):
+        raise DataError("px.fit: two evaluations have one name; write px.Evaluate(…, name='second')")
+    heard, is_first = [callbacks] if callable(callbacks) else callbacks, processes.is_first()
     with contextlib.ExitStack() as stack:
         if checkpoint is not None:
             stack.enter_context(checkpoint).claim()

@@ -39,6 +39,10 @@ class Stretch(NamedTuple):
     num_steps: int = 1
 
 
+Stretches = Generator[Stretch, None, None]
+IsQuiet = Callable[[int, int], bool]
+
+
 class Trained:
     """What a loop trains: a state; or, as a class of ensembles has it, their members.
 
@@ -61,9 +65,7 @@ class Trained:
     def tree(self, tree: Any) -> None:
         self.state = tree
 
-    def stretches(
-        self, data: Batches, start: Position, is_quiet: Callable[[int, int], bool]
-    ) -> Generator[Stretch, None, None]:
+    def stretches(self, data: Batches, start: Position, is_quiet: IsQuiet) -> Stretches:
         """Yield what steps take, several at once only if ``is_quiet(first, last)``: nothing is due between."""
         # The arrays are the user's, and a step may consume them.
         self.state = jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, self.state)
