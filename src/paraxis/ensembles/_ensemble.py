@@ -324,8 +324,7 @@ class Ensemble:
             members, out = program(self._members, args)
             if isinstance(next(iter(members.values())), jax_api.Tracer):
                 raise StateError(
-                    "ensemble.train changes the members, so JAX cannot trace it; there, map the step: "
-                    "px.map_fn(step, (ens.stacked(), …), ens.axis)"
+                    "ensemble.train changes members, so JAX cannot trace it; write px.map_fn(step, (ens.stacked(), …))"
                 )
             self._members = members
         return out

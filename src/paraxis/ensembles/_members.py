@@ -52,8 +52,7 @@ class Form:
             graphdef, tree = _nnx().split(parts, graph=True)
             if graphdef != self.graphdef or jax.tree.structure(tree) != self.structure:
                 raise StateError(
-                    "ensemble.train: step changed more of its member than values of variables, such as an attribute, a "
-                    "submodule or train(); do that in make"
+                    "ensemble.train: step changed more than variables, such as an attribute or train(); do that in make"
                 )
         new = _arrays(self.names, jax.tree.leaves(tree))
         require_alike("ensemble.train: step changed", state, new)
@@ -67,9 +66,8 @@ class Form:
             if jax.tree.structure(tree) == self.structure:
                 return tree, out
         raise StateError(
-            f"ensemble.train: step must return the new member, structured as the old one, or a pair of it and more: "
-            f"return {'(params, opt_state)' if self.is_tuple else 'params'}, loss. It returned "
-            f"{jax.tree.structure(pytrees.partition(result))}"
+            f"ensemble.train: step must return the new member, structured as the old one, or (member, loss); it "
+            f"returned {jax.tree.structure(pytrees.partition(result))}"
         )
 
     def apply(self, apply: Callable[..., Any], state: State, inputs: Sequence[Any]) -> Any:
@@ -126,8 +124,7 @@ def require_same_form(what: str, ours: Form, theirs: Form) -> None:
     if not _equal(ours, theirs, {}):
         odd = ", ".join(sorted({*ours.names} ^ {*theirs.names})) or "functions or settings: an activation, a rate"
         raise StateError(
-            f"{what} differs from the others in {odd}. All members share these; make it by the same function, or keep "
-            f"what differs in an array of the member"
+            f"{what} differs from the others in {odd}, which all share; keep what differs in an array of the member"
         )
 
 

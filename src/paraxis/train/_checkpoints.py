@@ -153,8 +153,7 @@ class Checkpoints:
         processes.require_joined("px.Checkpoints")
         if processes.members is not None:
             raise StateError(
-                "px.Checkpoints: Orbax writes and reads with all processes, and px.initialize(lost='continue') lets "
-                "some die; leave checkpoint= out, or save by np.savez in process 0, if here.process == 0: …"
+                "px.Checkpoints: Orbax needs all processes, and lost='continue' lets some die; save by np.savez in one"
             )
         step = check.count("Checkpoints.save", "step", step, least=0, write="int(state.step)", error=DataError)
         plain = lambda x: x.tolist() if hasattr(x, "tolist") else vars(x)  # noqa: E731  # an array, a record
@@ -228,8 +227,7 @@ class Checkpoints:
             lines = "\n  ".join([*differences.values()][:_MOST_LISTED])
             raise StateError(
                 f"Checkpoints.restore: step {chosen} in {self.path} and the target differ in {len(differences)} leaves:"
-                f"\n  {lines}\ngive a target like what was saved, or take the leaves that agree, and the target's own "
-                "arrays for the rest: restore(target, partial=True)"
+                f"\n  {lines}\ngive a target like what was saved, or take what agrees: restore(target, partial=True)"
                 f"{'; best=True is of runs with stop_early=, else restore(target, checkpoints.best)' if best else ''}"
             )
         merged = leaves | _leaves.load(self.path / str(chosen), record, restored)

@@ -91,10 +91,7 @@ class StopEarly:
         if self.mode is None and self.metric.endswith(("loss", "error")):
             object.__setattr__(self, "mode", "min")
         if self.mode not in ("min", "max"):
-            raise DataError(
-                f"px.StopEarly: mode must be 'min' or 'max', got {self.mode!r} for {self.metric!r}; write "
-                "mode='max' if more is better, as of accuracy"
-            )
+            raise DataError(f"px.StopEarly: mode must be 'min' or 'max', got {self.mode!r} for {self.metric!r}")
 
 
 class Verdict:

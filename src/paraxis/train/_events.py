@@ -86,9 +86,7 @@ class Reporter(abc.ABC):
         except OSError as error:
             if not self._has_failed:
                 warnings.warn(
-                    f"px.fit: {self._argument}: {self._path} cannot be written: {error}; training continues, and the "
-                    "log ends here",
-                    stacklevel=4,
+                    f"px.fit: {self._argument}: {self._path} cannot be written: {error}; it ends here", stacklevel=4
                 )
             self._has_failed = True
 

@@ -150,8 +150,7 @@ def fit(
         require_arrays("px.fit", state)
         if not bool(state.ok):
             raise StateError(
-                "px.fit: this state met a loss or a gradient that was not finite, so steps do not change it; continue "
-                "from the error's state, or write state.replace(ok=jnp.array(True))"
+                "px.fit: this state met a loss or gradient that was not finite; write state.replace(ok=jnp.array(True))"
             )
     if (epochs is None) == (steps is None):
         raise DataError(f"px.fit: give either epochs or steps, got {epochs} and {steps}; write epochs=10")

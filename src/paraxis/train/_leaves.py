@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.dtypes import prng_key
 
+from paraxis._core import pytrees
 from paraxis._core.check import needed
 from paraxis.errors import StateError
 from paraxis.train._models import is_a
@@ -25,7 +26,7 @@ def orbax() -> Any:
 
 
 def by_path(tree: Any, prefix: str = "") -> dict[str, Any]:
-    return {prefix + jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    return {pytrees.name(prefix, path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def split(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -100,8 +101,5 @@ def kind(path: str, leaf: Any) -> str:
     dtype = getattr(leaf, "dtype", None)
     if dtype is None or not (is_a(prng_key, leaf) or dtype == np.bool_ or jnp.issubdtype(dtype, np.number)):
         what = type(leaf).__name__ if dtype is None else f"an array of {dtype}"
-        raise StateError(
-            f"px.Checkpoints: {path} is {what}, which cannot be saved; write arrays, numbers or random keys there, "
-            "and keep the rest in notes="
-        )
+        raise StateError(f"px.Checkpoints: {path} is {what}, which cannot be saved; keep it out, or in notes=")
     return f"{dtype if is_a(prng_key, leaf) else np.dtype(dtype).name} {tuple(leaf.shape)}"

@@ -116,8 +116,7 @@ def loader(
             read_ahead = read_ahead if nbytes * size > _QUICK * len(plain[0]) else 0
     elif batch_size is not None or shuffle or drop_last or rows is not None or weights is not None or threads > 1:
         raise DataError(
-            "px.loader: source gives batches, of its own size and in its own order; leave batch_size and what follows "
-            "from it out, or pass what gives its rows by number: px.loader(data_loader.dataset, 32)"
+            "px.loader: source gives batches; leave batch_size and what follows out, or pass data_loader.dataset"
         )
     return Loader(batches, _batches.axis_of("px.loader", axis), seed, read_ahead, transform, threads)
 

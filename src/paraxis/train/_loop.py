@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import pytrees
 from paraxis._host import processes
 from paraxis.errors import CheckpointError, DataError, NonFiniteError, StateError
 from paraxis.train._batches import rows_of
@@ -22,6 +21,7 @@ from paraxis.train._checkpoints import Checkpoints, SaveDecision, is_time
 from paraxis.train._evaluate import Evaluate, StopEarly, Verdict
 from paraxis.train._events import Callback, Event, Kind, Reporter
 from paraxis.train._history import AHEAD, Record, Recorder, fetch, means_of, send
+from paraxis.train._leaves import by_path
 from paraxis.train._loader import Loader
 from paraxis.train._loss import Mean, Metrics
 from paraxis.train._sources import Batches, Keys, Position, Rows, noted
@@ -418,8 +418,7 @@ def _start_of(data: Batches, state: Any, otherwise: int) -> Position:
     number = otherwise if step is None or callable(step) else int(step)
     if number and data.length is None and not isinstance(data, Keys):
         raise DataError(
-            f"px.fit: data does not say how many batches an epoch has, so it is not known with which one a state after "
-            f"{number} steps continues; give px.loader(arrays, 32), a list, or checkpoint="
+            f"px.fit: data has no length, by which a state after {number} steps continues; give a loader, or a list"
         )
     return Position.of(number, data.length)
 
@@ -436,11 +435,11 @@ def _listed(rows: np.ndarray) -> str:
 def _nonfinite(batch: Any, rows: np.ndarray | None) -> list[str]:
     """Return which leaves have values that are not finite, and in which rows, as far as this process has them."""
     leaves = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+    for name, leaf in by_path(batch, "batch").items():
         shards = leaf.addressable_shards if isinstance(leaf, jax.Array) and leaf.ndim else ()
         blocks = [(np.asarray(shard.data), shard.index[0].start or 0) for shard in shards] or [(np.asarray(leaf), 0)]
         inexact = [(np.atleast_1d(x), start) for x, start in blocks if jnp.issubdtype(x.dtype, jnp.inexact)]
         bad = np.array(sorted({row + start for x, start in inexact for row, *_ in np.argwhere(~np.isfinite(x))}), int)
         which = f" in rows {_listed(bad)} of the batch" if rows is None else f" in rows {_listed(rows[bad])}"
-        leaves += [pytrees.name("batch", path) + (which if np.ndim(leaf) else "")] if bad.size else []
+        leaves += [name + (which if np.ndim(leaf) else "")] if bad.size else []
     return leaves

@@ -125,8 +125,7 @@ class LossFunction:
             )
         if x.shape and x.shape[0] != size:
             raise DataError(
-                f"{self._what}: {which} has shape {x.shape}, but there are {size} rows; return a scalar, the mean over "
-                f"the rows given, or one value per row, ({size}, ...), or px.Mean(total, weight)"
+                f"{self._what}: {which} has shape {x.shape}, but there are {size} rows; return a mean, or {size} values"
             )
         mean = jnp.mean(x) if x.shape else x
         return Mean(mean * size, jnp.asarray(size, mean.dtype), mean)

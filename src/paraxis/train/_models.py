@@ -60,8 +60,7 @@ def partition(form: Form, params: Any, train: Any) -> tuple[Any, Any]:
     mask = form.mask(params, train) if is_filter else [train]
     if others := [x for x in mask if isinstance(x, (str, type, Mapping))]:
         raise StateError(
-            f"TrainState: train= says {others[0]!r} of a parameter, where it has to say True or False; write "
-            "train=lambda path, x: 'head' in path, or of an NNX module a type of its variables, nnx.LoRAParam"
+            f"TrainState: train= says {others[0]!r} of a parameter; write train=lambda path, x: …, or nnx.LoRAParam"
         )
     parts = [[x if bool(own) is part else None for x, own in zip(leaves, mask, strict=True)] for part in (True, False)]
     return structure.unflatten(parts[0]), None if all(mask) else structure.unflatten(parts[1])
@@ -119,8 +118,7 @@ def _nnx(module: Any) -> _Parts:
             _, written, rest = nnx.split(model, nnx.Param, ...)
             if any(a is not b for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(written), strict=True)):
                 raise StateError(
-                    "px.train_step: the loss function wrote a parameter of the module, which the optimiser changes; "
-                    "keep what is written in an nnx.Variable, or an nnx.BatchStat"
+                    "px.train_step: the loss function wrote a parameter of the module; write an nnx.Variable instead"
                 )
             return nnx.to_pure_dict(rest) or None
 
@@ -137,8 +135,7 @@ def _nnx(module: Any) -> _Parts:
 def _linen(module: Any, key: Any, sample: Any) -> _Parts:
     if key is None or sample is None:
         raise StateError(
-            "TrainState.create: a Linen module is initialised with a key and a sample of its arguments; write "
-            "px.TrainState.create(model, optimizer, key=jax.random.key(0), sample=x[:1])"
+            "TrainState.create: a Linen module needs a key and a sample; write key=jax.random.key(0), sample=x[:1]"
         )
     named = sample if isinstance(sample, Mapping) else {}
     variables = dict(module.init(key, *(() if named else sample if isinstance(sample, tuple) else (sample,)), **named))

@@ -20,10 +20,11 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from paraxis._core import check, pytrees
+from paraxis._core import check
 from paraxis._host import digests
 from paraxis.errors import DataError
 from paraxis.train._batches import num_rows
+from paraxis.train._leaves import by_path
 
 
 class Position(NamedTuple):
@@ -176,9 +177,8 @@ class GivenBatches(Batches):
         is_none = isinstance(data, (Iterator, Mapping, tuple, str)) or hasattr(data, "dtype")
         if is_none or not (is_iterable or callable(data)):
             raise DataError(
-                f"{what} is a {type(data).__name__}, which does not give batches anew for each epoch; give arrays, "
-                "px.loader({'x': x, 'y': y}, 32), or a function that makes batches: lambda epoch: read_batches(epoch); "
-                "without data, give a key: jax.random.key(0)"
+                f"{what} is a {type(data).__name__}, which does not give batches anew for each epoch; give "
+                "px.loader(arrays, 32), or lambda epoch: read(epoch); without data, give a key: jax.random.key(0)"
             )
         self._is_listed, takes_epoch = isinstance(data, list), not is_iterable and _takes_epoch(data)
         batches: Any = data
@@ -186,7 +186,7 @@ class GivenBatches(Batches):
         self._pass: Callable[[int], Any] = batches if takes_epoch else lambda _: batches if is_iterable else batches()
         self.by_epoch = takes_epoch or self._is_listed
         self.length = _length(batches(0) if takes_epoch else data)
-        self.leaves = _by_name("batches", data) if self._is_listed else {}
+        self.leaves = by_path(data, "batches") if self._is_listed else {}
 
     def describe(self) -> dict[str, Any]:
         return {"num_batches": self.length}
@@ -243,17 +243,14 @@ def source_of(source: Any) -> GivenBatches | tuple[int, _Read, dict[str, Any], A
     if not isinstance(source, Iterator):
         check.by_position("px.loader", "source", source)
     if _is_array(source) or (not isinstance(source, Iterator) and jax.tree.structure(source) != jax.tree.structure(0)):
-        for path, leaf in jax.tree_util.tree_leaves_with_path(source):
+        for name, leaf in by_path(source, "source").items():
             if not _is_array(leaf):
-                raise DataError(
-                    f"px.loader: {pytrees.name('source', path)} is a {type(leaf).__name__}, not an array (num_rows, "
-                    "...); in a tree each leaf has all rows: px.loader((np.stack(images), np.array(labels)), 32)"
-                )
+                raise DataError(f"px.loader: {name} is a {type(leaf).__name__}, not an array of all rows: np.array(x)")
         on_host = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, source)  # once for all
         is_plain = all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(on_host))
         of = operator.itemgetter if is_plain else lambda rows: functools.partial(_taken, rows)
         read = lambda rows, epoch: jax.tree.map(of(rows), on_host)  # noqa: E731
-        return num_rows("px.loader", "source", source), read, _by_name("rows", on_host), on_host
+        return num_rows("px.loader", "source", source), read, by_path(on_host, "rows"), on_host
     if hasattr(source, "__getitem__") and not isinstance(source, (Mapping, str)) and (size := _length(source)):
         return size, functools.partial(_read_rows, source, size), {}, None
     return GivenBatches("px.loader: source", source)
@@ -295,10 +292,6 @@ def to_host(x: Any) -> np.ndarray:
     if hasattr(x, "filled"):
         check.by_position("px.loader", "batch", x)
     return np.asarray(x.detach().cpu().numpy() if hasattr(x, "detach") else x)
-
-
-def _by_name(of: str, values: Any) -> dict[str, Any]:
-    return {pytrees.name(of, path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(values)}
 
 
 @contextlib.contextmanager

@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax.dtypes import prng_key
 
-from paraxis._core import arrays, check, jax_api, pytrees
+from paraxis._core import arrays, check, jax_api
 from paraxis._core.placing import Placement
 from paraxis.errors import StateError
 from paraxis.train import _models
+from paraxis.train._leaves import by_path
 from paraxis.train._loss import Mean, Metrics, Outcome, value_of, wide
 
 
@@ -136,14 +137,11 @@ class TrainState:
         if train is not None:
             params, frozen = _models.partition(self.form, _models.combine(params, frozen), train)
         params = _models.copy(params)
-        if not (trained := jax.tree_util.tree_leaves_with_path(params)):
+        if not (trained := by_path(params, "params")):
             which = "the model has" if train is None else f"of {jax.tree.map(jnp.shape, self.params)}, train= leaves"
             raise StateError(f"TrainState.create: {which} no arrays to train")
-        if others := [(path, x.dtype) for path, x in trained if not _models.is_a(jnp.inexact, x)]:
-            raise StateError(
-                f"TrainState.create: {pytrees.name('params', others[0][0])} is of {others[0][1]}, and only floating "
-                "arrays are trained; write train=lambda path, x: jnp.issubdtype(x.dtype, jnp.floating), or mutable="
-            )
+        if others := [name for name, x in trained.items() if not _models.is_a(jnp.inexact, x)]:
+            raise StateError(f"TrainState: {others[0]} is no floating array, as what is trained; use train=, mutable=")
         restarted = self.replace(
             step=jnp.zeros((), jnp.int32),
             params=params,
@@ -195,8 +193,7 @@ def require_arrays(what: str, state: TrainState) -> None:
     """Refuse a state that a step has consumed."""
     if isinstance(state.step, jax.Array) and not isinstance(state.step, jax_api.Tracer) and state.step.is_deleted():
         raise StateError(
-            f"{what}: the arrays of this state were donated to an earlier step; continue with the state that it "
-            "returned, or write px.train_step(loss, donate=False)"
+            f"{what}: the arrays of this state were donated to an earlier step; use its result, or donate=False"
         )
 
 

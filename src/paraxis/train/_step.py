@@ -65,10 +65,7 @@ class _Step(abc.ABC):
     def _run(self, function: Callable[..., Any], state: TrainState, batch: Any) -> Any:
         """Call the compiled function with arguments on the devices, by the mesh in force."""
         if not isinstance(state, TrainState) or np.ndim(state.step):
-            raise StateError(
-                f"{self._what}: a step takes a px.TrainState, made by px.TrainState.create and not replicated; got "
-                f"{type(state).__module__}.{type(state).__name__}"
-            )
+            raise StateError(f"{self._what}: a step takes a px.TrainState, and not replicated; got {type(state)}")
         if isinstance(state.step, jax_api.Tracer):  # within another program, such as a step of members, a part of it
             return self._body(state, batch, _batches.num_rows(self._what, "batch", batch), _batches.ONE_DEVICE)
         require_arrays(self._what, state)
@@ -100,10 +97,7 @@ class _Step(abc.ABC):
 
     def _key(self, state: TrainState) -> Any:
         if self._fn.needs_key and state.key is None:
-            raise StateError(
-                f"{self._what}: the function takes a random key, but the state has none; write "
-                "px.TrainState.create(…, key=jax.random.key(0))"
-            )
+            raise StateError(f"{self._what}: the loss takes a random key, but the state has none: create(…, key=…)")
         return None if state.key is None else jax.random.fold_in(state.key, state.step)
 
     def _scan(
