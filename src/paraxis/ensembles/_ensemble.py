@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import inspect
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -89,6 +89,9 @@ class Ensemble:
     def stacked(self) -> Any:
         """Return all members as one tree, with leaves ``(size, ...)``. Communicates: as :attr:`state`."""
         return self._form.member(self.state)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: Any) -> Any:
         """Return one member for an int, or an ensemble of some members for a slice, a sequence of ints or a mask."""

@@ -64,9 +64,11 @@ class Callback(Protocol):
 class Reporter(abc.ABC):
     """A display or a log of events. A log's first failure, say on a full disk, is a warning: training continues."""
 
-    def __init__(self, argument: str, path: Path, lock: Path) -> None:
-        self._argument, self._path, self._has_failed = argument, path, False
-        self._locked = files.locked(lock)
+    def __init__(self, argument: str, path: str | os.PathLike[str], lock: str = "") -> None:
+        self._argument, self._path, self._has_failed = argument, Path(path).expanduser(), False
+        locked = self._path / lock
+        locked.parent.mkdir(parents=True, exist_ok=True)
+        self._locked = files.locked(locked)
 
     @abc.abstractmethod
     def __call__(self, event: Event) -> None:
@@ -129,13 +131,13 @@ _MARK = b'{"event": "start"'  # the beginning of each log
 
 class Log(Reporter):
     def __init__(self, path: str | os.PathLike[str], start: int, facts: dict[str, Any]) -> None:
-        path = Path(path).expanduser()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        super().__init__("log", path, path)
-        self._file = path.open("ab", buffering=0)  # each line is the system's at once, and stays after a kill
-        content = path.read_bytes()
+        super().__init__("log", path)
+        self._file = self._path.open("ab", buffering=0)  # each line is the system's at once, and stays after a kill
+        content = self._path.read_bytes()
         if not _MARK.startswith(content[: len(_MARK)]):
-            raise DataError(f"px.fit: log: {path} is not a log of px.fit, so it was not touched; give another path")
+            raise DataError(
+                f"px.fit: log: {self._path} is not a log of px.fit, so it was not touched; give another path"
+            )
         kept = 0
         with contextlib.suppress(ValueError):  # of the last line, half written
             for line in content.splitlines(keepends=True) if start else ():
@@ -174,9 +176,7 @@ class TensorBoard(Reporter):
     def __init__(self, path: str | os.PathLike[str], start: int) -> None:
         with needed("px.fit: tensorboard=", "train"):
             from tensorboardX import SummaryWriter
-        path = Path(path).expanduser()
-        path.mkdir(parents=True, exist_ok=True)
-        super().__init__("tensorboard", path, path / "paraxis.lock")
+        super().__init__("tensorboard", path, "paraxis.lock")
         # TensorBoard reads files in the order of their names, and a run may be started again within a second.
         self._writer = SummaryWriter(str(self._path), purge_step=start + 1, filename_suffix=f".{time.time_ns()}")
 

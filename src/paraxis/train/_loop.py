@@ -171,9 +171,8 @@ class Loop:
 
     def _is_quiet(self, first: int, last: int) -> bool:
         """Return whether nothing is due after a step between these two, nor the end."""
-        every = [one.every for one in self.evaluations.values()] + [self.checkpoints and self.checkpoints.every]
-        periods = [n for n in [*every, self.steps] if n is not None]
-        return all(isinstance(n, int) and (last - 1) // n == first // n for n in periods)
+        every = [one.every for one in (*self.evaluations.values(), self.checkpoints) if one is not None]
+        return all(n is None or (isinstance(n, int) and (last - 1) // n == first // n) for n in (*every, self.steps))
 
     @property
     def _epoch(self) -> int:
