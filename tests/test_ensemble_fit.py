@@ -267,10 +267,7 @@ def test_ensemble_fit_writes_a_number_for_each_member(tmp_path: Path) -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "rows of other numbers": ({"data": (np.ones(8), np.ones(7))}, "source must be a tree of arrays"),
     "a metric that is no number": ({"step": lambda w, x: (w, x), "data": np.ones(8)}, "metric 'loss' must be a scalar"),
-    "a metric that is not there": (
-        {"stop_early": StopEarly("test/error")},
-        "names the metric 'test/error', but there is",
-    ),
+    "a metric that is not there": ({"stop_early": StopEarly("test/error")}, "names 'test/error', but there is"),
     "integers that JAX would cut": ({"data": np.array([2**40] * 8)}, "holds 1099511627776"),
     "a state of flax's": ({"step": px.train_step(lambda w, x: w)}, "a step takes a px.TrainState"),
     "no epochs": ({"epochs": None}, "give either epochs or steps"),

@@ -158,7 +158,7 @@ def dev(step: Any, **options: Any) -> px.Evaluate:
 
 
 NOT_OK = start().replace(ok=jnp.array(False))
-NO_DEV = "'test/loss', but there is 'loss'; write one of these, or evaluate="
+NO_DEV = "names 'test/loss', but there is 'loss'; write one of these, or evaluate="
 ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (run(jax.random.PRNGKey(0)), px.DataError, "does not give batches anew.*without data, give a key: jax.random.key"),
     (run({"x": 1}), px.DataError, r"data is a dict, .*px.loader"),

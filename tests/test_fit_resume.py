@@ -147,7 +147,7 @@ def test_fit_saves_what_was_evaluated_best_though_no_checkpoint_is_due(tmp_path:
 
 def test_fit_refuses_a_best_of_a_metric_that_is_not_given_and_keeps_what_was_saved(tmp_path: Path) -> None:
     checkpoints = px.Checkpoints(tmp_path / "runs", every=2, best=("test/los", "min"))
-    with pytest.raises(px.DataError, match=r"names the metric 'test/los', but there is .*'test/loss'"):
+    with pytest.raises(px.DataError, match=r"names 'test/los', but there is .*'test/loss'"):
         run(tmp_path, checkpoint=checkpoints)
     assert px.Checkpoints(tmp_path / "runs").latest == 4
 

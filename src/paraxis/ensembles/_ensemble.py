@@ -277,7 +277,7 @@ class Ensemble:
         fn = _members.called if fn is None else fn
         args, _ = pytrees.arguments("ensemble", args, {})
         leaves, structure = jax.tree.flatten(args)
-        axes = [None] * len(leaves) if in_axes is None else pytrees.broadcast_prefix(in_axes, args)
+        axes = pytrees.broadcast_prefix(in_axes, args)
         if not {*axes} <= {0, None}:
             raise DataError(f"ensemble: in_axes must be 0 or None for each of {len(args)} arguments, got {in_axes}")
         own = tuple([entry == 0 for entry in axes])

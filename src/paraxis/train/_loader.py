@@ -90,11 +90,11 @@ def loader(
         write = "px.loader(source, 32); a list of batches is data for px.fit as it is"
         size = check.count("px.loader", "batch_size", batch_size, write=write, error=DataError)
         num_rows, read, leaves, tree = batches
-        chosen = None if rows is None else np.asarray(rows)
-        if chosen is not None:
-            if chosen.dtype.kind not in "iu" or chosen.ndim not in (1, 2) or not np.isin(chosen, range(num_rows)).all():
+        if rows is not None:
+            rows = np.asarray(rows)
+            if rows.dtype.kind not in "iu" or rows.ndim not in (1, 2) or not np.isin(rows, range(num_rows)).all():
                 raise DataError(f"px.loader: rows must be numbers of the source's {num_rows} rows, (m,) or (size, m)")
-            num_rows = chosen.shape[-1]
+            num_rows = rows.shape[-1]
         if weights is not None:
             weights = np.asarray(weights, float)
             is_share = weights.shape == (num_rows,) and bool((weights >= 0).all()) and 0 < weights.sum() < np.inf
@@ -105,13 +105,13 @@ def loader(
                 )
             weights = np.cumsum(weights)
         order = Order(num_rows, size, shuffle is not False, bool(drop_last), seed, weights)
-        batches = Rows(order, read, leaves, chosen)
+        batches = Rows(order, read, leaves, rows)
         if not batches.length:
             raise DataError(f"px.loader: with drop_last there is no batch of {size}, as source has {num_rows} rows")
         plain = [leaf for leaf in leaves.values() if type(leaf) is np.ndarray and transform is None]
         if plain and len(plain) == len(leaves):
             nbytes = sum(leaf.nbytes for leaf in plain)
-            batches.arrays = tree if chosen is not None or nbytes <= 2**30 else None
+            batches.arrays = tree if rows is not None or nbytes <= 2**30 else None
             batches.is_kept = all(leaf.dtype in _KEPT for leaf in plain)
             read_ahead = read_ahead if nbytes * size > _QUICK * len(plain[0]) else 0
     elif batch_size is not None or shuffle or drop_last or rows is not None or weights is not None or threads > 1:

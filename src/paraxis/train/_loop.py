@@ -150,8 +150,7 @@ class Loop:
 
     @property
     def is_over(self) -> bool:
-        following = self.next
-        is_done = following.number >= self.steps if self.steps is not None else following.epoch >= (self.epochs or 0)
+        is_done = self.next.number >= self.steps if self.steps is not None else self.next.epoch >= (self.epochs or 0)
         return self.verdict.reason is not None or is_done
 
     @property
@@ -274,15 +273,12 @@ class Loop:
             if self._sources.setdefault(name, evaluation) != evaluation:
                 raise DataError(f"px.fit: two things are called {name!r}; write px.Evaluate(…, name='second')")
         for argument, metric in self._named.items():
-            if metric in self._sources or any(
-                metric.startswith(f"{name}/") for name in self.evaluations.keys() - {*self._sources.values()}
-            ):
-                continue
-            names = ", ".join(map(repr, self._sources)) or "none"
-            raise DataError(
-                f"px.fit: {argument} names the metric {metric!r}, but there is {names}; write one of these, or "
-                "evaluate=px.Evaluate(px.eval_step(loss), data, name='test')"
-            )
+            awaited = self.evaluations.keys() - {*self._sources.values()}
+            if metric not in self._sources and not any(metric.startswith(f"{name}/") for name in awaited):
+                names = ", ".join(map(repr, self._sources)) or "none"
+                raise DataError(
+                    f"px.fit: {argument} names {metric!r}, but there is {names}; write one of these, or evaluate=…"
+                )
 
     def _judge(self, record: Record) -> None:
         """Keep the state, or those of members, that are better than before."""
@@ -309,9 +305,8 @@ class Loop:
             step, sums = position.number + 2 - count + k, metrics
             if shape:
                 sums = {name: Mean(mean.total[:, k], mean.weight[:, k]) for name, mean in metrics.items()}
-            for name in sums.keys() & {"loss", "grad_norm"} if not shape else ():
-                if not math.isfinite(sums[name].compute()):
-                    raise self._failed(stretch, sums)
+            elif not all(math.isfinite(sums[name].compute()) for name in sums.keys() & {"loss", "grad_norm"}):
+                raise self._failed(stretch, sums)
             self._require_named(sums)
             self.recorder.add_step(step, position.epoch, sums)
             if self.reporters or self.callbacks:

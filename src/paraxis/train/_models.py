@@ -75,7 +75,6 @@ def _mask(params: Any, train: Any) -> list[Any]:
 
 
 def combine(params: Any, frozen: Any) -> Any:
-    """Return all parameters."""
     if frozen is None:
         return params
     return jax.tree.map(lambda x, other: other if x is None else x, params, frozen, is_leaf=lambda x: x is None)
