@@ -91,7 +91,7 @@ def stepped(fn: Any = plain_loss, batch: Any = None, state: px.TrainState = STAT
 UNEVEN = {"x": np.ones((3, 2)), "y": np.ones(4)}
 REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (create(nnx.Dropout(0.5)), px.StateError, "no arrays to train"),
-    (create({"n": np.arange(3)}), px.StateError, r"params\['n'\] is no floating array, as what is trained"),
+    (create({"n": np.arange(3)}), px.StateError, r"params\['n'\] is no floating array to be trained"),
     (create(Net(), train={"first": True}), px.StateError, "train= says {'first': True} .* write train=lambda"),
     (create({"w": jnp.ones(1)}, train="w"), px.StateError, "train= says 'w' of a parameter"),
     (create(Net(), train=nnx.BatchStat), px.StateError, r"of {'first'.*, train= leaves no arrays to train"),

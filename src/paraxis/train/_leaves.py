@@ -51,12 +51,11 @@ def split(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def load(directory: Path, record: Mapping[str, Any], targets: Mapping[str, Any]) -> dict[str, Any]:
-    arrays = {path: x for path, x in targets.items() if path not in record["values"] and 0 not in x.shape}
+    wanted = {path: _abstract(x) for path, x in targets.items() if path not in record["values"] and 0 not in x.shape}
     ocp = orbax()
     context = ocp.Context()
     context.pytree.loading.partial_load = True
     with context:
-        wanted = {path: _abstract(x) for path, x in arrays.items()}
         loaded = ocp.load(directory, wanted, checkpointable_name="state") if wanted else {}
     return {path: _like(x, record, loaded, path) for path, x in targets.items()}
 

@@ -141,7 +141,7 @@ class TrainState:
             which = "the model has" if train is None else f"of {jax.tree.map(jnp.shape, self.params)}, train= leaves"
             raise StateError(f"TrainState.create: {which} no arrays to train")
         if others := [name for name, x in trained.items() if not _models.is_a(jnp.inexact, x)]:
-            raise StateError(f"TrainState: {others[0]} is no floating array, as what is trained; use train=, mutable=")
+            raise StateError(f"TrainState: {others[0]} is no floating array to be trained; write train= or mutable=")
         restarted = self.replace(
             step=jnp.zeros((), jnp.int32),
             params=params,

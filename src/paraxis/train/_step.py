@@ -97,7 +97,7 @@ class _Step(abc.ABC):
 
     def _key(self, state: TrainState) -> Any:
         if self._fn.needs_key and state.key is None:
-            raise StateError(f"{self._what}: the loss takes a random key, but the state has none: create(…, key=…)")
+            raise StateError(f"{self._what}: the function takes a random key, but the state has none: create(…, key=…)")
         return None if state.key is None else jax.random.fold_in(state.key, state.step)
 
     def _scan(
