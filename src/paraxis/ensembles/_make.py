@@ -4,12 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from paraxis._core import arrays, check, placing, verbs
 from paraxis._core.record import Lowering
 from paraxis.ensembles import _members
 from paraxis.ensembles._ensemble import Ensemble, padded
-from paraxis.errors import AxisError, StateError, axis_advice
+from paraxis.errors import AxisError, DataError, StateError, axis_advice
 
 
 @check.renamed(name="axis_name")
@@ -74,10 +76,12 @@ def ensemble(
         forms.append(form)
         return state
 
-    if is_abstract:
-        keys = jax.eval_shape(lambda key: verbs.keys(key, axis), key)
-    else:
-        keys = verbs.keys(_members.one_key("ensemble", key), axis)
+    if not isinstance(key, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
+        key = jax.random.key(check.count("ensemble", "key", key, least=0, write="key=0"), impl="threefry2x32")
+    elif not is_abstract and "rbg" in str(jax.random.key_impl(key)):
+        raise DataError("ensemble: draws of an rbg key depend on the devices; write key=0, or a key of threefry2x32")
+    make_keys = lambda key: verbs.keys(key, axis)  # noqa: E731
+    keys = jax.eval_shape(make_keys, key) if is_abstract else make_keys(jnp.asarray(key))
     with placing.without_context():
         placement = placing.place(axis)
         make_all = lambda keys, args: padded(verbs.map_fn(one, (keys, *args), axis, lowering="vmap"), placement)  # noqa: E731

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import check, pytrees
-from paraxis.errors import DataError, StateError
+from paraxis._core import pytrees
+from paraxis.errors import StateError
 from paraxis.train import TrainState
 from paraxis.train._models import is_a
 
@@ -171,12 +171,3 @@ def _arrays(names: Sequence[str], leaves: Sequence[Any]) -> State:
 def _impl(leaf: Any) -> Any:
     """Return the implementation of random keys; ``None`` of other arrays."""
     return jax.random.key_impl(leaf) if is_a(jax.dtypes.prng_key, leaf) else None
-
-
-def one_key(who: str, key: Any) -> jax.Array:
-    """Return one random key, of one or of a seed."""
-    if not isinstance(key, (jax.Array, np.ndarray)):
-        return jax.random.key(check.count(who, "key", key, least=0, write="key=0"), impl="threefry2x32")
-    if "rbg" in str(jax.random.key_impl(key)):
-        raise DataError(f"{who}: draws of an rbg key depend on the devices; write key=0, or a key of threefry2x32")
-    return jnp.asarray(key)
