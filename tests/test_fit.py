@@ -158,7 +158,7 @@ def dev(step: Any, **options: Any) -> px.Evaluate:
 
 
 NOT_OK = start().replace(ok=jnp.array(False))
-NO_DEV = "names 'test/loss', but there is 'loss'; write one of these, or evaluate="
+NO_DEV = "names 'test/loss', but there is 'loss'; write one, or evaluate="
 ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (run(jax.random.PRNGKey(0)), px.DataError, "does not give batches anew.*without data, give a key: jax.random.key"),
     (run({"x": 1}), px.DataError, r"data is a dict, .*px.loader"),
@@ -174,7 +174,7 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (run([0, 1], _raising), ZeroDivisionError, r"raised by step 3 \(number 1 of"),
     (run(_breaking), OSError, "data: raised when batch number 4 of epoch 1"),
     (run(lambda: iter([0]), step, start().replace(step=jnp.int32(3))), px.DataError, "a state after 3 steps continues"),
-    (run(data(), step, NOT_OK), px.StateError, "a loss or gradient that was not finite"),
+    (run(data(), step, NOT_OK), px.StateError, "has met NaN or infinity"),
 ]
 
 

@@ -326,9 +326,7 @@ class Ensemble:
         with interrupts, noted(note, of=jax.errors.UnexpectedTracerError):
             members, out = program(self._members, args)
             if isinstance(next(iter(members.values())), jax_api.Tracer):
-                raise StateError(
-                    "ensemble.train changes members, so JAX cannot trace it; write px.map_fn(step, (ens.stacked(), …))"
-                )
+                raise StateError("ens.train changes members, so JAX cannot trace it; write px.map_fn of ens.stacked()")
             self._members = members
         return out
 

@@ -51,9 +51,7 @@ class Form:
         else:
             graphdef, tree = _nnx().split(parts, graph=True)
             if graphdef != self.graphdef or jax.tree.structure(tree) != self.structure:
-                raise StateError(
-                    "ensemble.train: step changed more than variables, such as an attribute or train(); do that in make"
-                )
+                raise StateError("ensemble.train: step changed more than variables, say an attribute; do that in make")
         new = _arrays(self.names, jax.tree.leaves(tree))
         require_alike("ensemble.train: step changed", state, new)
         return new, out
@@ -123,9 +121,7 @@ def require_same_form(what: str, ours: Form, theirs: Form) -> None:
     """Raise unless two members differ in their arrays only: those of one ensemble share all else."""
     if not _equal(ours, theirs, {}):
         odd = ", ".join(sorted({*ours.names} ^ {*theirs.names})) or "functions or settings: an activation, a rate"
-        raise StateError(
-            f"{what} differs from the others in {odd}, which all share; keep what differs in an array of the member"
-        )
+        raise StateError(f"{what} differs from the others in {odd}, which all share; keep what differs in an array")
 
 
 def _equal(a: Any, b: Any, seen: dict[tuple[int, int], Any]) -> bool:

@@ -135,9 +135,7 @@ class Log(Reporter):
         self._file = self._path.open("ab", buffering=0)  # each line is the system's at once, and stays after a kill
         content = self._path.read_bytes()
         if not _MARK.startswith(content[: len(_MARK)]):
-            raise DataError(
-                f"px.fit: log: {self._path} is not a log of px.fit, so it was not touched; give another path"
-            )
+            raise DataError(f"px.fit: log: {self._path} is not a log of px.fit, and is left alone; give another path")
         kept = 0
         with contextlib.suppress(ValueError):  # of the last line, half written
             for line in content.splitlines(keepends=True) if start else ():

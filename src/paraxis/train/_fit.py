@@ -149,9 +149,7 @@ def fit(
     if isinstance(state, TrainState):
         require_arrays("px.fit", state)
         if not bool(state.ok):
-            raise StateError(
-                "px.fit: this state met a loss or gradient that was not finite; write state.replace(ok=jnp.array(True))"
-            )
+            raise StateError("px.fit: this state has met NaN or infinity; write state.replace(ok=jnp.array(True))")
     if (epochs is None) == (steps is None):
         raise DataError(f"px.fit: give either epochs or steps, got {epochs} and {steps}; write epochs=10")
     if isinstance(checkpoint, (str, os.PathLike)):
@@ -167,8 +165,7 @@ def fit(
     needs_all = evaluate or stop_early or checkpoint or trained.shape
     if processes.members is not None and (needs_all or (batches.length is None and not isinstance(batches, Keys))):
         raise StateError(
-            "px.fit: with px.initialize(lost='continue'), it trains one state on data of a known length, or on a key, "
-            "without evaluate=, stop_early= and checkpoint=, which need all processes"
+            "px.fit: lost='continue' takes one state, data of a known length, no evaluate=, stop_early=, checkpoint="
         )
     listed = [evaluate] if isinstance(evaluate, Evaluate) else [*(evaluate or ())]
     evaluations = {one.name: one for one in listed}

@@ -115,9 +115,7 @@ def loader(
             batches.is_kept = all(leaf.dtype in _KEPT for leaf in plain)
             read_ahead = read_ahead if nbytes * size > _QUICK * len(plain[0]) else 0
     elif batch_size is not None or shuffle or drop_last or rows is not None or weights is not None or threads > 1:
-        raise DataError(
-            "px.loader: source gives batches; leave batch_size and what follows out, or pass data_loader.dataset"
-        )
+        raise DataError("px.loader: source gives batches; leave batch_size and what follows out, or pass its .dataset")
     return Loader(batches, _batches.axis_of("px.loader", axis), seed, read_ahead, transform, threads)
 
 

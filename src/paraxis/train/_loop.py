@@ -276,9 +276,7 @@ class Loop:
             awaited = self.evaluations.keys() - {*self._sources.values()}
             if metric not in self._sources and not any(metric.startswith(f"{name}/") for name in awaited):
                 names = ", ".join(map(repr, self._sources)) or "none"
-                raise DataError(
-                    f"px.fit: {argument} names {metric!r}, but there is {names}; write one of these, or evaluate=…"
-                )
+                raise DataError(f"px.fit: {argument} names {metric!r}, but there is {names}; write one, or evaluate=…")
 
     def _judge(self, record: Record) -> None:
         """Keep the state, or those of members, that are better than before."""
@@ -411,9 +409,7 @@ def _start_of(data: Batches, state: Any, otherwise: int) -> Position:
     step = getattr(state, "step", None)
     number = otherwise if step is None or callable(step) else int(step)
     if number and data.length is None and not isinstance(data, Keys):
-        raise DataError(
-            f"px.fit: data has no length, by which a state after {number} steps continues; give a loader, or a list"
-        )
+        raise DataError(f"px.fit: data has no length, by which a state after {number} steps continues; give a loader")
     return Position.of(number, data.length)
 
 

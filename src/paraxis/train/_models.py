@@ -116,9 +116,7 @@ def _nnx(module: Any) -> _Parts:
         def after() -> Any:
             _, written, rest = nnx.split(model, nnx.Param, ...)
             if any(a is not b for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(written), strict=True)):
-                raise StateError(
-                    "px.train_step: the loss function wrote a parameter of the module; write an nnx.Variable instead"
-                )
+                raise StateError("px.train_step: the loss function wrote a parameter; write an nnx.Variable instead")
             return nnx.to_pure_dict(rest) or None
 
         return model, after
@@ -133,9 +131,7 @@ def _nnx(module: Any) -> _Parts:
 
 def _linen(module: Any, key: Any, sample: Any) -> _Parts:
     if key is None or sample is None:
-        raise StateError(
-            "TrainState.create: a Linen module needs a key and a sample; write key=jax.random.key(0), sample=x[:1]"
-        )
+        raise StateError("TrainState: a Linen module needs a key and sample; write key=jax.random.key(0), sample=x[:1]")
     named = sample if isinstance(sample, Mapping) else {}
     variables = dict(module.init(key, *(() if named else sample if isinstance(sample, tuple) else (sample,)), **named))
 

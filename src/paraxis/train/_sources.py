@@ -135,8 +135,7 @@ class Batches(Protocol):
                 del batch  # it may be large
             if not count:
                 raise DataError(
-                    f"{self.what} has no batches in epoch {epoch + 1}; if it can be iterated only once, give a "
-                    "function that makes it again: lambda epoch: read_batches(epoch)"
+                    f"{self.what} has no batches in epoch {epoch + 1}; of a generator, give the function that makes it"
                 )
             skip = max(0, skip - count) if epoch >= start.epoch else skip
 

@@ -108,9 +108,7 @@ class TrainState:
             key = jax.random.wrap_key_data(jnp.asarray(key))
         form, params, rest = _models.split(model, key, sample)
         if mutable is not None and rest is not None:
-            raise StateError(
-                f"TrainState.create: a {type(model).__name__} has mutable state of its own; leave mutable= out"
-            )
+            raise StateError(f"TrainState: a {type(model).__name__} has mutable state of its own; leave mutable= out")
         mutable, none = mutable if rest is None else rest, jnp.zeros(())
         return cls(none, params, None, None, mutable, key, None, extra, none, form, optimizer, ema).restart(train=train)
 
@@ -192,9 +190,7 @@ class TrainState:
 def require_arrays(what: str, state: TrainState) -> None:
     """Refuse a state that a step has consumed."""
     if isinstance(state.step, jax.Array) and not isinstance(state.step, jax_api.Tracer) and state.step.is_deleted():
-        raise StateError(
-            f"{what}: the arrays of this state were donated to an earlier step; use its result, or donate=False"
-        )
+        raise StateError(f"{what}: the arrays of this state were donated to an earlier step; go on from its result")
 
 
 _SMALL = 1024  # elements: what has fewer is left whole, as to bring it together costs more than it takes to keep
