@@ -58,7 +58,7 @@ class Devices:
     def __init__(self, placement: placing.Placement) -> None:
         self.placement = placement
         self.whole, self.blocks = arrays.sharding(placement, ()), arrays.sharding(placement)
-        self.waits = self.blocks is not None and placement.num_devices > 1 and jax.default_backend() == "cpu"
+        self.waits = placement.is_on_cpu_devices
 
     def lay_out(self, what: str, batch: Any, microbatches: int = 1) -> tuple[Any, int]:
         """Return a whole batch, which each process has, in blocks over the devices, and its number of rows."""

@@ -152,7 +152,7 @@ class Checkpoints:
         """
         processes.require_joined("px.Checkpoints")
         if processes.members is not None:
-            raise StateError("px.Checkpoints: with lost='continue', which lets processes die, save by np.savez in one")
+            raise StateError("px.Checkpoints need all processes; with lost='continue', save by np.savez in one")
         step = check.count("Checkpoints.save", "step", step, least=0, write="int(state.step)", error=DataError)
         plain = lambda x: x.tolist() if hasattr(x, "tolist") else vars(x)  # noqa: E731  # an array, a record
         noted: dict[str, Any] = json.loads(json.dumps(dict(notes or {}), default=plain))

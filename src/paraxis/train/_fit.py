@@ -165,7 +165,8 @@ def fit(
     needs_all = evaluate or stop_early or checkpoint or trained.shape
     if processes.members is not None and (needs_all or (batches.length is None and not isinstance(batches, Keys))):
         raise StateError(
-            "px.fit: lost='continue' takes one state, data of a known length, no evaluate=, stop_early=, checkpoint="
+            "px.fit: members, data of unknown length, evaluate=, stop_early= and checkpoint= need all processes, which "
+            "px.initialize(lost='continue') lets die"
         )
     listed = [evaluate] if isinstance(evaluate, Evaluate) else [*(evaluate or ())]
     evaluations = {one.name: one for one in listed}
