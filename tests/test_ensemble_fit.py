@@ -283,6 +283,16 @@ def test_ensemble_fit_refuses_what_would_be_wrong_in_silence(case: str) -> None:
         two.fit(**(words | wrong))
 
 
+@pytest.mark.parametrize(("backend", "which"), [("cpu", "step 1 "), ("gpu", "one of the steps 1 to 2;")])
+def test_ensemble_fit_names_the_steps_that_raise(monkeypatch: Any, backend: str, which: str) -> None:
+    """Where an epoch is one program, as on a GPU whatever it costs, these are all of them."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    two = px.ensemble(jax.random.normal, 2, 0, mesh=mesh_of(2))
+    with pytest.raises(TypeError, match="incompatible shapes") as raised:
+        two.fit(lambda w, x: w + x + jnp.ones(3), np.ones(8), batch_size=4, epochs=1, progress=False)
+    assert f"raised by {which}" in raised.value.__notes__[-1]
+
+
 @pytest.mark.parametrize("rows", [[[0, 1]], [0, 9], [0.5]])
 def test_loader_refuses_rows_that_are_none_of_its_source(rows: Any) -> None:
     with pytest.raises(px.DataError, match=r"rows must be numbers of the source's 8 rows|rows=rows"):

@@ -108,7 +108,10 @@ def _pays_to_scan(program: Any, *args: Any) -> bool:
     """Return whether a loop on the devices is quicker than a call for each step. On CPU it runs on one thread."""
     if jax.default_backend() != "cpu":
         return True
-    traced = program.trace(*args)
+    try:
+        traced = program.trace(*args)
+    except Exception:  # the step itself raises the same, and is named
+        return False
     known, types = _scanned.setdefault(program, {}), tuple(traced.jaxpr.in_avals)
     if types not in known:
         is_slow = jax_api.holds(traced.jaxpr.jaxpr, "conv_general_dilated")
