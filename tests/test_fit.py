@@ -163,6 +163,7 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (run(jax.random.PRNGKey(0)), px.DataError, "does not give batches anew.*without data, give a key: jax.random.key"),
     (run({"x": 1}), px.DataError, r"data is a dict, .*px.loader"),
     (run((np.ones(6), np.ones(6))), px.DataError, r"data is a tuple.*px.loader"),
+    (run([0], lambda s, b: {"loss": 1.0, "norm": 2.0}), px.StateError, r"step returned a dict; write return state"),
     (run(list), px.DataError, "data has no batches in epoch 1"),
     (run([0], evaluate=[dev(_ok), dev(_ok)]), px.DataError, "two evaluations have one name"),
     (run([0], lambda model, x: model(x)), TypeError, r"raised by step 1 .*if it is a loss function, write px\.train_s"),

@@ -210,11 +210,10 @@ def test_stream_reads_each_element_once_a_pass_and_knows_the_passes_before(name,
         return jax.value_and_grad(PROGRAMS[name])(w, x, y)
 
     groups = px.Groups(Rows(X))
-    with px.Stream(at_once=1) as stream:
-        schedule = stream.passes(fn, W, groups, other)
-        assert (schedule.num_passes, schedule.kept) == (passes, [()] * kept)
-        assert [count for count, _ in schedule.chunks] == [8, 4]
-        run = stream.jit(fn)
+    stream = px.Stream(at_once=1)
+    schedule, run = stream.passes(fn, W, groups, other), stream.jit(fn)
+    assert (schedule.num_passes, schedule.kept) == (passes, [()] * kept)
+    assert [count for count, _ in schedule.chunks] == [8, 4]
     run(W, groups, other)
     assert np.bincount(read)[1:].tolist() == [reads] * (N - 1)  # the first one also says what all look like
     count = len(traces)

@@ -281,16 +281,10 @@ def test_train_state_begins_in_parts_where_its_step_lays_it() -> None:
     assert_near(trained(state, step, [rows(6)])[0].params, trained(make(), step, [rows(6)])[0].params)
 
 
-@pytest.mark.parametrize(
-    ("shard", "words"),
-    [
-        (lambda name, x: 2 if name == "w" else None, "shard= says dimension 2 of 'w', which has 2"),
-        (lambda name, x: -1, "shard= says dimension -1 of"),
-        ("parms", r"shard must be one of None, 'params', got 'parms'"),
-    ],
-)
-def test_train_step_refuses_a_dimension_that_is_not_there(shard: Any, words: str) -> None:
-    with pytest.raises(px.StateError, match=words):
+@pytest.mark.parametrize("dimension", [2, -3])
+def test_train_step_refuses_a_dimension_that_is_not_there(dimension: int) -> None:
+    shard = lambda name, x: dimension if name == "w" else None  # noqa: E731
+    with pytest.raises(px.StateError, match=f"shard= says dimension {dimension} of 'w', which has 2"):
         px.train_step(plain_loss, axis=axis(8), shard=shard)(plain_state(), rows(6))
 
 

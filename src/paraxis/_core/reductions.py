@@ -225,7 +225,7 @@ def _dtype(kind: str, dtype: Any, is_wide: bool) -> Any:
 def identity(kind: str, dtype: Any) -> np.ndarray:
     """Return the element ``()`` that a reduction does not notice."""
     if kind in ("sum", "any", "all") or dtype == bool:
-        return np.array(kind in ("all", "min"), dtype)
+        return np.invert(np.zeros((), dtype)) if kind in ("all", "min") else np.zeros((), dtype)
     if jnp.issubdtype(dtype, jnp.inexact):
         return np.array(-np.inf if kind == "max" else np.inf, dtype)
     return np.array(jnp.iinfo(dtype).min if kind == "max" else jnp.iinfo(dtype).max, dtype)

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from paraxis._core import arrays, jax_api, lowerings, maps, sums
 from paraxis._core.jax_api import JaxprEqn, Literal
@@ -93,8 +92,7 @@ def _masked(kind: str, x: Any, dim: int | None, real: jax.Array | None) -> Any:
     """Return an operand of a reduction in which rows that are not real go unnoticed."""
     if dim is None or real is None:
         return x
-    unnoticed = np.invert(np.zeros((), x.dtype)) if kind == "all" else identity(kind, x.dtype)
-    return jnp.where(jnp.expand_dims(real, [d for d in range(x.ndim) if d != dim]), x, unnoticed)
+    return jnp.where(jnp.expand_dims(real, [d for d in range(x.ndim) if d != dim]), x, identity(kind, x.dtype))
 
 
 class Plan:

@@ -42,7 +42,7 @@ class Schedule(NamedTuple):
     kept: list[tuple[int, ...]]
 
 
-class Stream(contextlib.AbstractContextManager["Stream"]):
+class Stream:
     """Runs a program over more elements than memory holds: chunk by chunk, on all devices of all processes.
 
     ``Stream(at_once=64).run(fn, *args)`` gives what ``fn(*args)`` gives, to rounding, where ``fn`` is a program, its
@@ -110,9 +110,6 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
         self._map, self._each, self._out = map, each, None if out is None else Path(out)
         self.checkpoint, self._progress = checkpoint, progress
         self._masks, self.lost = lost == "mask", dict[int, str]()
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def run(self, fn: Callable[..., _R], *args: Any) -> _R:
         """Return ``fn(*args)``, in which groups stand for arrays of all their elements.

@@ -130,8 +130,10 @@ class Loader(Batches):
         self._is_tried = jax.process_count() == 1
 
     def __len__(self) -> int:
-        """Batches of an epoch; a TypeError of Python's if the source gives batches and does not say how many."""
-        return self.length  # pyright: ignore[reportReturnType]
+        """Batches of an epoch; a TypeError if the source gives batches and does not say how many."""
+        if self.length is None:
+            raise TypeError("px.loader: the source does not say how many batches an epoch has; count steps instead")
+        return self.length
 
     def batches(self, start: int = 0) -> Generator[Any, None, None]:
         """Yield batches without end, epoch after epoch, from batch number ``start``, counted from the first epoch.
@@ -152,9 +154,12 @@ class Loader(Batches):
     def rows(self, number: int) -> np.ndarray:
         """Return the row numbers of a batch, int64 ``(num_rows,)``; batches are counted from the first epoch.
 
-        A source that gives batches does not tell which rows are in them: there it is an AttributeError.
+        Raises:
+            DataError: if the source gives batches, whose rows are not known.
         """
-        return self.source.order.rows(number)  # pyright: ignore[reportAttributeAccessIssue]
+        if not isinstance(self.source, Rows):
+            raise DataError("px.loader: the source gives batches, and does not tell which rows are in them")
+        return self.source.order.rows(number)
 
     def describe(self) -> dict[str, Any]:
         """Return a JSON description of the data, as far as it is known without reading them, and of their order.

@@ -73,7 +73,10 @@ class Trained:
 
     def advance(self, batch: Any, active: np.ndarray | None) -> Any:
         """Take steps, with the members that are active; return metrics under way."""
-        self.state, metrics = self.step(self.state, batch)
+        result = self.step(self.state, batch)
+        if not isinstance(result, tuple) or len(result) != 2:  # a dict of two would be taken apart
+            raise StateError(f"px.fit: step returned a {type(result).__name__}; write return state, {{'loss': loss}}")
+        self.state, metrics = result
         return send(metrics)
 
     def evaluate(self, step: Any, batch: Any) -> Any:

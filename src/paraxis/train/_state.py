@@ -210,8 +210,10 @@ def shardings(state: TrainState, placement: Placement, shard: Any) -> Any:
     split = {}
     for path, x in jax.tree_util.tree_leaves_with_path(_models.combine(state.params, state.frozen)):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
-        entry = rule(name, x)
-        entry = range(x.ndim)[entry] if isinstance(entry, int) else entry
+        if isinstance(entry := rule(name, x), int):
+            if not -x.ndim <= entry < x.ndim:
+                raise StateError(f"px.train_step: shard= says dimension {entry} of {name!r}, which has {x.ndim}")
+            entry %= x.ndim
         sharding: Any = whole if entry is None else arrays.sharding(placement, entry)
         sharding.shard_shape(x.shape)  # an error of JAX's, if its parts would not be equal
         split[path] = x.shape, sharding
