@@ -240,7 +240,7 @@ def test_estimators_say_that_a_fit_was_cut_short() -> None:
 @pytest.mark.parametrize(
     ("estimator", "y", "weight", "match"),
     [
-        (solve.LogisticRegression(), TWO, (TWO == "yes") * 1.0, r"two classes need rows.*, got \['yes'\]"),
+        (solve.LogisticRegression(), TWO, (TWO == "yes") * 1.0, r"got one class, \['yes'\], in rows of positive"),
         (solve.Ridge(), np.ma.masked_less(Y, 0), None, "Ridge: y is a MaskedArray, which leaves entries out"),
         (solve.LogisticRegression(C=-1.0), TWO, None, "LogisticRegression: C must be a number above 0, got -1.0"),
         (solve.LogisticRegression(devices=9), TWO, None, "devices must be from 1 to 8, as many as there are, got 9"),

@@ -85,7 +85,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
             weight = (weight * factors[number]).astype(weight.dtype)
         there = np.unique(y[weight > 0]).tolist()
         if len(there) < 2 or np.any(weight < 0):
-            raise DataError(f"{self._who}: two classes need rows of positive weight, none negative, got {there[:2]}")
+            raise DataError(f"{self._who}: got one class, {there[:2]}, in rows of positive weight, or a negative one")
         outputs = () if len(self.classes_) == 2 else (len(self.classes_),)
         return Posed(glm("softmax" if outputs else "logistic"), number, weight, outputs)
 
