@@ -376,6 +376,7 @@ def exchanges(by: Any, outer: Any, inner: Any) -> dict[str, Fn]:
 
 
 SIZES = [(6, 4), (16, 4), (6, 16), (3, 50), (2, 2), (8, 16)]
+ENDS = "outer ppermute", "inner"  # the process, by a failed check of XLA's on a third axis, says docs/placement.md
 # Axes of one program, which divide the devices; each an axis by itself; or over axes of a mesh, given or set.
 WHERE: dict[str, Mesh | None] = {
     "declared": None,
@@ -393,7 +394,7 @@ WHERE: dict[str, Mesh | None] = {
           [*itertools.product(exchanges(px, (), ()), SIZES, [*WHERE][:2]),
            *(case for case in itertools.product(exchanges(px, (), ()), [(4, 8), (3, 5)], [*WHERE][2:])
              if case[::2] != ("inner", "Explicit")  # a ring of both, of which JAX cannot tell the types
-             and case != ("swap", (3, 5), "a third axis"))]), ids=str,  # docs/placement.md: XLA ends the process
+             and not (case[2] == "a third axis" and (case[0] in ENDS or case[:2] == ("swap", (3, 5)))))]), ids=str,
 )  # fmt: skip
 def test_inner_maps_exchange_values_along_outer_axes(name: str, sizes: tuple[int, int], where: str) -> None:
     given, is_set = WHERE[where], where == "Explicit"
