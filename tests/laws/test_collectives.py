@@ -15,7 +15,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 import paraxis as px
-from tests._support import PLACEMENTS, assert_close, at_night, axis_on, values
+from tests._support import ALL_PLACEMENTS, PLACEMENTS, assert_close, at_night, axis_on, values
 
 NAME = "rows"
 
@@ -63,18 +63,29 @@ def test_collectives_and_their_derivatives_are_those_of_vmap(placement: tuple[in
     assert_close(jax.jit(here)(x), jax.jit(there)(x), rtol=1e-4, atol=1e-3)
 
 
-def test_collectives_give_zero_to_those_who_are_sent_nothing() -> None:
-    """As under ``jax.pmap``, with one element on each device; ``vmap`` asks for whole permutations."""
-    axis, x = axis_on(8, 8), np.asarray(values(8, 2))
-    to_the_right = [(i, i + 1) for i in range(axis.size - 1)]
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("placement", ALL_PLACEMENTS, ids=str)
+def test_who_is_sent_nothing_has_zero(placement: tuple[int, int]) -> None:
+    """As under ``jax.pmap``, with any number of elements on a device; ``vmap`` asks for whole permutations."""
+    axis = axis_on(*placement)
+    to_the_right, x = [(i, i + 1) for i in range(axis.size - 1)], np.asarray(values(axis.size, 2))
     expected = np.concatenate([np.zeros((1, 2)), x[:-1]])
 
     def here(x: jax.Array) -> jax.Array:
         return px.map_fn(lambda x: lax.ppermute(x, NAME, to_the_right), x, axis)
 
-    assert_close(here(jnp.asarray(x)), expected)
+    for dtype in (float, int, bool, complex):
+        assert_close(here(jnp.asarray(x.astype(dtype))), expected.astype(dtype))
     gradient = jax.grad(lambda y: (here(y) * expected).sum())(jnp.asarray(x))
     assert_close(gradient, np.concatenate([expected[1:], np.zeros((1, 2))]))
+
+
+@pytest.mark.parametrize(("names", "perm"), [(NAME, [(0, 1), (2, 1)]), (("sets", NAME), [(0, 1)])])
+def test_a_permutation_of_two_axes_or_of_an_element_twice_raises(names: Any, perm: Any) -> None:
+    """Rules of ``jax.vmap`` would drop one of the axes."""
+    of_set = partial(px.map_fn, lambda x: lax.ppermute(x, names, perm), axis=px.Axis(NAME, 3))
+    with pytest.raises(px.AxisError, match=r"ppermute over \(.*give one axis, and send from and to each element"):
+        px.map_fn(of_set, values(3, 3), px.Axis("sets", 3))
 
 
 def _in_loops(x: jax.Array) -> Any:

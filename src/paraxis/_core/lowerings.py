@@ -152,7 +152,7 @@ def _by_vmap(m: Map, operands: Sequence[Any]) -> list[jax.Array]:
 
     def over(*rows: jax.Array) -> list[jax.Array]:
         with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-            body = _whole(_with_maps_carried_out(m.body, dict(m.axis_env), on_one_device=True), placement)
+            body = _gathering(_with_maps_carried_out(m.body, dict(m.axis_env), on_one_device=True), m)
         here = m._replace(body=_inside(body, jax.sharding.get_abstract_mesh(), {}))
         return sums.over_elements(here, rows, None, placement.size, placement.axis.name)
 
@@ -168,28 +168,44 @@ def _in_blocks(x: jax.Array, placement: Placement) -> jax.Array:
     return arrays.in_blocks(x, placement)
 
 
-def _whole(closed: ClosedJaxpr, placement: Placement) -> ClosedJaxpr:
-    """Return a body in which what it gathers over its axis stays whole on each device.
+def _gathering(closed: ClosedJaxpr, m: Map) -> ClosedJaxpr:
+    """Return a body in which what is gathered over its axis stays whole on each device, as what a ``ppermute`` sends.
 
-    Else the compiler divides again what is computed of it: a cumulative sum becomes quadratic (XLA of jaxlib 0.12).
+    Else the compiler divides again what is computed of it (XLA of jaxlib 0.12): a cumulative sum becomes quadratic, and
+    an index ends the process on a mesh of three axes. ``jax.vmap`` has no ``ppermute`` that leaves elements out.
     """
-    name, mesh = placement.axis.name, placement.mesh
-    if mesh is None or placement.is_explicit or not jax_api.holds(closed.jaxpr, "all_gather"):
-        return closed
+    placement, name, size, mesh = m.placement, m.placement.axis.name, m.placement.size, m.placement.mesh
+    if mesh is not None and placement.is_explicit:  # within, all are Auto
+        mesh = mesh.abstract_mesh.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Auto))
+    # JAX 0.12 does not batch a constraint on one dimension of several, as that of a map in the body would be.
+    others = None if placement.has_mesh_alone or jax_api.holds(closed.jaxpr, "px_map") else P.UNCONSTRAINED
 
-    def whole(x: jax.Array) -> jax.Array:
-        others = None if placement.has_mesh_alone else P.UNCONSTRAINED
-        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*[others] * x.ndim)))
+    def whole(x: jax.Array, dim: int = 0) -> jax.Array:
+        spec = P(*[None if i == dim else others for i in range(x.ndim)])
+        return x if mesh is None else jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
+    def permuted(x: jax.Array, *, perm: Sequence[tuple[int, int]], axis_name: tuple[str, ...]) -> jax.Array:
+        source_of = {target % size: source % size for source, target in perm}
+        if not (len(perm) == len(source_of) == len({*source_of.values()}) and len(axis_name) == 1):
+            raise AxisError(f"ppermute over {axis_name}: give one axis, and send from and to each element at most once")
+        sources = jnp.array([source_of.get(i, size) for i in range(size)])
+        rows = whole(jax.lax.all_gather(x, name))
+        return rows.at[sources[jax.lax.axis_index(name)]].get(mode="fill", fill_value=0)
 
     def rule(eqn: JaxprEqn) -> list[JaxprEqn]:
-        if eqn.primitive.name == "all_gather" and name in jax_api.named_axes(eqn):
-            gathered = [jax_api.Var(v.aval) for v in eqn.outvars]
-            pairs = zip(gathered, eqn.outvars, strict=True)
-            return [eqn.replace(outvars=gathered), *(jax_api.call(whole, v).replace(outvars=[w]) for v, w in pairs)]
+        kind, names = eqn.primitive.name, jax_api.named_axes(eqn)
+        if kind == "all_gather" and name in names and mesh is not None:
+            rows, dim = jax_api.Var(eqn.outvars[0].aval), eqn.params["all_gather_dimension"]
+            stays = jax_api.call(functools.partial(whole, dim=dim), rows)
+            return [eqn.replace(outvars=[rows]), stays.replace(outvars=eqn.outvars)]
+        if kind == "ppermute" and name in names:
+            move = jax.jit(functools.partial(permuted, perm=eqn.params["perm"], axis_name=names))
+            return [jax_api.call(move, *eqn.invars, axis_env={name: size}).replace(outvars=eqn.outvars)]
         return [eqn if name in jax_api.bound_axes(eqn) else jax_api.in_bodies(eqn, change)]
 
     change = functools.partial(jax_api.rewrite, rule=rule)
-    return ClosedJaxpr(change(closed.jaxpr), closed.consts)
+    has_any = jax_api.holds(closed.jaxpr, "all_gather", "ppermute")
+    return ClosedJaxpr(change(closed.jaxpr), closed.consts) if has_any else closed
 
 
 def _with_maps_carried_out(closed: ClosedJaxpr, env: Mapping[str, int], *, on_one_device: bool = False) -> ClosedJaxpr:
