@@ -22,7 +22,7 @@ class Size(NamedTuple):
 
 
 BUDGETS = {  # lines
-    "_core": 4_220,  # 3,600 were planned: other interpreters of jaxprs took 200, lanes 535, ppermute of any elements 15
+    "_core": 4_225,  # 3,600 were planned: other interpreters of jaxprs took 200, lanes 535, ppermute of any elements 15
     "_host": 605,  # 600 were planned
     "cli": 420,
     "ensembles": 810,  # 800 were planned
@@ -35,7 +35,7 @@ BUDGETS = {  # lines
     "train": 3_385,  # 3,300 were planned: weights, threads and digests of rows, frozen parameters, members in the loop
     "transforms": 1_300,
 }
-ALL = Size(20_440, 12_315, 150)  # 20,000 and 11,500 were planned: the rooms above say what is over
+ALL = Size(20_445, 12_315, 150)  # 20,000 and 11,500 were planned: the rooms above say what is over
 TESTS = 19_000
 
 

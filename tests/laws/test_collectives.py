@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 import paraxis as px
-from tests._support import ALL_PLACEMENTS, PLACEMENTS, assert_close, at_night, axis_on, values
+from tests._support import ALL_PLACEMENTS, PLACEMENTS, assert_close, at_night, axis_on, mesh_over, values
 
 NAME = "rows"
 
@@ -64,19 +64,20 @@ def test_collectives_and_their_derivatives_are_those_of_vmap(placement: tuple[in
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("placement", ALL_PLACEMENTS, ids=str)
-def test_who_is_sent_nothing_has_zero(placement: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("devices", "size"), ALL_PLACEMENTS)
+def test_who_is_sent_nothing_has_zero(devices: int, size: int) -> None:
     """As under ``jax.pmap``, with any number of elements on a device; ``vmap`` asks for whole permutations."""
-    axis = axis_on(*placement)
-    to_the_right, x = [(i, i + 1) for i in range(axis.size - 1)], np.asarray(values(axis.size, 2))
+    axis, mesh = px.Axis(NAME, size), mesh_over([AxisType.Auto, AxisType.Explicit][size % 2], rows=devices)
+    to_the_right, x = [(i, i + 1) for i in range(size - 1)], np.asarray(values(size, 2))
     expected = np.concatenate([np.zeros((1, 2)), x[:-1]])
 
     def here(x: jax.Array) -> jax.Array:
         return px.map_fn(lambda x: lax.ppermute(x, NAME, to_the_right), x, axis)
 
-    for dtype in (float, int, bool, complex):
-        assert_close(here(jnp.asarray(x.astype(dtype))), expected.astype(dtype))
-    gradient = jax.grad(lambda y: (here(y) * expected).sum())(jnp.asarray(x))
+    with jax.set_mesh(mesh):
+        for dtype in (float, int, bool, complex):
+            assert_close(here(jnp.asarray(x.astype(dtype))), expected.astype(dtype))
+        gradient = jax.grad(lambda y: (here(y) * expected).sum())(jnp.asarray(x))
     assert_close(gradient, np.concatenate([expected[1:], np.zeros((1, 2))]))
 
 

@@ -175,10 +175,12 @@ def _gathering(closed: ClosedJaxpr, m: Map) -> ClosedJaxpr:
     an index ends the process on a mesh of three axes. ``jax.vmap`` has no ``ppermute`` that leaves elements out.
     """
     placement, name, size, mesh = m.placement, m.placement.axis.name, m.placement.size, m.placement.mesh
-    if mesh is not None and placement.is_explicit:  # within, all are Auto
-        mesh = mesh.abstract_mesh.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Auto))
-    # JAX 0.12 does not batch a constraint on one dimension of several, as that of a map in the body would be.
-    others = None if placement.has_mesh_alone or jax_api.holds(closed.jaxpr, "px_map") else P.UNCONSTRAINED
+    has_maps = jax_api.holds(closed.jaxpr, "px_map")
+    is_typed = placement.is_explicit and not has_maps  # as it may be within a map, whose types JAX 0.12 has to tell
+    if mesh is not None and placement.is_explicit:
+        mesh = None if is_typed else mesh.abstract_mesh.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Auto))
+    # JAX 0.12 does not batch a constraint on one dimension of several, as one in a map in the body would be.
+    others = None if placement.has_mesh_alone or has_maps else P.UNCONSTRAINED
 
     def whole(x: jax.Array, dim: int = 0) -> jax.Array:
         spec = P(*[None if i == dim else others for i in range(x.ndim)])
@@ -198,7 +200,7 @@ def _gathering(closed: ClosedJaxpr, m: Map) -> ClosedJaxpr:
             rows, dim = jax_api.Var(eqn.outvars[0].aval), eqn.params["all_gather_dimension"]
             stays = jax_api.call(functools.partial(whole, dim=dim), rows)
             return [eqn.replace(outvars=[rows]), stays.replace(outvars=eqn.outvars)]
-        if kind == "ppermute" and name in names:
+        if kind == "ppermute" and name in names and not (is_typed and len(eqn.params["perm"]) == size):
             move = jax.jit(functools.partial(permuted, perm=eqn.params["perm"], axis_name=names))
             return [jax_api.call(move, *eqn.invars, axis_env={name: size}).replace(outvars=eqn.outvars)]
         return [eqn if name in jax_api.bound_axes(eqn) else jax_api.in_bodies(eqn, change)]
