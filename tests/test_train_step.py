@@ -282,10 +282,12 @@ def test_train_state_begins_in_parts_where_its_step_lays_it() -> None:
 
 
 @pytest.mark.parametrize("dimension", [2, -3])
-def test_train_step_refuses_a_dimension_that_is_not_there(dimension: int) -> None:
+def test_train_step_refuses_what_is_not_there_to_be_sharded(dimension: int) -> None:
     shard = lambda name, x: dimension if name == "w" else None  # noqa: E731
     with pytest.raises(px.StateError, match=f"shard= says dimension {dimension} of 'w', which has 2"):
         px.train_step(plain_loss, axis=axis(8), shard=shard)(plain_state(), rows(6))
+    with pytest.raises(px.StateError, match="shard must be one of None, 'params', got 'parms'"):
+        px.train_step(plain_loss, shard="parms")
 
 
 def test_eval_step_is_compiled_once_for_all_optimisers() -> None:

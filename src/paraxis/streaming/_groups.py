@@ -50,7 +50,9 @@ class Groups:
     def __init__(self, source: Any, *, lengths: Any = None) -> None:
         check.by_position("Groups", "source", [source] if hasattr(source, "shape") else [])
         self._source, self.numbers = source, np.arange(len(source))
-        self._all_lengths: Any = None if lengths is None else np.asarray(lengths, int).reshape(len(source))
+        self._all_lengths: Any = (
+            None if lengths is None else np.array([*map(operator.index, lengths)], int).reshape(len(source))
+        )
         self._padded_to: dict[int, np.ndarray] = {}
         self._form = self._look()
 

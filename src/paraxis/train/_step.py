@@ -31,6 +31,7 @@ class _Step(abc.ABC):
         self, what: str, fn: Any, axis: Any, microbatches: Any, precision: Any, shard: Any = None, donate: bool = False
     ) -> None:
         check.one_of(what, "precision", precision, (None, "bfloat16"), StateError)
+        check.one_of(what, "shard", shard, (None, "params", *[shard] * callable(shard)), StateError)
         self._what, self._fn, self.axis = what, LossFunction(what, fn), _batches.axis_of(what, axis)
         self._microbatches = check.count(what, "microbatches", microbatches, write="microbatches=4", error=StateError)
         self._dtype, self.shard = None if precision is None else jnp.dtype(precision), shard
