@@ -32,10 +32,10 @@ BUDGETS = {  # lines
     "streaming": 2_155,  # 2,000 were planned: elements that fail, rows as they come, and several processes took 560
     "testing": 200,
     "the root": 305,
-    "train": 3_385,  # 3,300 were planned: weights, threads and digests of rows, frozen parameters, members in the loop
+    "train": 3_395,  # 3,300 were planned: weights, threads and digests of rows, frozen parameters, members in the loop
     "transforms": 1_300,
 }
-ALL = Size(20_445, 12_315, 150)  # 20,000 and 11,500 were planned: the rooms above say what is over
+ALL = Size(20_455, 12_320, 150)  # 20,000 and 11,500 were planned: the rooms above say what is over
 TESTS = 19_000
 
 

@@ -168,10 +168,7 @@ def fit(
             "px.fit: members, data of unknown length, evaluate=, stop_early= and checkpoint= need all processes, which "
             "px.initialize(lost='continue') lets die"
         )
-    listed = [evaluate] if isinstance(evaluate, Evaluate) else [*(evaluate or ())]
-    evaluations = {one.name: one for one in listed}
-    if len(evaluations) < len(listed):
-        raise DataError("px.fit: two evaluations have one name; write px.Evaluate(…, name='second')")
+    evaluations = _by_name(evaluate)
     heard, is_first = [callbacks] if callable(callbacks) else callbacks, processes.is_first()
     with contextlib.ExitStack() as stack:
         if checkpoint is not None:
@@ -206,8 +203,20 @@ def fit(
         if loop.best is not None:
             trained.tree = loop.best
         return Fitted(trained.state, history, verdict.reason, verdict.best, last, verdict.active)
+    say(_stopped(signal, loop, checkpoint))
+    raise TrainingStopped(trained.state, history, is_saved=loop.is_saved or checkpoint is None)
+
+
+def _by_name(evaluate: Evaluate | Sequence[Evaluate] | None) -> dict[str, Evaluate]:
+    listed = [evaluate] if isinstance(evaluate, Evaluate) else [*(evaluate or ())]
+    evaluations = {one.name: one for one in listed}
+    if len(evaluations) < len(listed):
+        raise DataError("px.fit: two evaluations have one name; write px.Evaluate(…, name='second')")
+    return evaluations
+
+
+def _stopped(signal: str, loop: Loop, checkpoint: Checkpoints | None) -> str:
     told = "not saved: the state is in the exception, except px.TrainingStopped as stopped"
     if checkpoint is not None and loop.is_saved:
         told = f"saved in {checkpoint.path / str(loop.next.number)}; the same command resumes from there"
-    say(f"px.fit: {'Ctrl-C' if signal == 'SIGINT' else signal}: stopped after step {loop.next.number}, {told}")
-    raise TrainingStopped(trained.state, history, is_saved=loop.is_saved or checkpoint is None)
+    return f"px.fit: {'Ctrl-C' if signal == 'SIGINT' else signal}: stopped after step {loop.next.number}, {told}"
