@@ -257,7 +257,7 @@ class Program:
         self.blocks, self.common, self.constants = list[Block](), list[JaxprEqn](), dict[Any, Any]()
         operands = [Var(v.aval) for v in closed.jaxpr.invars]
         self.arguments, self.shared = select(operands, shared, False), select(operands, shared)
-        self._own, entry = set[Any](self.arguments), self.block()
+        self._per_element, entry = set[Any](self.arguments), self.block()
         entry.moves += zip(self.arguments, self.arguments, strict=True)
         results, last = self.inline(closed, operands, entry, 0.0)
         last.results = results
@@ -268,7 +268,7 @@ class Program:
 
     def variables(self, avals: Sequence[Any]) -> list[Any]:
         """Return new variables that each element has of its own."""
-        self._own.update(variables := [Var(aval) for aval in avals])
+        self._per_element.update(variables := [Var(aval) for aval in avals])
         return variables
 
     def inline(self, closed: ClosedJaxpr, atoms: Sequence[Any], block: Block, around: float) -> tuple[list[Any], Block]:
@@ -278,7 +278,7 @@ class Program:
         values = dict[Any, Any](zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *atoms], strict=True))
         for eqn in jaxpr.eqns:
             inputs = [v if isinstance(v, Literal) else values[v] for v in eqn.invars]
-            if _cuts(eqn, _marks(inputs, self._own), around):
+            if _cuts(eqn, _marks(inputs, self._per_element), around):
                 cut = {"while": self.cut_while, "scan": self.cut_scan, "cond": self.cut_cond}[eqn.primitive.name]
                 results, block = cut(eqn, inputs, block, around)
             else:
@@ -291,8 +291,8 @@ class Program:
         bodies, names = jax_api.jaxprs_in_params(eqn.params), ("while", "pure_callback")
         is_crowded = eqn.primitive.name in names or any(jax_api.holds(body, *names) for body in bodies)
         eqn = eqn.replace(invars=[*inputs], outvars=outvars)
-        if is_crowded or any(_marks(inputs, self._own)):  # a shared loop that no element gets to need not end
-            self._own.update(outvars)
+        if is_crowded or any(_marks(inputs, self._per_element)):  # a shared loop that no element gets to need not end
+            self._per_element.update(outvars)
             block.eqns.append(eqn)
             block.is_crowded |= is_crowded
         else:

@@ -65,11 +65,11 @@ def _know_checkify() -> None:
         index = jnp.min(jnp.where(functools.reduce(operator.or_, errors._pred.values()), numbers, size))
         one = jax.tree.map(functools.partial(sums.of_rows, real=numbers == index), errors)  # streams have sums, too
 
-        def told(effect: Any) -> Any:
+        def with_index(effect: Any) -> Any:
             return type(effect)(effect.error_type, (jax.ShapeDtypeStruct((), jnp.int32), *effect.shape_dtypes))
 
         parts: list[dict[Any, Any]] = [one._pred, one._code, {e: [index, *xs] for e, xs in one._payload.items()}]
-        pred, code, payload = ({told(effect): value for effect, value in part.items()} for part in parts)
+        pred, code, payload = ({with_index(effect): value for effect, value in part.items()} for part in parts)
         raised = {code: ElementError(0, e.unflatten([0] * e.num_leaves)) for code, e in one._metadata.items()}
         return checkify.Error(pred, code, {code: jax.tree.structure(e) for code, e in raised.items()}, payload)
 

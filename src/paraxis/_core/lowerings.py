@@ -46,13 +46,13 @@ def run(m: Map, operands: Sequence[jax.Array], real: jax.Array | None = None) ->
 
 
 def _by_shard_map(
-    m: Map, operands: Sequence[Any], names: Mapping[str, tuple[str, ...]], given: jax.Array | None = None
+    m: Map, operands: Sequence[Any], names: Mapping[str, tuple[str, ...]], mask: jax.Array | None = None
 ) -> list[jax.Array]:
     """Each device runs the elements of its block; one that has none rests. ``names``: of axes, on the mesh.
 
     Operands ``(size, ...)``, or ``(...)`` if shared; results ``(num_padded, ...)``, or sums ``(num_devices, ...)``.
     """
-    m, chunk = _traced_chunk(m, masked=given is not None)
+    m, chunk = _traced_chunk(m, masked=mask is not None)
     placement = m.placement
     has_idle = placement.has_idle_device and placement.has_mesh_alone
     # XLA's CPU compiler rewrites only the convolutions of the main computation into a form that it runs fast (jaxlib
@@ -61,7 +61,7 @@ def _by_shard_map(
     is_impure = jax_api.holds(m.body.jaxpr, "while", "pure_callback") or jax_api.has_effects(m.body.jaxpr)
 
     def on_device(*blocks: jax.Array) -> list[jax.Array]:
-        real = arrays.real_rows(placement) if given is None else blocks[-1]
+        real = arrays.real_rows(placement) if mask is None else blocks[-1]
         blocks = blocks[: len(m.shared)]
         work = functools.partial(_block, m, _inside(chunk, jax.sharding.get_abstract_mesh(), names), real)
         if real is None or not has_idle:
@@ -79,8 +79,8 @@ def _by_shard_map(
     if placement.is_explicit and any(any([*jax.typeof(x).sharding.spec][1:]) for x in operands):
         jax_api.warn_of_gathers(placement.axis.name)
     in_specs = [P() if is_shared else placement.spec for is_shared in m.shared]
-    if given is not None:
-        operands, in_specs = [*operands, laid(given, False)], [*in_specs, placement.spec]
+    if mask is not None:
+        operands, in_specs = [*operands, laid(mask, False)], [*in_specs, placement.spec]
     on_mesh = placing.shard_map(on_device, placement.mesh, placement.mesh_axes, tuple(in_specs))
     return (on_mesh if placement.mesh_axes else on_device)(*operands)
 

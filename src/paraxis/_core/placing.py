@@ -197,8 +197,8 @@ class Placement:
 
     def is_where(self, other: "Placement") -> bool:
         """Return whether an axis lies in the same place, however many are under way at once, and which on a device."""
-        own = {"at_once": self.axis.at_once, "layout": self.axis.layout}
-        return self == dataclasses.replace(other, axis=dataclasses.replace(other.axis, **own))
+        fields = {"at_once": self.axis.at_once, "layout": self.axis.layout}
+        return self == dataclasses.replace(other, axis=dataclasses.replace(other.axis, **fields))
 
     def holding(self, size: int) -> "Placement":
         """Return the same place for another number of elements."""

@@ -56,9 +56,9 @@ def require_joined(what: str) -> None:
     """Refuse to work alone, and write where others do, in a rank of ours that has not joined; warn in another's."""
     if (started := launcher()) is None or jax.distributed.is_initialized():
         return
-    _, number, told = started
+    _, number, facts = started
     text = (
-        f"{what}: {told}, but px.initialize() was not called, so each would train alone and write to the same place; "
+        f"{what}: {facts}, but px.initialize() was not called, so each would train alone and write to the same place; "
         f"write px.initialize() at the start, right after the imports"
     )
     if is_launched():
@@ -90,14 +90,14 @@ def reports(text: str) -> dict[int, str]:
 _MOST_COMPARED = 40
 
 
-def require_same(what: str, given: Mapping[str, Any], instead: str) -> None:
+def require_same(what: str, values: Mapping[str, Any], instead: str) -> None:
     """Check that each process was given the same arrays, as far as a digest of some of their rows tells.
 
-    ``given``: arrays by the names of arguments, as many in each process; ``instead``: what to give, for the error.
+    ``values``: arrays by the names of arguments, as many in each process; ``instead``: what to give, for the error.
     """
     if jax.process_count() == 1 or members is not None:  # one that comes back would be alone in asking
         return
-    of_arguments = {name: digests.of_array(x) for name, x in itertools.islice(given.items(), _MOST_COMPARED)}
+    of_arguments = {name: digests.of_array(x) for name, x in itertools.islice(values.items(), _MOST_COMPARED)}
     mine = " ".join(digests.of_bytes(f"{name}: {text}".encode())[:8] for name, text in of_arguments.items()) or "none"
     number, report = next((item for item in reports(mine).items() if item[1] != mine), (0, mine))
     if report == mine:

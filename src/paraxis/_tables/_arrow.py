@@ -162,8 +162,8 @@ class Files:
             if self._csv:
                 batches = self._csv_dataset(file, types).to_batches(names, batch_size=size, batch_readahead=2)
             else:  # a dataset would hold whole row groups
-                opened = stack.enter_context(pyarrow.parquet.ParquetFile(file.path, memory_map=True))
-                batches = opened.iter_batches(size, columns=names)
+                parquet = stack.enter_context(pyarrow.parquet.ParquetFile(file.path, memory_map=True))
+                batches = parquet.iter_batches(size, columns=names)
             for batch in batches:
                 for name, value in file.added.items():
                     batch = batch.append_column(name, pa.repeat(value, len(batch)))

@@ -95,9 +95,9 @@ def _add_launch(parser: argparse.ArgumentParser) -> None:
 
 def _add_explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="FUNCTION", help="model.py:step, or package.model:step")
-    given = parser.add_mutually_exclusive_group()
-    given.add_argument("--shapes", help="shapes of the arguments, such as 'float32[64,10] int32[]'")
-    given.add_argument(
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--shapes", help="shapes of the arguments, such as 'float32[64,10] int32[]'")
+    group.add_argument(
         "--arguments", metavar="NAME", help="a function in the same module that returns a tuple of the arguments"
     )
     parser.add_argument(

@@ -24,8 +24,8 @@ def of_each(average: Average, prediction: Any, inputs: tuple[Any, ...]) -> Any:
     rows = jnp.shape(next(iter(jax.tree.leaves(inputs)), 0))
     if average == "softmax":
         return jax.tree.map(lambda x: _softmax(x, rows), prediction)
-    found = jax.tree.map(wide, prediction)
-    return jax.tree.map(jax.nn.sigmoid, found) if average == "sigmoid" else found
+    scores = jax.tree.map(wide, prediction)
+    return jax.tree.map(jax.nn.sigmoid, scores) if average == "sigmoid" else scores
 
 
 def combined(average: Average, rows: Any, axis: Axis, where: Any) -> Any:

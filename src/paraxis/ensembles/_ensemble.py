@@ -223,8 +223,8 @@ class Ensemble:
         Communicates: one all-reduce the size of the result; two, one after the other, for two results.
         """
         with placing.without_context():
-            program, *given = self._prediction(*inputs, average=average, where=where, apply=apply, in_axes=in_axes)
-            return program(*given)
+            program, *call = self._prediction(*inputs, average=average, where=where, apply=apply, in_axes=in_axes)
+            return program(*call)
 
     def _prediction(
         self, *inputs: Any, average: Any = "softmax", where: Any = None, apply: Any = None, in_axes: Any = None
@@ -238,8 +238,8 @@ class Ensemble:
     def _trace_prediction(self, *inputs: Any, **words: Any) -> Any:
         here, inputs = self._here(inputs)
         with placing.without_context():
-            program, *given = here._prediction(*inputs, **words)
-            return program.trace(*given)
+            program, *call = here._prediction(*inputs, **words)
+            return program.trace(*call)
 
     vars(predict).update(trace=_trace_prediction)
 
@@ -280,25 +280,25 @@ class Ensemble:
         axes = pytrees.broadcast_prefix(in_axes, args)
         if not {*axes} <= {0, None}:
             raise DataError(f"ensemble: in_axes must be 0 or None for each of {len(args)} arguments, got {in_axes}")
-        own = tuple([entry == 0 for entry in axes])
+        mapped = tuple([entry == 0 for entry in axes])
         bound = [x for x in leaves if isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer) and x.committed]
         meshes = {getattr(x.sharding, "mesh", None) for x in bound}
         is_abstract = any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves)
         if not is_abstract and (self._placement.spans_processes or meshes - {self._placement.mesh}):
-            pairs = zip(leaves, own, strict=True)
+            pairs = zip(leaves, mapped, strict=True)
             args = structure.unflatten([arrays.to_mesh(jnp.asarray(x), self._placement, rows=o) for x, o in pairs])
         owner, method = (fn.__self__, fn.__func__) if inspect.ismethod(fn) else (fn, None)
-        programs, key = self._programs, (id(owner), method, kind, own)
+        programs, key = self._programs, (id(owner), method, kind, mapped)
         if key not in programs or programs[key][0]() is not owner:
             try:
                 alive = weakref.ref(owner, lambda _: programs.pop(key, None))
                 held = weakref.WeakMethod(fn) if inspect.ismethod(fn) else alive
             except TypeError:  # with __slots__, it lives as long as the ensemble
                 alive, held = (lambda: owner), (lambda: fn)
-            programs[key] = alive, self._compiled(kind, held, one, own)
+            programs[key] = alive, self._compiled(kind, held, one, mapped)
         return programs[key][1], args
 
-    def _compiled(self, kind: Any, held: Callable[[], Any], one: Callable[..., Any], own: tuple[bool, ...]) -> Any:
+    def _compiled(self, kind: Any, held: Callable[[], Any], one: Callable[..., Any], mapped: tuple[bool, ...]) -> Any:
         """Return the jitted function; it does not keep the ensemble, nor the user's function, which is ``held``."""
         form, placement, lowering = self._form, self._placement, self._lowering
         average = callable(kind) or kind in _averages.NAMES
@@ -310,7 +310,7 @@ class Ensemble:
 
         def run(members: State, operands: tuple[Any, ...], where: Any = None) -> Any:
             leaves, structure = jax.tree.flatten(operands)
-            leaves = [x if is_own else broadcast(x, placement.axis) for x, is_own in zip(leaves, own, strict=True)]
+            leaves = [x if m else broadcast(x, placement.axis) for x, m in zip(leaves, mapped, strict=True)]
             args = arrays.unpadded(members, placement), jax.tree.unflatten(structure, leaves)
             rows = map_fn(element, args, placement.axis, lowering=lowering)
             return _averages.combined(kind, rows, placement.axis, where) if average else padded(rows, placement)

@@ -33,8 +33,8 @@ class Form:
 
     def parts(self, state: State) -> tuple[Any, ...]:
         """Return a member's parts, of which the first is the model."""
-        found = zip(self.names, self.impls, strict=True)
-        leaves = [jax.random.wrap_key_data(state[name], impl=impl) if impl else state[name] for name, impl in found]
+        pairs = zip(self.names, self.impls, strict=True)
+        leaves = [jax.random.wrap_key_data(state[name], impl=impl) if impl else state[name] for name, impl in pairs]
         tree = jax.tree.unflatten(self.structure, leaves)
         return pytrees.combine(tree) if self.graphdef is None else _nnx().merge(self.graphdef, tree)
 
@@ -97,12 +97,12 @@ def split(member: Any) -> tuple[Form, State]:
     if not all(modules) and (any(modules) or any(isinstance(x, _nnx().Pytree) for x in inside)):
         raise StateError("ensemble: modules in a dict, or beside arrays, come apart; write (net, opt), nnx.Variable(x)")
     graphdef, tree = _nnx().split(parts, graph=True) if any(modules) else (None, pytrees.partition(parts))
-    found, structure = jax.tree_util.tree_flatten_with_path(tree)
-    if not found:
+    with_paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+    if not with_paths:
         raise StateError(f"ensemble: make returned no arrays, but a {type(member).__name__}; it must return a member")
     keystr = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
-    names = tuple(keystr(path if is_tuple else path[1:]).removesuffix(".value") or "value" for path, _ in found)
-    leaves = [leaf for _, leaf in found]
+    names = tuple(keystr(path if is_tuple else path[1:]).removesuffix(".value") or "value" for path, _ in with_paths)
+    leaves = [leaf for _, leaf in with_paths]
     return Form(structure, names, tuple(map(_impl, leaves)), graphdef, is_tuple), _arrays(names, leaves)
 
 
@@ -160,8 +160,8 @@ def _parts(x: Any) -> Sequence[Any] | None:
 
 def _arrays(names: Sequence[str], leaves: Sequence[Any]) -> State:
     """Return leaves by their names, strongly typed: else a step would be compiled again for its own results."""
-    found = (jax.random.key_data(leaf) if _impl(leaf) else jnp.asarray(leaf) for leaf in leaves)
-    return {name: jax.lax.convert_element_type(x, x.dtype) for name, x in zip(names, found, strict=True)}
+    values = (jax.random.key_data(leaf) if _impl(leaf) else jnp.asarray(leaf) for leaf in leaves)
+    return {name: jax.lax.convert_element_type(x, x.dtype) for name, x in zip(names, values, strict=True)}
 
 
 def _impl(leaf: Any) -> Any:

@@ -38,9 +38,9 @@ class Members(Trained):
         source = data.source if isinstance(data, Loader) else data
         if isinstance(source, Keys):
             fold = jax.jit(jax.vmap(jax.random.fold_in, (0, None)))
-            own = verbs.keys(source.key, self.state.axis)
+            keys = verbs.keys(source.key, self.state.axis)
             for position, _ in source.steps(start):
-                yield Stretch(position, ((fold(own, position.number), None), (0, None)), 1)
+                yield Stretch(position, ((fold(keys, position.number), None), (0, None)), 1)
         elif isinstance(source, Rows) and source.arrays is not None:
             yield from self._resident(source, start, is_quiet)
         else:

@@ -85,8 +85,8 @@ def launch(
                 held.bind(("127.0.0.1", 0))
                 address = ":".join(map(str, held.getsockname()))
                 common = {COORDINATOR: address, ATTEMPT: f"{attempt}", GRACE: f"{grace}"}
-                own = (_variables(rank, num_processes, devices, gpus) for rank in range(num_processes))
-                environments = [os.environ | common | variables for variables in own]
+                of_ranks = (_variables(rank, num_processes, devices, gpus) for rank in range(num_processes))
+                environments = [os.environ | common | variables for variables in of_ranks]
                 status = _run(command, environments, received, grace, rejoins)
             if status == 0 or received:
                 break
@@ -122,9 +122,9 @@ def _run(
             errors="replace",
         )
         mark = f"[{rank:>{len(str(len(environments) - 1))}}] "
-        own = [_in_thread(_copy, *pair, mark) for pair in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))]
-        _in_thread(_tell_end, rank, process, own, ended)
-        copies.extend(own)
+        both = [_in_thread(_copy, *pair, mark) for pair in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))]
+        _in_thread(_tell_end, rank, process, both, ended)
+        copies.extend(both)
 
     def outlive(rank: int, status: int) -> bool:
         """Return whether the others go on, and start this rank again alone if that is left."""

@@ -89,9 +89,9 @@ class Members:
         ``is_new`` says that they are others than in the turn before. What one raises ends the turn in all.
         """
         while True:
-            client, own = jax_api.coordination(), f"{_RAISED}{jax.process_index()}"
+            client, own_key = jax_api.coordination(), f"{_RAISED}{jax.process_index()}"
             try:
-                with _multihost.live_devices(jax.devices()), _telling(client, own):
+                with _multihost.live_devices(jax.devices()), _telling(client, own_key):
                     members = dict[Any, int](_multihost.live_devices.devices or {})
                     if is_new := members != self._known:
                         self._enter(members)
@@ -108,11 +108,11 @@ class Members:
                 result, failure = None, error
             if not (raised := client.key_value_dir_get(_RAISED)) and failure is None:
                 return result
-            key, told = min(raised, key=lambda item: float(item[1].partition(" ")[0]), default=(own, ""))
-            if failure is not None and key == own:
+            key, message = min(raised, key=lambda item: float(item[1].partition(" ")[0]), default=(own_key, ""))
+            if failure is not None and key == own_key:
                 raise failure
             time.sleep(1)  # JAX ends all with process 0, and one of them has more to tell
-            number, text = key.rpartition("/")[2], told.partition(" ")[2]
+            number, text = key.rpartition("/")[2], message.partition(" ")[2]
             raise DeviceError(f"{_WHO}: process {number} cannot continue: {text}") from failure
 
     def _enter(self, members: dict[Any, int]) -> None:

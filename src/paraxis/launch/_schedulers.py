@@ -12,9 +12,9 @@ from paraxis.errors import DeviceError
 def require_known() -> None:
     """Refuse to be alone where a launcher has started several processes, none of which JAX would find."""
     if (started := processes.launcher()) is not None:
-        rank, number, told = started
+        rank, number, facts = started
         raise DeviceError(
-            f"px.initialize: {told}, but JAX does not know their launcher; before px.initialize(), write "
+            f"px.initialize: {facts}, but JAX does not know their launcher; before px.initialize(), write "
             f'jax.distributed.initialize("HOST:5000", int(os.environ["{number}"]), int(os.environ["{rank}"])), where '
             f"HOST is that of rank 0, or unset {number} if each is alone"
         )

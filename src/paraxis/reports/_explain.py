@@ -168,12 +168,12 @@ def name_of(fn: Any) -> str:
 def _layouts(tree: Any, shardings: Any, name: Callable[[Any], str], names: Sequence[str] = ()) -> tuple[Layout, ...]:
     """Return how the arrays of a tree lie, without those that nothing reads."""
     infos, structure = jax.tree_util.tree_flatten_with_path(tree)
-    sides = structure.flatten_up_to(shardings) if infos else []
+    leaf_shardings = structure.flatten_up_to(shardings) if infos else []
     names = names if len(names) == len(infos) else [name(path) for path, _ in infos]
     return tuple(
-        layout_of(name, info.shape, info.dtype, side, is_donated=getattr(info, "donated", False))
-        for name, (_, info), side in zip(names, infos, sides, strict=True)
-        if side is not None
+        layout_of(name, info.shape, info.dtype, sharding, is_donated=getattr(info, "donated", False))
+        for name, (_, info), sharding in zip(names, infos, leaf_shardings, strict=True)
+        if sharding is not None
     )
 
 

@@ -74,8 +74,8 @@ def lowered(name: str, traced: Any, chips: Sequence[Any]) -> Any:
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=place)
 
     donated = [place for place, info in enumerate(jax.tree.leaves(traced.args_info)) if info.donated]
-    sides: Any = exported.in_shardings_jax(None)  # pyright: ignore[reportArgumentType]  # on no devices
-    shapes = _meshes.used(traced.jaxpr.jaxpr, sides, count)  # JAX tells where results lie on the mesh that is set
+    in_shardings: Any = exported.in_shardings_jax(None)  # pyright: ignore[reportArgumentType]  # on no devices
+    shapes = _meshes.used(traced.jaxpr.jaxpr, in_shardings, count)  # JAX says where results lie on a mesh that is set
     names, sizes = zip(*shapes[0], strict=True) if shapes else (("device",), (count,))
     with jax.set_mesh(Mesh(np.array(chips).reshape(sizes), names)):
-        return jax.jit(call, donate_argnums=donated).trace(*map(struct, exported.in_avals, sides)).lower()
+        return jax.jit(call, donate_argnums=donated).trace(*map(struct, exported.in_avals, in_shardings)).lower()

@@ -112,7 +112,7 @@ class Plan:
         self._flat, self._axis, self.dims, self.kept, self.counts = whole, axis, dims, set[int](), set[int]()
         known = [*range(len(whole.closed.jaxpr.invars)), *whole.constants]
         self._sources = {v for v in known if dims[v] is not None}  # read from an array or from groups
-        self._made: dict[int, int] = {}
+        self._producer: dict[int, int] = {}
         self._level = dict.fromkeys(known, 0)
         self._folds: dict[int, str] = {}
         self._once: set[int] = set()  # operations that are done between passes
@@ -122,7 +122,7 @@ class Plan:
                 self._level.update(dict.fromkeys(operation.outputs, 0))
                 continue
             self._place(number, operation, part.operations[number].eqn)
-            self._made.update(dict.fromkeys(operation.outputs, number))
+            self._producer.update(dict.fromkeys(operation.outputs, number))
             level = self._level_of(operation)
             self._level.update((v, level + (v in self._folds)) for v in operation.outputs)
         self.steps = self._planned()
@@ -138,7 +138,7 @@ class Plan:
         return any(not depends.isdisjoint(one.shared) for one in self.passes[:1])
 
     def line(self, value: int) -> str:
-        return self._flat.operations[self._made[value]].line
+        return self._flat.operations[self._producer[value]].line
 
     def _level_of(self, operation: Operation) -> int:
         return max((self._level[v] for v in operation.values), default=0)
@@ -192,34 +192,34 @@ class Plan:
 
     def _planned(self) -> list[Pass]:
         operations, used = self._flat.operations, self._flat.used
-        acting = [n for n, x in enumerate(operations) if n not in self._once and jax_api.has_effects(x.eqn)]
+        effectful = [n for n, x in enumerate(operations) if n not in self._once and jax_api.has_effects(x.eqn)]
         extremes = [v for v, kind in self._folds.items() if kind in ("max", "min")]
-        candidates = {root for v in extremes for x in operations[self._made[v]].values for root in self._roots(x)}
-        candidates.update(v for n in acting for v in operations[n].outputs if self.dims[v] is not None)
+        candidates = {root for v in extremes for x in operations[self._producer[v]].values for root in self._roots(x)}
+        candidates.update(v for n in effectful for v in operations[n].outputs if self.dims[v] is not None)
         returned = [v for v in self._flat.results if isinstance(v, int)]
         every = set(range(len(self.dims)))
-        whole = {v for v in every if v not in self._made or self._made[v] in self._once}
+        whole = {v for v in every if v not in self._producer or self._producer[v] in self._once}
         steps = list[Pass]()
         for level in reversed(range(1 + max(self._level.values(), default=0))):  # later passes say what earlier keep
             folds = [v for v in self._folds if v in used and self._level[v] == level + 1]
             rows = dict.fromkeys([*(v for v in returned if self.dims[v] is not None), *sorted(self.kept)])
             results = [*folds, *(v for v in rows if self._level[v] == level)]
-            begin = [n for n in acting if self._level_of(operations[n]) == level]
+            begin = [n for n in effectful if self._level_of(operations[n]) == level]
             if results or begin:
                 known = {v for v in candidates if self._level[v] < level}.union(self._folds).difference(folds)
                 steps.append(self._pass(begin, results, whole | known, folds))
                 self.kept.update(candidates.intersection(steps[-1].rows))
             if once := [n for n in sorted(self._once) if self._level_of(operations[n]) == level]:
-                own = [v for n in once for v in operations[n].outputs]
+                outputs = [v for n in once for v in operations[n].outputs]
                 read = {v for n, x in enumerate(operations) if n not in once for v in x.values}.union(returned)
-                steps.append(self._pass(once, [v for v in own if v in read], every.difference(own)))
+                steps.append(self._pass(once, [v for v in outputs if v in read], every.difference(outputs)))
         return steps[::-1]
 
     def _roots(self, value: int) -> list[int]:
         """Return the values of elements whose last bits a value has."""
         if self.dims[value] is None or value in self._sources:
             return []
-        operation = self._flat.operations[self._made[value]]
+        operation = self._flat.operations[self._producer[value]]
         if operation.name not in _SAME_ROWS:
             return [value]
         return [root for v in operation.values for root in self._roots(v)]
@@ -232,9 +232,9 @@ class Plan:
             v = wanted.pop()
             if v in known:
                 inputs.add(v)
-            elif self._made[v] not in done:
-                done.add(self._made[v])
-                wanted += operations[self._made[v]].values
+            elif self._producer[v] not in done:
+                done.add(self._producer[v])
+                wanted += operations[self._producer[v]].values
         rows = [] if folds is None else sorted(v for v in inputs if self.dims[v] is not None)
         kinds = tuple(self._folds[v] for v in folds or ())
         return Pass(sorted(done), sorted(inputs.difference(rows)), rows, results, kinds, self.dims, folds is None)

@@ -31,8 +31,8 @@ class Saved(contextlib.AbstractContextManager["Saved"]):
     """
 
     def __init__(self, folder: str | Path, depends: Any) -> None:
-        own = f"-{jax.process_index()}" if jax.process_index() else ""
-        path = self._path = Path(folder) / f"paraxis-run{own}.npz"
+        suffix = f"-{jax.process_index()}" if jax.process_index() else ""
+        path = self._path = Path(folder) / f"paraxis-run{suffix}.npz"
         self._digest = _digest(jax.tree.leaves((jax.__version__, depends)))
         self._due, self._make, self.state = time.monotonic() + _EVERY, None, None
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ class Saved(contextlib.AbstractContextManager["Saved"]):
             ) from error
 
     def _read(self) -> Any:
-        with self._path.open("rb") as opened, np.load(opened) as file:  # which checks a CRC
+        with self._path.open("rb") as raw, np.load(raw) as file:  # which checks a CRC
             about = json.loads(bytes(file["about"]))
             if about["digest"] != self._digest:
                 raise CheckpointError(

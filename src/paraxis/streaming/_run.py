@@ -343,12 +343,12 @@ class Run:
             raise error
         failing = self._failing(one, at, np.arange(len(chunk.numbers)), error)
         if not self._masks:
-            place, own = next(failing, (0, error))
-            if own is not error:
-                own.add_note(f"Stream: raised by element {chunk.numbers[place]} alone; {among} were run together")
-            raise own
-        if found := dict(failing):
-            self._leave_out({int(chunk.numbers[place]): f"{type(e).__name__}: {e}" for place, e in found.items()})
+            place, cause = next(failing, (0, error))
+            if cause is not error:
+                cause.add_note(f"Stream: raised by element {chunk.numbers[place]} alone; {among} were run together")
+            raise cause
+        if errors := dict(failing):
+            self._leave_out({int(chunk.numbers[place]): f"{type(e).__name__}: {e}" for place, e in errors.items()})
             self._is_stale = self._is_stale or number > 0 or self._plan.counts_at_once
         if not self._num_present:
             raise error

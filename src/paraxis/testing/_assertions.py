@@ -67,11 +67,11 @@ def assert_communication(
         "collective_broadcast": collective_broadcast,
     }
     report = explain(fn)(*args)
-    found, sent = report.communication, report.total_bytes
+    counts, sent = report.communication, report.total_bytes
     broken = [
-        f"{kind}={wanted} was promised, found {found.count[kind]}"
+        f"{kind}={wanted} was promised, found {counts.count[kind]}"
         for kind, wanted in promised.items()
-        if wanted is not None and found.count[kind] != wanted
+        if wanted is not None and counts.count[kind] != wanted
     ]
     endless = next((c for c in report.collectives if not c.is_certain), None)
     if max_bytes is not None and sent > max_bytes:
@@ -84,9 +84,9 @@ def assert_communication(
     if broken:
         alone = ". It is for one device, which sends nothing; px.simulate_devices(8), before JAX is used, makes more"
         raise CommunicationError(
-            f"{report.name}: {'; '.join(broken)}. The compiled program has: {found}{alone * (report.num_devices == 1)}"
+            f"{report.name}: {'; '.join(broken)}. The compiled program has: {counts}{alone * (report.num_devices == 1)}"
         )
-    return found
+    return counts
 
 
 def assert_same_everywhere(

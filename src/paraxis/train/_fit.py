@@ -216,7 +216,7 @@ def _by_name(evaluate: Evaluate | Sequence[Evaluate] | None) -> dict[str, Evalua
 
 
 def _stopped(signal: str, loop: Loop, checkpoint: Checkpoints | None) -> str:
-    told = "not saved: the state is in the exception, except px.TrainingStopped as stopped"
+    outcome = "not saved: the state is in the exception, except px.TrainingStopped as stopped"
     if checkpoint is not None and loop.is_saved:
-        told = f"saved in {checkpoint.path / str(loop.next.number)}; the same command resumes from there"
-    return f"px.fit: {'Ctrl-C' if signal == 'SIGINT' else signal}: stopped after step {loop.next.number}, {told}"
+        outcome = f"saved in {checkpoint.path / str(loop.next.number)}; the same command resumes from there"
+    return f"px.fit: {'Ctrl-C' if signal == 'SIGINT' else signal}: stopped after step {loop.next.number}, {outcome}"

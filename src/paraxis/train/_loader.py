@@ -173,14 +173,14 @@ class Loader(Batches):
         if isinstance(self.source, Rows) and self.source.chosen is not None and self.source.chosen.ndim == 2:
             raise DataError("px.loader: rows (size, m) are for ens.fit, of arrays in memory; else write rows=rows[0]")
         # A thread does not see the mesh, nor the width of numbers, that are in force where it is started.
-        make = functools.partial(self._made, _batches.devices_of(self._axis), jax_api.is_wide())
+        make = functools.partial(self._assembled, _batches.devices_of(self._axis), jax_api.is_wide())
         if self._threads > 1:
             calls = (functools.partial(make, position, batch) for position, batch in numbered)
             return reading.ahead(calls, self._threads, max(self._threads, self._read_ahead))
         laid = itertools.starmap(make, numbered)
         return reading.items_ahead(laid, self._read_ahead) if self._read_ahead else (each for each in laid)
 
-    def _made(self, devices: _batches.Devices, wide: bool, position: Position, batch: Any) -> tuple[Position, Any]:
+    def _assembled(self, devices: _batches.Devices, wide: bool, position: Position, batch: Any) -> tuple[Position, Any]:
         with noted(f"px.loader: raised when batch {position} was made"):
             ids, read = batch if isinstance(self.source, Rows) else _by_number(position, batch)
             at = devices.local_rows(len(ids))
@@ -196,12 +196,12 @@ class Loader(Batches):
         """Apply the user's transform; with several processes, try on the first row whether it takes each alone."""
         if self._transform is None:
             return rows
-        given = [{"random": generators(self._seed, epoch, at)} if self._draws else {} for at in (ids, ids[:1])]
+        keywords = [{"random": generators(self._seed, epoch, at)} if self._draws else {} for at in (ids, ids[:1])]
         if self._is_tried or len(ids) < 2:
-            return self._transform(rows, **given[0])
+            return self._transform(rows, **keywords[0])
         self._is_tried = True
         first = jax.tree.map(lambda x: to_host(x)[:1].copy(), rows)  # the transform may write into its rows
-        transformed, alone = self._transform(rows, **given[0]), self._transform(first, **given[1])
+        transformed, alone = self._transform(rows, **keywords[0]), self._transform(first, **keywords[1])
         for x, one in zip(*(map(to_host, jax.tree.leaves(each)) for each in (transformed, alone)), strict=True):
             x, is_inexact = x[:1], x.dtype.kind in "fc"
             if not (np.allclose(x, one, 1e-3, 1e-5, equal_nan=True) if is_inexact else np.all(x == one)):

@@ -188,8 +188,8 @@ class Loop:
             self._finish(stop, saves=True)
         if not self.is_over and not stop.asked():
             processes.begin_progress()  # what came before was no step
-            with contextlib.closing(self._advanced() if processes.members is None else self._outlived()) as taken:
-                for stretch, metrics in taken:
+            with contextlib.closing(self._advanced() if processes.members is None else self._outlived()) as stretches:
+                for stretch, metrics in stretches:
                     self._note(stretch, metrics)
                     if self._between(stop) or stop.asked():
                         break
@@ -223,9 +223,9 @@ class Loop:
 
         total = self.steps if self.steps is not None else (self.epochs or 0) * (length or 0)
         for _, tree in processes.members.turns(self.next.number, total, body, self.trained.tree):
-            self.trained.tree, taken, result = tree, result, None
-            if taken is not None:
-                yield taken
+            self.trained.tree, item, result = tree, result, None
+            if item is not None:
+                yield item
 
     def _advance(self, stretch: Stretch) -> Any:
         first, last = stretch.position.number + 2 - stretch.num_steps, stretch.position.number + 1

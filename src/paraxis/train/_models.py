@@ -62,7 +62,7 @@ def partition(form: Form, params: Any, train: Any) -> tuple[Any, Any]:
         raise StateError(
             f"TrainState: train= says {others[0]!r} of a parameter; write train=lambda path, x: …, or nnx.LoRAParam"
         )
-    parts = [[x if bool(own) is part else None for x, own in zip(leaves, mask, strict=True)] for part in (True, False)]
+    parts = [[x if bool(m) is part else None for x, m in zip(leaves, mask, strict=True)] for part in (True, False)]
     return structure.unflatten(parts[0]), None if all(mask) else structure.unflatten(parts[1])
 
 

@@ -247,7 +247,7 @@ def source_of(source: Any) -> GivenBatches | tuple[int, _Read, dict[str, Any], A
                 raise DataError(f"px.loader: {name} is a {type(leaf).__name__}, not an array of all rows: np.array(x)")
         on_host = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, source)  # once for all
         is_plain = all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(on_host))
-        of = operator.itemgetter if is_plain else lambda rows: functools.partial(_taken, rows)
+        of = operator.itemgetter if is_plain else lambda rows: functools.partial(_take_rows, rows)
         read = lambda rows, epoch: jax.tree.map(of(rows), on_host)  # noqa: E731
         return num_rows("px.loader", "source", source), read, by_path(on_host, "rows"), on_host
     if hasattr(source, "__getitem__") and not isinstance(source, (Mapping, str)) and (size := _length(source)):
@@ -260,7 +260,7 @@ def _is_array(x: Any) -> bool:
     return hasattr(x, "dtype") and hasattr(x, "__getitem__") and len(getattr(x, "shape", ())) > 0
 
 
-def _taken(rows: np.ndarray, leaf: Any) -> np.ndarray:
+def _take_rows(rows: np.ndarray, leaf: Any) -> np.ndarray:
     """Return some rows of an array; of one in a file, only these are read."""
     order = np.argsort(rows)  # a file is read forwards, and HDF5 takes no other order
     return to_host(leaf[rows[order]])[np.argsort(order)]

@@ -174,7 +174,7 @@ class TrainState:
         require_arrays("TrainState.model", self)
         values = self.ema if ema else self.params, self.frozen, self.mutable
         params, frozen, mutable = _models.copy(arrays.local_copy(values))
-        params = jax.tree.map(lambda x, own: x.astype(own.dtype), params, self.params)  # of the average
+        params = jax.tree.map(lambda x, parameter: x.astype(parameter.dtype), params, self.params)  # of the average
         return self.form.make(_models.combine(params, frozen), mutable, None, "as made")[0]
 
     def replace(self, **changes: Any) -> "TrainState":
@@ -238,8 +238,8 @@ def updated(
 ) -> tuple[TrainState, Metrics]:
     import optax
 
-    if taken := sorted({"loss", "grad_norm"} & set(outcome.metrics)):
-        raise StateError(f"px.train_step: metric {taken[0]!r} has a name that the step uses; give yours another")
+    if clashes := sorted({"loss", "grad_norm"} & set(outcome.metrics)):
+        raise StateError(f"px.train_step: metric {clashes[0]!r} has a name that the step uses; give yours another")
     loss, norm = outcome.loss, optax.tree.norm(jax.tree.map(wide, gradient))
     metrics = {"loss": loss, **outcome.metrics}
     if clip is not None or guard:

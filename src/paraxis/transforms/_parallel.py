@@ -149,8 +149,8 @@ class Call:
         operands = (jnp.arange(self._axis.size), verbs.broadcast(state, self._axis), leaves)
         stacked, result = verbs.map_static(self._on_device, operands, self._axis)
         mend = f"on different devices; write opt(lr, px.pmean(g, {self._axis.name!r})), check=False if it is not, or"
-        given = self._graph, self._sync, stacked, self._differs[0], self._axis
-        new = _batches.written("Parallel", *given, mend if self._check else "")
+        arguments = self._graph, self._sync, stacked, self._differs[0], self._axis
+        new = _batches.written("Parallel", *arguments, mend if self._check else "")
         return self._reduced(result), new | _modules.next_streams(state[0], self._drawn)
 
     def _shares(self, x: Any, at: int) -> jax.Array:

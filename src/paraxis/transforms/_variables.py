@@ -40,9 +40,9 @@ class _Collection:
         return list(self._items.items())
 
     def __repr__(self) -> str:
-        found = [(name, [*map(np.shape, jax.tree.leaves(x))]) for name, x in self._items.items()]
-        sizes = [sum(map(math.prod, shapes)) for _, shapes in found]
-        rows = [(n, str(size), str(s[0] if len(s) == 1 else s)) for (n, s), size in zip(found, sizes, strict=True)]
+        shapes_of = [(name, [*map(np.shape, jax.tree.leaves(x))]) for name, x in self._items.items()]
+        sizes = [sum(map(math.prod, shapes)) for _, shapes in shapes_of]
+        rows = [(n, str(size), str(s[0] if len(s) == 1 else s)) for (n, s), size in zip(shapes_of, sizes, strict=True)]
         rows.append((f"+Total({len(rows)})", str(sum(sizes)), ""))
         width, digits, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
         return "\n".join(f"{name:{width}} {size:>{digits}} {shape}".rstrip() for name, size, shape in rows)
