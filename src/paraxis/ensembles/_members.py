@@ -25,7 +25,7 @@ _nnx: Any = functools.partial(importlib.import_module, "flax.nnx")
 class Form:
     """The static part of a member, which all members share: with a member's arrays, it makes the member."""
 
-    structure: Any  # of the sealed pytree, or of the nnx.State
+    structure: Any  # of the partitioned pytree, or of the nnx.State
     names: tuple[str, ...]  # of its leaves
     impls: tuple[Any, ...]  # for each leaf with random keys, their implementation
     graphdef: Any  # of NNX modules; None for pytrees

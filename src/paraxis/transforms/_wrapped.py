@@ -174,9 +174,9 @@ def run(
     kwargs: Mapping[str, Any],
     prepare: Callable[[Any], None] = lambda modules: None,
 ) -> tuple[Any, dict[int, Any]]:
-    """Call a function of modules that hold the values at hand, and of further arguments, sealed.
+    """Call a function of modules that hold the values at hand, and of further arguments, partitioned.
 
-    Returns what it returned, sealed, and the new values of the variables that it wrote, by their number.
+    Returns its result, partitioned, and the new values of the variables that it wrote, by their number.
     """
     refuse_modules(body.transform, (args, kwargs))
     values, arrays = jax.tree.map(lambda x: x, state)  # containers of our own: a variable may hold a dict

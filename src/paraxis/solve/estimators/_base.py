@@ -89,7 +89,7 @@ class LinearModel(BaseEstimator, abc.ABC):
         """
         model = copy.copy(self)
         X, y, weight = model._checked(X, y, sample_weight, engine)
-        with fitting.surroundings(X.dtype, self.devices):
+        with fitting.precision_context(X.dtype, self.devices):
             posed = model._posed_for(X, y, weight, offset).placed(X, self.devices)
             state = model._solve(getattr(self, self.strength_name), posed)
         vars(self).clear()
@@ -138,7 +138,7 @@ class LinearModel(BaseEstimator, abc.ABC):
         check.number(self._who, "l1_ratio", getattr(self, "l1_ratio", 0), least=0, most=1)
         require_unmasked(self._who, X=X, y=y, sample_weight=sample_weight)
         if isinstance(X, Table):
-            with fitting.surroundings(X.dtype, self.devices):
+            with fitting.precision_context(X.dtype, self.devices):
                 rows: Any = TableRows(self._who, X, y, engine, fitting.axis_of(max(1, len(X)), self.devices))
             vars(self).pop("feature_names_in_", None)
             if X._is_named:

@@ -59,7 +59,7 @@ class Posed:
 
 
 @contextlib.contextmanager
-def surroundings(dtype: Any, devices: int | None) -> Iterator[None]:
+def precision_context(dtype: Any, devices: int | None) -> Iterator[None]:
     """Within, arrays of this dtype keep it; and if devices are chosen by number, no mesh that is set chooses others."""
     context = placing.without_context() if devices is not None else contextlib.nullcontext()
     with jax.enable_x64(dtype == np.float64), context:

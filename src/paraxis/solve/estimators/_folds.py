@@ -60,7 +60,7 @@ def cross_validate_path(
     splits = [*splitter.split(rows, targets)]
     scores = np.full((len(strengths), len(splits)), np.nan)
     order = np.argsort(strengths if model.strength_name == "C" else -strengths, kind="stable")
-    with fitting.surroundings(rows.dtype, model.devices):
+    with fitting.precision_context(rows.dtype, model.devices):
         for fold, (train, test) in enumerate(splits):
             model.coef_, states = np.empty(0), []  # from which no fit starts
             posed = model._posed_for(rows[train], targets[train], weight[train]).placed(rows[train], model.devices)
