@@ -62,7 +62,7 @@ def test_lbfgs_sums_the_gradient_and_three_scalars_a_step_over_the_devices(name:
 SHAPES = {"two": (12000, 256, 3), "many": (9000, 256, 0), "no": (4003, 300, 0)}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 @pytest.mark.parametrize(("name", "devices"), [("many", 8), ("no", 1), ("many", 3), ("two", 8)])
 def test_lbfgs_leaves_rows_that_the_user_put_on_a_mesh_where_they_are(name: str, devices: int, kind: AxisType) -> None:

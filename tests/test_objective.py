@@ -168,7 +168,7 @@ def test_objective_takes_a_weight_for_a_number_of_copies_and_zero_for_none(loss:
     _close(look(params, (wild, y, copies.astype(float))), expected)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("in_table", [False, True])
 @pytest.mark.parametrize("loss", LOSSES)
 @in_float64

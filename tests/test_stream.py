@@ -18,7 +18,7 @@ import paraxis as px
 from tests._streams import AXIS, PROGRAMS, N, W, X, Y, losses_of, one
 from tests._support import assert_close
 
-MARKS: dict[str, Any] = dict.fromkeys(("weighted", "normalised", "noisy"), pytest.mark.slow)
+MARKS: dict[str, Any] = dict.fromkeys(("weighted", "normalised", "noisy", "picked", "within"), pytest.mark.slow)
 MARKS |= dict.fromkeys(("extremes", "between"), pytest.mark.floor)
 
 
@@ -82,7 +82,7 @@ def of_each_row(x: Any, y: Any) -> Any:
     }
 
 
-@pytest.mark.parametrize("fn", [other_results, of_each_row])
+@pytest.mark.parametrize("fn", [other_results, pytest.param(of_each_row, marks=pytest.mark.slow)])
 def test_stream_gives_each_of_many_results_of_the_mesh(fn):
     fn = px.program(clients=N)(fn)
     actual = streamed(fn)

@@ -41,7 +41,7 @@ def random_plan(seed: int, kills: int) -> dict[str, list[int]]:
 @pytest.mark.parametrize(
     ("devices", "plan"),
     [
-        (1, {"2": [4]}),
+        pytest.param(1, {"2": [4]}, marks=pytest.mark.slow),
         (1, {"2": [4], "fit": []}),
         *(pytest.param(2, random_plan(seed, 20), marks=pytest.mark.slow) for seed in range(2)),
     ],
