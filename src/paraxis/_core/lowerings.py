@@ -176,7 +176,7 @@ def _gathering(closed: ClosedJaxpr, m: Map) -> ClosedJaxpr:
     """
     placement, name, size, mesh = m.placement, m.placement.axis.name, m.placement.size, m.placement.mesh
     has_maps = jax_api.holds(closed.jaxpr, "px_map")
-    is_typed = placement.is_explicit and not has_maps  # as it may be within a map, whose types JAX 0.12 has to tell
+    is_typed = placement.is_explicit and not has_maps  # arrays of the body may have types, in another map's body
     if mesh is not None and placement.is_explicit:
         mesh = None if is_typed else mesh.abstract_mesh.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Auto))
     # JAX 0.12 does not batch a constraint on one dimension of several, as one in a map in the body would be.
@@ -186,23 +186,23 @@ def _gathering(closed: ClosedJaxpr, m: Map) -> ClosedJaxpr:
         spec = P(*[None if i == dim else others for i in range(x.ndim)])
         return x if mesh is None else jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
-    def permuted(x: jax.Array, *, perm: Sequence[tuple[int, int]], axis_name: tuple[str, ...]) -> jax.Array:
-        source_of = {target % size: source % size for source, target in perm}
-        if not (len(perm) == len(source_of) == len({*source_of.values()}) and len(axis_name) == 1):
-            raise AxisError(f"ppermute over {axis_name}: give one axis, and send from and to each element at most once")
-        sources = jnp.array([source_of.get(i, size) for i in range(size)])
-        rows = whole(jax.lax.all_gather(x, name))
-        return rows.at[sources[jax.lax.axis_index(name)]].get(mode="fill", fill_value=0)
+    def permuted(x: jax.Array, *, sources: Sequence[int]) -> jax.Array:
+        rows, source = whole(jax.lax.all_gather(x, name)), jnp.array(sources)[jax.lax.axis_index(name)]
+        return rows.at[source].get(mode="fill", fill_value=0)
 
     def rule(eqn: JaxprEqn) -> list[JaxprEqn]:
-        kind, names = eqn.primitive.name, jax_api.named_axes(eqn)
+        kind, names, perm = eqn.primitive.name, jax_api.named_axes(eqn), eqn.params.get("perm", ())
         if kind == "all_gather" and name in names and mesh is not None:
             rows, dim = jax_api.Var(eqn.outvars[0].aval), eqn.params["all_gather_dimension"]
             stays = jax_api.call(functools.partial(whole, dim=dim), rows)
             return [eqn.replace(outvars=[rows]), stays.replace(outvars=eqn.outvars)]
-        if kind == "ppermute" and name in names and not (is_typed and len(eqn.params["perm"]) == size):
-            move = jax.jit(functools.partial(permuted, perm=eqn.params["perm"], axis_name=names))
-            return [jax_api.call(move, *eqn.invars, axis_env={name: size}).replace(outvars=eqn.outvars)]
+        if kind == "ppermute" and name in names:
+            source_of = {target % size: source % size for source, target in perm}
+            if not (len(perm) == len(source_of) == len({*source_of.values()}) and len(names) == 1):
+                raise AxisError(f"ppermute over {names}: give one axis, and send from and to each element at most once")
+            if len(perm) < size or not is_typed:
+                move = jax.jit(functools.partial(permuted, sources=[source_of.get(i, size) for i in range(size)]))
+                return [jax_api.call(move, *eqn.invars, axis_env={name: size}).replace(outvars=eqn.outvars)]
         return [eqn if name in jax_api.bound_axes(eqn) else jax_api.in_bodies(eqn, change)]
 
     change = functools.partial(jax_api.rewrite, rule=rule)
